@@ -1,0 +1,23 @@
+"""The errors a user can mend: one line, exit status 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TfdistError(ValueError):
+    """Bad input, said in one line: what failed, what was found, what to do.
+
+    Commands print it without a traceback and exit with status 2.
+    """
+
+
+def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> TfdistError:
+    """Returns the error for an unknown name, listing the valid ones, the closest first.
+
+    >>> str(make_unknown_name_error("--strategy", "miror", ["one_device", "mirrored"]))
+    "Unknown --strategy 'miror'. Valid: mirrored, one_device."
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    ordered = close + [other for other in names if other not in close]
+    return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
