@@ -21,3 +21,7 @@ def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> Tfdis
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     ordered = close + [other for other in names if other not in close]
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on, said in one line; exit status 1."""

@@ -1,0 +1,31 @@
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.strategies import registry
+
+
+def test_builds_each_single_machine_strategy_by_name():
+    kinds = {
+        "one_device": tf.distribute.OneDeviceStrategy,
+        "mirrored": tf.distribute.MirroredStrategy,
+        "central_storage": tf.distribute.experimental.CentralStorageStrategy,
+    }
+    for name, kind in kinds.items():
+        assert isinstance(registry.make_strategy(name, devices=["CPU:0"]), kind)
+
+
+def test_auto_takes_one_device_without_accelerators():
+    strategy = registry.make_strategy("auto")
+    assert isinstance(strategy, tf.distribute.OneDeviceStrategy)
+
+
+def test_unknown_name_lists_the_closest_first():
+    with pytest.raises(TfdistError, match=r"Unknown --strategy 'miror'\. Valid: mirrored, "):
+        registry.make_strategy("miror")
+
+
+def test_refuses_an_argument_that_the_strategy_does_not_take():
+    with pytest.raises(TfdistError, match="one_device does not take --all_reduce .*mirrored"):
+        registry.make_strategy("one_device", all_reduce="hierarchical_copy")
+    registry.make_strategy("one_device", all_reduce="auto", tpu="", devices=None)

@@ -1,0 +1,146 @@
+"""Turns options into the objects that commands work with."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+import models
+from tfdist import devices
+from tfdist.data.augment import Augmentation
+from tfdist.data.class_weights import count_classes, make_class_weights
+from tfdist.data.registry import make_source
+from tfdist.data.source import Source
+from tfdist.errors import TfdistError
+from tfdist.options import TrainOptions
+from tfdist.strategies.registry import make_strategy
+from tfdist.training.losses import make_loss
+from tfdist.training.metrics import SegmentationMetrics
+from tfdist.training.optimizers import make_optimizer
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sources of a run.
+
+    Attributes:
+      train, val: the splits.
+      num_classes: classes of the labels.
+      class_names: a name a class.
+    """
+
+    train: Source
+    val: Source
+    num_classes: int
+    class_names: tuple[str, ...]
+
+
+def configure_process(options: TrainOptions) -> None:
+    """Sets devices, precision and seeds, before anything else is made."""
+    devices.configure_virtual_devices(options.strategy.virtual_devices)
+    devices.configure_memory_growth()
+    devices.configure_precision(options.training.precision)
+    devices.configure_determinism(
+        options.training.seed, deterministic=options.training.deterministic
+    )
+
+
+def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
+    """Returns the strategy that the options name."""
+    chosen = options.strategy
+    return make_strategy(
+        chosen.strategy,
+        devices=list(chosen.devices) or None,
+        all_reduce=chosen.all_reduce,
+        parameter_device=chosen.parameter_device,
+        tpu=chosen.tpu,
+    )
+
+
+def build_data(options: TrainOptions) -> Data:
+    """Returns the training and validation sources, read and cached as the options say."""
+    data = options.data
+    make = functools.partial(
+        make_source,
+        data.dataset,
+        image_size=data.image_size,
+        data_dir=data.data_dir,
+        num_classes=data.num_classes,
+        ignore_label=data.ignore_label,
+        class_names=data.class_names or None,
+        seed=options.training.seed,
+        cache=data.cache,
+        quiet=options.run.quiet,
+    )
+    train = make(split="train", num_examples=data.train_examples)
+    val = make(split="val", num_examples=data.val_examples)
+    if train.num_classes is None:
+        raise TfdistError(f"--dataset={data.dataset} does not say its classes. Give --num_classes.")
+    return Data(
+        train=train,
+        val=val,
+        num_classes=train.num_classes,
+        class_names=tuple(train.class_names or map(str, range(train.num_classes))),
+    )
+
+
+def build_augmentation(options: TrainOptions) -> Augmentation:
+    """Returns the training examples' augmentation."""
+    data = options.data
+    return Augmentation(
+        flip=data.flip, scale=data.scale, colour=data.colour, ignore_label=data.ignore_label
+    )
+
+
+def find_class_weights(options: TrainOptions, source: Source) -> Sequence[float] | None:
+    """Returns a factor a class, from the training labels, or None."""
+    if options.data.class_weights == "none":
+        return None
+    return [float(w) for w in make_class_weights(count_classes(source), options.data.class_weights)]
+
+
+def make_build_model(
+    options: TrainOptions,
+    *,
+    num_classes: int,
+    class_names: Sequence[str],
+    class_weights: Sequence[float] | None,
+    total_steps: int,
+) -> Callable[[], keras.Model]:
+    """Returns a function that builds and compiles the run's model."""
+
+    def build_model() -> keras.Model:
+        chosen = options.model
+        try:
+            model = models.make_model(
+                chosen.model,
+                image_size=options.data.image_size,
+                num_classes=num_classes,
+                base_filters=chosen.base_filters,
+                depth=chosen.depth,
+                norm=chosen.norm,
+                pretrained=chosen.pretrained,
+                seed=options.training.seed,
+            )
+        except ValueError as error:
+            raise TfdistError(str(error)) from error
+        model.compile(
+            optimizer=make_optimizer(options.training, total_steps=total_steps),
+            loss=make_loss(
+                options.training.loss,
+                ignore_label=options.data.ignore_label,
+                class_weights=class_weights,
+            ),
+            metrics=[
+                SegmentationMetrics(
+                    num_classes,
+                    ignore_label=options.data.ignore_label,
+                    class_names=class_names,
+                )
+            ],
+        )
+        return model
+
+    return build_model

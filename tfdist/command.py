@@ -1,0 +1,63 @@
+"""Runs a command: help, errors of one line, exit status, signals."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from tfdist import cluster
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.flags import format_help, parse_train_flags
+from tfdist.options import TrainOptions
+
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def run_command(
+    program: str, run: Callable[[TrainOptions], int], arguments: Sequence[str] | None = None
+) -> int:
+    """Parses the command line, runs a command and returns its exit status.
+
+    Args:
+      program: the module's name, for `--help`.
+      run: the command: options in, exit status out.
+      arguments: the command line without the program; `sys.argv` by default.
+
+    Returns:
+      What `run` returns; 2 after bad input, 1 after a failure that has its own message, 130
+      after a second Ctrl-C. Anything unforeseen keeps its traceback.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(argument in ("--help", "-h", "-help") for argument in arguments):
+        print(format_help(program))
+        return 0
+    try:
+        options = parse_train_flags(arguments)
+        if not options.run.verbose_tensorflow:
+            cluster.silence_tensorflow()
+        return run(options)
+    except TfdistError as error:
+        _print_error(error)
+        return EXIT_BAD_INPUT
+    except (TrainingError, OSError) as error:
+        _print_error(error)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def stop_on_interrupt(request_stop: Callable[[], None]) -> None:
+    """Calls `request_stop` at the first Ctrl-C; the second one interrupts at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nStopping after this step (Ctrl-C again: at once) ...", file=sys.stderr)
+        request_stop()
+
+    signal.signal(signal.SIGINT, handle)
+
+
+def _print_error(error: BaseException) -> None:
+    print(f"tfdist: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,0 +1,156 @@
+"""Physical and virtual devices, precision and determinism of this process.
+
+Everything here changes the process and is called by the commands, before the first
+tensor is made; the factories in `tfdist.strategies` only look devices up.
+"""
+
+import resource
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, make_unknown_name_error
+
+ACCELERATORS = ("GPU", "TPU")
+PRECISIONS = ("float32", "float64", "mixed_bfloat16")
+
+
+def configure_virtual_devices(count: int) -> None:
+    """Splits the CPU, or every GPU, into `count` logical devices.
+
+    Lets every single-machine strategy be tried without accelerators.
+
+    Args:
+      count: logical devices to make of the machine's GPUs together, or of its CPU where
+        it has no GPU; 0 leaves the devices as they are.
+
+    Raises:
+      TfdistError: `count` is negative or does not divide over the GPUs, or TensorFlow has
+        already started its devices.
+    """
+    if count == 0:
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    physical = gpus or tf.config.list_physical_devices("CPU")
+    if count < 1 or count % len(physical):
+        raise TfdistError(
+            f"--virtual_devices={count} does not divide over {len(physical)} "
+            f"{physical[0].device_type}s. Give a positive multiple of {len(physical)}."
+        )
+    share = count // len(physical)
+    try:
+        for device in physical:
+            tf.config.set_logical_device_configuration(
+                device, [_make_logical_configuration(device, share)] * share
+            )
+    except RuntimeError as error:
+        raise TfdistError(
+            f"Cannot make {count} virtual devices: TensorFlow's devices are already in use. "
+            "Ask for them before the first tensor, dataset or model is made."
+        ) from error
+
+
+def configure_memory_growth() -> None:
+    """Lets every GPU take memory as it needs it instead of all of it at the start."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if not tf.config.get_logical_device_configuration(gpu):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def configure_precision(precision: str) -> None:
+    """Sets Keras's floating-point type and dtype policy for the whole process.
+
+    Args:
+      precision: `float32`, `float64` (for comparisons: slow on GPUs) or `mixed_bfloat16`
+        (bfloat16 computation, float32 variables).
+
+    Raises:
+      TfdistError: an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise make_unknown_name_error("--precision", precision, PRECISIONS)
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(precision)
+
+
+def configure_determinism(seed: int, *, deterministic: bool) -> None:
+    """Seeds Python, NumPy and TensorFlow and, on request, allows only deterministic kernels.
+
+    Args:
+      seed: the run's seed.
+      deterministic: whether an op without a deterministic kernel raises instead of running.
+    """
+    keras.utils.set_random_seed(seed)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def list_devices() -> tuple[str, ...]:
+    """Returns the names of the devices to compute on: accelerators, else the logical CPUs."""
+    for kind in ACCELERATORS:
+        devices = tf.config.list_logical_devices(kind)
+        if devices:
+            return tuple(_shorten(device.name) for device in devices)
+    return tuple(_shorten(device.name) for device in tf.config.list_logical_devices("CPU"))
+
+
+def resolve_devices(names: Sequence[str] | None, *, purpose: str) -> tuple[str, ...]:
+    """Returns checked device names such as `GPU:0`; all computing devices when none is named.
+
+    Args:
+      names: device names, `GPU:0` or `/device:GPU:0`; None or empty for `list_devices()`.
+      purpose: what the devices are for, the start of the error message.
+
+    Raises:
+      TfdistError: a name that is malformed, given twice, or not there.
+    """
+    if not names:
+        return list_devices()
+    resolved = tuple(_shorten(name) for name in names)
+    there = tuple(_shorten(device.name) for device in tf.config.list_logical_devices())
+    for name, given in zip(resolved, names, strict=True):
+        kind, _, index = name.partition(":")
+        if not kind.isalpha() or not index.isdigit():
+            raise TfdistError(
+                f"Cannot build {purpose}: {given!r} is not a device name. "
+                f"Write KIND:INDEX, for example {there[0]}."
+            )
+        if name not in there:
+            same_kind = [other for other in there if other.startswith(f"{kind}:")]
+            seen = f"{len(same_kind)} {kind}s are visible"
+            if same_kind:
+                seen += f" ({', '.join(same_kind)})"
+            fix = {
+                "GPU": "Name only those, or check CUDA_VISIBLE_DEVICES and the driver.",
+                "CPU": f"Name only those, or ask for --virtual_devices={int(index) + 1}.",
+            }.get(kind, f"Visible: {', '.join(there)}.")
+            raise TfdistError(f"Cannot build {purpose}: --devices names {name}, but {seen}. {fix}")
+    if len(set(resolved)) < len(resolved):
+        raise TfdistError(f"Cannot build {purpose}: --devices names a device twice ({resolved}).")
+    return resolved
+
+
+def measure_peak_memory() -> int:
+    """Returns the most memory in use so far, in bytes: of the GPUs, else of the process."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if gpus:
+        return max(
+            tf.config.experimental.get_memory_info(_shorten(gpu.name))["peak"] for gpu in gpus
+        )
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _make_logical_configuration(
+    device: tf.config.PhysicalDevice, share: int
+) -> tf.config.LogicalDeviceConfiguration:
+    if device.device_type != "GPU":
+        return tf.config.LogicalDeviceConfiguration()
+    # Logical GPUs need a memory limit each; the card's size is not known before it is opened.
+    details_mib = 8192
+    return tf.config.LogicalDeviceConfiguration(memory_limit=details_mib // share)
+
+
+def _shorten(name: str) -> str:
+    """Returns `GPU:0` for `/job:localhost/replica:0/task:0/device:GPU:0` and for `gpu:0`."""
+    return name.rpartition("device:")[2].lstrip("/").upper()

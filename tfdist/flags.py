@@ -1,0 +1,129 @@
+"""The command line's flags, made from `tfdist.options`, and the only reader of absl's FLAGS."""
+
+import dataclasses
+import textwrap
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.options import TrainOptions
+
+
+def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
+    """Turns command-line arguments into options.
+
+    Args:
+      arguments: the arguments, without the program's name. `--flagfile=FILE` works.
+
+    Raises:
+      TfdistError: an unknown flag (with the closest ones) or a malformed value.
+    """
+    values = flags.FlagValues()
+    _define(values, TrainOptions())
+    try:
+        rest = values(["tfdist", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise make_unknown_name_error(
+            "flag", f"--{error.flagname}", [f"--{name}" for name in _list_names(TrainOptions())]
+        ) from error
+    except flags.Error as error:
+        raise TfdistError(f"{str(error).strip()} See --help.") from error
+    if rest:
+        raise TfdistError(
+            f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
+        )
+    groups = {}
+    for group in dataclasses.fields(TrainOptions):
+        groups[group.name] = type(group.default)(
+            **{item.name: _read(values, item) for item in dataclasses.fields(group.default)}
+        )
+    return TrainOptions(**groups)
+
+
+def format_help(program: str) -> str:
+    """Returns the help text: every flag in its group, with default and valid values."""
+    lines = [f"usage: python -m {program} [--flag=value ...]", ""]
+    for group in dataclasses.fields(TrainOptions):
+        lines.append((type(group.default).__doc__ or "").strip().rstrip("."))
+        for item in dataclasses.fields(group.default):
+            lines += _format_flag(item)
+        lines.append("")
+    lines.append("--flagfile=FILE reads flags from a file, one a line. --help shows this.")
+    return "\n".join(lines)
+
+
+def _format_flag(item: dataclasses.Field) -> list[str]:
+    kind = _find_type(item)
+    if kind is bool:
+        head = f"  --[no]{item.name}"
+    else:
+        metavar = item.metadata.get("metavar") or {int: "N", float: "X"}.get(kind, "NAME")
+        head = f"  --{item.name}={metavar}"
+    text = item.metadata["help"]
+    if "choices" in item.metadata:
+        text += f": {', '.join(item.metadata['choices'])}"
+    default = _to_text(item.default)
+    if default not in ("", None):
+        text += f" [{default}]"
+    body = textwrap.wrap(text, 66)
+    if len(head) > 28:
+        return [head, *(" " * 30 + line for line in body)]
+    return [f"{head:<30}{body[0]}", *(" " * 30 + line for line in body[1:])]
+
+
+def _define(values: flags.FlagValues, options: TrainOptions) -> None:
+    for group in dataclasses.fields(options):
+        for item in dataclasses.fields(group.default):
+            kind = _find_type(item)
+            define = {
+                bool: flags.DEFINE_boolean,
+                int: flags.DEFINE_integer,
+                float: flags.DEFINE_float,
+                tuple: flags.DEFINE_list,
+                str: flags.DEFINE_string,
+            }[kind]
+            default = _to_text(item.default) if kind is tuple else item.default
+            define(item.name, default, item.metadata["help"], flag_values=values)
+
+
+def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
+    value = values[item.name].value
+    choices = item.metadata.get("choices")
+    if choices and value not in choices:
+        raise make_unknown_name_error(f"--{item.name}", value, choices)
+    if _find_type(item) is not tuple:
+        return value
+    members = typing.get_args(item.type)
+    if members[-1] is ...:
+        return tuple(value)
+    try:
+        return tuple(member(text) for member, text in zip(members, value, strict=True))
+    except ValueError as error:
+        example = f"--{item.name}={_to_text(item.default)}"
+        raise TfdistError(
+            f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
+            f"Write two numbers, for example {example}."
+        ) from error
+
+
+def _find_type(item: dataclasses.Field) -> type:
+    annotation: Any = item.type
+    if isinstance(annotation, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not types.NoneType)
+    return typing.get_origin(annotation) or annotation
+
+
+def _list_names(options: TrainOptions) -> list[str]:
+    return [
+        item.name
+        for group in dataclasses.fields(options)
+        for item in dataclasses.fields(group.default)
+    ]
+
+
+def _to_text(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value

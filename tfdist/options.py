@@ -1,0 +1,209 @@
+"""What a run is made of: frozen dataclasses whose fields are also the command line's flags.
+
+Standard library only. A field says once what a flag needs: its group, its help, its unit and
+what it may be. `tfdist.flags` turns the fields into flags and the flags into these.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, help_text: str, **metadata: Any) -> Any:
+    """Returns a dataclass field that is also a flag.
+
+    Args:
+      default: the default; its type, or the field's annotation, is the flag's type.
+      help_text: one line for `--help`, units included.
+      **metadata: `choices`, valid values shown in `--help`; `metavar`, how the value looks;
+        `result=False`, for what may change when a run is continued because it does not
+        change what the run computes.
+    """
+    return field(default=default, metadata={"help": help_text, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:
+    """Where it runs."""
+
+    strategy: str = option(
+        "auto",
+        "how the work is distributed",
+        choices=("auto", "one_device", "mirrored", "central_storage", "tpu"),
+        result=False,
+    )
+    devices: tuple[str, ...] = option(
+        (),
+        "devices to compute on; all accelerators by default",
+        metavar="GPU:0,GPU:1",
+        result=False,
+    )
+    virtual_devices: int = option(
+        0, "split the CPU, or the GPUs, into this many logical devices; 0 does not", result=False
+    )
+    all_reduce: str = option(
+        "auto",
+        "mirrored: how gradients are summed",
+        choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
+        result=False,
+    )
+    parameter_device: str = option(
+        "CPU:0", "central_storage: where the variables live", metavar="CPU:0", result=False
+    )
+    tpu: str = option(
+        "",
+        "tpu: local on a TPU VM, a TPU's name, or empty to look for one",
+        metavar="NAME",
+        result=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What it learns from."""
+
+    dataset: str = option(
+        "shapes", "shapes (made as it goes), folder, or tfds:NAME", metavar="NAME"
+    )
+    data_dir: str | None = option(
+        None,
+        "folder: holds SPLIT/images and SPLIT/masks; tfds: where data sets are kept (gs:// too)",
+        metavar="DIR",
+    )
+    num_classes: int | None = option(None, "classes; the data set's own by default", metavar="N")
+    ignore_label: int | None = option(
+        None, "label of pixels that count in no loss and no metric", metavar="LABEL"
+    )
+    class_names: tuple[str, ...] = option((), "names for the metrics", metavar="sky,road")
+    image_size: tuple[int, int] = option(
+        (96, 96),
+        "height and width in pixels: bilinear for images, nearest for masks",
+        metavar="H,W",
+    )
+    train_examples: int | None = option(
+        None, "training examples of shapes, or a cap on them", metavar="N"
+    )
+    val_examples: int | None = option(
+        None, "validation examples of shapes, or a cap on them", metavar="N"
+    )
+    flip: bool = option(True, "mirror half of the training examples")
+    scale: tuple[float, float] = option(
+        (0.75, 1.5),
+        "zoom training examples by a factor in this range, then crop",
+        metavar="MIN,MAX",
+    )
+    colour: float = option(
+        0.2, "strength in [0, 1) of changes of brightness, contrast and saturation"
+    )
+    class_weights: str = option(
+        "none",
+        "weigh classes by how rare their pixels are",
+        choices=("none", "sqrt", "median_frequency"),
+    )
+    cache: str = option(
+        "auto",
+        "where decoded and resized examples are kept",
+        choices=("auto", "memory", "disk", "none"),
+        result=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What it trains."""
+
+    model: str = option("unet", "network", choices=("unet", "mobilenet_v2_unet", "resnet50_unet"))
+    base_filters: int = option(32, "filters of the first level; they double with every level")
+    depth: int = option(4, "levels below the first: image sizes are multiples of 2**depth")
+    norm: str = option(
+        "sync_batch",
+        "normalisation; sync_batch takes its moments over the global batch",
+        choices=("sync_batch", "batch", "group", "none"),
+    )
+    pretrained: bool = option(False, "ImageNet weights for the encoder (needs a network)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How it learns."""
+
+    epochs: int = option(10, "passes over the training data")
+    max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N")
+    global_batch_size: int = option(16, "examples a step, over all replicas")
+    optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
+    learning_rate: float = option(1e-3, "the highest learning rate")
+    schedule: str = option(
+        "cosine", "of the learning rate, after the warm-up", choices=("cosine", "constant")
+    )
+    warmup_steps: int = option(50, "steps over which the learning rate rises to its highest")
+    weight_decay: float = option(1e-4, "adamw: decoupled weight decay")
+    momentum: float = option(0.9, "sgd: momentum")
+    clip_norm: float = option(
+        1.0, "the global gradient is scaled down to this norm; 0 does not clip"
+    )
+    loss: str = option(
+        "cross_entropy",
+        "loss",
+        choices=("cross_entropy", "dice", "cross_entropy_dice", "focal"),
+    )
+    precision: str = option(
+        "float32", "of the computation", choices=("float32", "float64", "mixed_bfloat16")
+    )
+    seed: int = option(0, "of the initial weights, the order and the augmentation")
+    deterministic: bool = option(
+        False, "only kernels that give the same bits every time (slower on GPUs)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What it leaves behind."""
+
+    run_dir: str = option(
+        "runs/default",
+        "everything the run leaves; the same command continues it",
+        metavar="DIR",
+        result=False,
+    )
+    checkpoint_every: int = option(
+        0, "steps between checkpoints, besides one an epoch; 0 for none besides", result=False
+    )
+    keep_checkpoints: int = option(3, "newest checkpoints that stay", result=False)
+    tensorboard: bool = option(True, "write TensorBoard events", result=False)
+    quiet: bool = option(False, "print nothing but errors", result=False)
+    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Everything that `python -m tfdist.train` takes.
+
+    Attributes:
+      strategy, data, model, training, run: the groups.
+    """
+
+    strategy: StrategyOptions = StrategyOptions()
+    data: DataOptions = DataOptions()
+    model: ModelOptions = ModelOptions()
+    training: TrainingOptions = TrainingOptions()
+    run: RunOptions = RunOptions()
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns group -> field -> value, ready for JSON."""
+        return {
+            group: {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in fields.items()
+            }
+            for group, fields in dataclasses.asdict(self).items()
+        }
+
+    def select_result(self) -> dict[str, Any]:
+        """Returns the options that decide what the run computes, as flag -> JSON value."""
+        values = self.to_dict()
+        return {
+            item.name: values[group.name][item.name]
+            for group in dataclasses.fields(self)
+            for item in dataclasses.fields(group.default)
+            if item.metadata.get("result", True)
+        }

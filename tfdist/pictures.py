@@ -1,0 +1,52 @@
+"""Pictures of segmentations: image, truth and prediction side by side."""
+
+import colorsys
+
+import numpy as np
+import tensorflow as tf
+
+_VOID = (0, 0, 0)
+_GOLDEN_RATIO = 0.61803398875
+_LIGHTNESS = (0.35, 0.55, 0.72)
+
+
+def make_palette(num_classes: int) -> np.ndarray:
+    """Returns a colour a class, uint8 [num_classes, 3]: spread over hue and lightness."""
+    colours = [
+        colorsys.hls_to_rgb(index * _GOLDEN_RATIO % 1, _LIGHTNESS[index % 3], 0.75)
+        for index in range(num_classes)
+    ]
+    return np.round(255 * np.array(colours)).astype(np.uint8)
+
+
+def colour_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Returns uint8 [..., 3] for int labels [...]; labels without a colour are black."""
+    table = np.concatenate([palette, np.array([_VOID], np.uint8)])
+    inside = (mask >= 0) & (mask < len(palette))
+    return table[np.where(inside, mask, len(palette))]
+
+
+def make_comparison(
+    images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, num_classes: int
+) -> bytes:
+    """Returns a PNG: a row an example; image, truth and prediction side by side.
+
+    Args:
+      images: [examples, height, width, 3], in [0, 255].
+      truths, predictions: int labels [examples, height, width]; where the truth has no colour
+        (the ignore label) the prediction is not shown either.
+      num_classes: classes that have a colour.
+    """
+    palette = make_palette(num_classes)
+    unknown = (truths < 0) | (truths >= num_classes)
+    predictions = np.where(unknown, num_classes, predictions)
+    rows = []
+    for image, truth, prediction in zip(images, truths, predictions, strict=True):
+        image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 255).astype(np.uint8)
+        panels = [image, colour_mask(truth, palette), colour_mask(prediction, palette)]
+        rows.append(
+            np.concatenate(
+                [np.pad(p, ((2, 2), (2, 2), (0, 0)), constant_values=255) for p in panels], axis=1
+            )
+        )
+    return tf.io.encode_png(np.concatenate(rows)).numpy()

@@ -1,0 +1,24 @@
+"""One thin factory a strategy, and the table of them."""
+
+from tfdist._lazy import lazy_exports
+
+__all__ = [
+    "STRATEGIES",
+    "make_central_storage",
+    "make_mirrored",
+    "make_one_device",
+    "make_strategy",
+    "make_tpu",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "STRATEGIES": "tfdist.strategies.registry:STRATEGIES",
+        "make_central_storage": "tfdist.strategies.central_storage:make_central_storage",
+        "make_mirrored": "tfdist.strategies.mirrored:make_mirrored",
+        "make_one_device": "tfdist.strategies.one_device:make_one_device",
+        "make_strategy": "tfdist.strategies.registry:make_strategy",
+        "make_tpu": "tfdist.strategies.tpu:make_tpu",
+    },
+)

@@ -1,0 +1,173 @@
+"""`python -m tfdist.train`: trains a segmentation model under any strategy.
+
+TensorFlow is imported when a run starts, so that `--help` and a mistyped flag answer at once.
+"""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tfdist.command import EXIT_INTERRUPTED, run_command, stop_on_interrupt
+from tfdist.options import TrainOptions
+
+if TYPE_CHECKING:
+    from tfdist.assembly import Data
+    from tfdist.training.run_directory import RunDirectory
+    from tfdist.training.trainer import Trainer
+
+SAMPLES = 6
+
+
+def main() -> int:
+    """Runs the command line and returns the exit status."""
+    return run_command("tfdist.train", run_training)
+
+
+def run_training(options: TrainOptions) -> int:
+    """Trains, or continues, a run and fills its directory.
+
+    Args:
+      options: the run.
+
+    Returns:
+      0, or 130 if Ctrl-C ended it after a checkpoint.
+
+    Raises:
+      TfdistError: bad input; nothing was written.
+      TrainingError: the loss is not finite.
+    """
+    from tfdist import assembly
+    from tfdist.data.pipeline import steps_per_epoch
+    from tfdist.training import callbacks
+    from tfdist.training.run_directory import RunDirectory
+    from tfdist.training.trainer import Trainer
+
+    started = time.perf_counter()
+    training, run = options.training, RunDirectory(options.run.run_dir)
+    verbose = 0 if options.run.quiet else 1
+    assembly.configure_process(options)
+    strategy = assembly.build_strategy(options)
+    data = assembly.build_data(options)
+    epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
+    total_steps = training.max_steps or training.epochs * epoch_steps
+    trainer = Trainer(
+        assembly.make_build_model(
+            options,
+            num_classes=data.num_classes,
+            class_names=data.class_names,
+            class_weights=assembly.find_class_weights(options, data.train),
+            total_steps=total_steps,
+        ),
+        strategy=strategy,
+        checkpoint_dir=run.checkpoints,
+        keep_checkpoints=options.run.keep_checkpoints,
+        seed=training.seed,
+    )
+    trainer.prepare(data.train, global_batch_size=training.global_batch_size)
+    run.open(
+        {**options.to_dict(), "versions": _list_versions(), "devices": _list_devices(strategy)},
+        result=options.select_result(),
+    )
+    stop_on_interrupt(trainer.request_stop)
+    throughput = callbacks.Throughput(training.global_batch_size)
+    hooks: list[Any] = [
+        callbacks.ProgressBar(),
+        throughput,
+        callbacks.MetricsLog(run, trainer, throughput),
+        callbacks.MarkBest(trainer),
+    ]
+    if options.run.tensorboard:
+        hooks.append(callbacks.make_tensorboard(run))
+    if verbose:
+        print(_describe_run(options, strategy, data, total_steps))
+    trainer.fit(
+        data.train,
+        validation_data=data.val,
+        global_batch_size=training.global_batch_size,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+        augmentation=assembly.build_augmentation(options),
+        callbacks=hooks,
+        checkpoint_every=options.run.checkpoint_every or None,
+        verbose=verbose,
+    )
+    if trainer.stop_requested:
+        print(
+            f"Stopped after step {trainer.step} of {total_steps}. "
+            "The same command continues the run.",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    summary = _finish(options, run, trainer, data)
+    summary |= {
+        "images_per_second": round(throughput.images_per_second, 2),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    run.write_summary(summary)
+    if verbose:
+        print(
+            f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
+            f"{summary['val_pixel_accuracy']:.4f}, {summary['images_per_second']} images/s. "
+            f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
+        )
+    return 0
+
+
+def _finish(
+    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data"
+) -> dict[str, Any]:
+    """Saves the best model, its samples and what is known of it."""
+    from tfdist.devices import measure_peak_memory
+    from tfdist.training.evaluation import evaluate_segmentation, write_samples
+
+    final_hash = trainer.weights_sha256()
+    history = trainer.history.history
+    best_step = trainer.restore_best_checkpoint()
+    metrics = evaluate_segmentation(
+        trainer,
+        data.val,
+        class_names=data.class_names,
+        global_batch_size=options.training.global_batch_size,
+    )
+    trainer.save_model(run.model)
+    write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
+    return {
+        "strategy": options.strategy.strategy,
+        "replicas": trainer.strategy.num_replicas_in_sync,
+        "global_batch_size": options.training.global_batch_size,
+        "steps": trainer.step,
+        "epochs": len(trainer.history.epoch),
+        "loss": history["loss"][-1] if history.get("loss") else None,
+        **metrics,
+        "best_step": best_step,
+        "resumed_from_step": trainer.resumed_from_step,
+        "peak_memory_bytes": measure_peak_memory(),
+        "weights_sha256": final_hash,
+    }
+
+
+def _describe_run(options: TrainOptions, strategy: Any, data: "Data", total_steps: int) -> str:
+    return (
+        f"{type(strategy).__name__} over {strategy.num_replicas_in_sync} x "
+        f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
+        f"{options.training.precision}: {data.train.num_examples} training and "
+        f"{data.val.num_examples} validation examples, {data.num_classes} classes, "
+        f"{total_steps} steps of {options.training.global_batch_size}."
+    )
+
+
+def _list_versions() -> dict[str, str]:
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    return {"tfdist": tfdist.__version__, "tensorflow": tf.__version__, "keras": keras.__version__}
+
+
+def _list_devices(strategy: Any) -> list[str]:
+    return [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The callbacks by which a command fills its run directory."""
+
+import time
+from typing import Any
+
+import keras
+
+from tfdist.training.run_directory import RunDirectory
+from tfdist.training.trainer import Trainer
+
+
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar without the entries of single classes (`iou/NAME`)."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, _drop_details(logs))
+
+    def on_test_batch_end(self, batch, logs=None):
+        super().on_test_batch_end(batch, _drop_details(logs))
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, _drop_details(logs))
+
+    def on_test_end(self, logs=None):
+        super().on_test_end(_drop_details(logs))
+
+
+class Throughput(keras.callbacks.Callback):
+    """Measures training speed, the first step of the process left out.
+
+    Args:
+      global_batch_size: examples a step.
+    """
+
+    def __init__(self, global_batch_size: int):
+        super().__init__()
+        self._global_batch_size = global_batch_size
+        self._seconds = 0.0
+        self._steps = 0
+        self._begun: float | None = None
+        self._first = True
+
+    @property
+    def images_per_second(self) -> float:
+        """Examples a second in training steps, over this process's steps."""
+        return self._steps * self._global_batch_size / self._seconds if self._seconds else 0.0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._begun = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._first and self._begun is not None:
+            self._seconds += time.perf_counter() - self._begun
+            self._steps += 1
+        self._first = False
+
+
+class MetricsLog(keras.callbacks.Callback):
+    """Writes a line an epoch to `metrics.jsonl`.
+
+    Args:
+      run: the run's directory.
+      trainer: whose step is logged.
+      throughput: whose speed is logged.
+    """
+
+    def __init__(self, run: RunDirectory, trainer: Trainer, throughput: Throughput):
+        super().__init__()
+        self._run = run
+        self._trainer = trainer
+        self._throughput = throughput
+
+    def on_train_begin(self, logs=None):
+        self._run.forget_metrics_after(self._trainer.step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        line = {"step": self._trainer.step, "epoch": epoch + 1, **(logs or {})}
+        line["images_per_second"] = round(self._throughput.images_per_second, 2)
+        self._run.append_metrics(line)
+
+
+class MarkBest(keras.callbacks.Callback):
+    """Keeps the checkpoint of the best epoch so far.
+
+    Args:
+      trainer: whose checkpoints are kept.
+      monitor: the log to maximise.
+    """
+
+    def __init__(self, trainer: Trainer, monitor: str = "val_mean_iou"):
+        super().__init__()
+        self._trainer = trainer
+        self._monitor = monitor
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        # The history, which a checkpoint holds, says what was best before a restart.
+        seen = self._trainer.history.history.get(self._monitor, [])
+        if logs and self._monitor in logs and logs[self._monitor] >= max(seen, default=0.0):
+            self._trainer.mark_best_checkpoint()
+
+
+def make_tensorboard(run: RunDirectory) -> keras.callbacks.TensorBoard:
+    """Returns the callback that writes an epoch's losses and metrics for TensorBoard."""
+    return keras.callbacks.TensorBoard(run.tensorboard, write_graph=False)
+
+
+def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (logs or {}).items() if "/" not in name}

@@ -1,0 +1,48 @@
+"""What a run's summary says of its model: metrics by class, and pictures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.source import Source
+from tfdist.pictures import make_comparison
+from tfdist.training.run_directory import RunDirectory
+from tfdist.training.trainer import Trainer
+
+
+def evaluate_segmentation(
+    trainer: Trainer, source: Source, *, class_names: Sequence[str], global_batch_size: int
+) -> dict[str, Any]:
+    """Returns `val_loss`, `val_mean_iou`, `val_pixel_accuracy`, ... and `per_class_iou`.
+
+    Args:
+      trainer: its model has a `SegmentationMetrics`.
+      source: the examples.
+      class_names: keys of `per_class_iou`.
+      global_batch_size: examples a step.
+    """
+    logs = trainer.evaluate(source, global_batch_size=global_batch_size, verbose=0)
+    summary: dict[str, Any] = {
+        f"val_{name}": value for name, value in logs.items() if "/" not in name
+    }
+    summary["per_class_iou"] = {name: logs[f"iou/{name}"] for name in class_names}
+    return summary
+
+
+def write_samples(
+    run: RunDirectory, trainer: Trainer, source: Source, *, num_examples: int, num_classes: int
+) -> str:
+    """Writes `samples/predictions.png`: image, truth and prediction of the first examples."""
+    count = min(num_examples, source.num_examples)
+    examples = [source.load(tf.constant(index, tf.int64)) for index in range(count)]
+    images = np.stack([image.numpy() for image, _ in examples])
+    truths = np.stack([mask.numpy() for _, mask in examples]).reshape(images.shape[:3])
+    logits = trainer.predict(
+        images, global_batch_size=max(count, trainer.strategy.num_replicas_in_sync)
+    )
+    png = make_comparison(
+        images, truths.astype(np.int64), np.argmax(logits, -1), num_classes=num_classes
+    )
+    return run.write_sample("predictions", png)

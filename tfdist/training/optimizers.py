@@ -1,0 +1,43 @@
+"""Optimisers and learning-rate schedules by name, from Keras."""
+
+import keras
+
+from tfdist.options import TrainingOptions
+
+
+def make_schedule(
+    options: TrainingOptions, *, total_steps: int
+) -> float | keras.optimizers.schedules.LearningRateSchedule:
+    """Builds the learning rate: a linear warm-up, then a cosine to zero or a constant.
+
+    Args:
+      options: `learning_rate`, `schedule` and `warmup_steps`.
+      total_steps: where the cosine ends; the warm-up takes at most a tenth of it.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine), without restarts.
+    """
+    if options.schedule == "constant":
+        return options.learning_rate
+    warmup = min(options.warmup_steps, total_steps // 10)
+    return keras.optimizers.schedules.CosineDecay(
+        initial_learning_rate=0.0 if warmup else options.learning_rate,
+        decay_steps=max(1, total_steps - warmup),
+        warmup_target=options.learning_rate if warmup else None,
+        warmup_steps=warmup,
+    )
+
+
+def make_optimizer(options: TrainingOptions, *, total_steps: int) -> keras.optimizers.Optimizer:
+    """Builds the optimiser; clipping acts on the global batch's gradient.
+
+    Args:
+      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and the schedule's.
+      total_steps: of the run.
+    """
+    learning_rate = make_schedule(options, total_steps=total_steps)
+    clip = {"global_clipnorm": options.clip_norm} if options.clip_norm else {}
+    if options.optimizer == "sgd":
+        return keras.optimizers.SGD(learning_rate, momentum=options.momentum, **clip)
+    if options.optimizer == "adamw":
+        return keras.optimizers.AdamW(learning_rate, weight_decay=options.weight_decay, **clip)
+    return keras.optimizers.Adam(learning_rate, **clip)

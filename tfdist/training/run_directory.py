@@ -1,0 +1,109 @@
+"""The directory of a run: what goes where, and whether a command may continue it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.training.checkpoints import write_atomically
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run, on any file system of `tf.io.gfile`.
+
+    Attributes:
+      path: the directory.
+    """
+
+    path: str
+
+    @property
+    def checkpoints(self) -> str:
+        """Where checkpoints go."""
+        return f"{self.path}/checkpoints"
+
+    @property
+    def tensorboard(self) -> str:
+        """Where TensorBoard events go."""
+        return f"{self.path}/tensorboard"
+
+    @property
+    def model(self) -> str:
+        """The saved model."""
+        return f"{self.path}/model.keras"
+
+    def open(self, options: Mapping[str, Any], *, result: Mapping[str, Any]) -> None:
+        """Claims the directory for a command, or checks that it is this command's.
+
+        Args:
+          options: everything to record in `options.json`.
+          result: the options that decide what the run computes, as flag -> value: a command
+            that continues a run has the same.
+
+        Raises:
+          TfdistError: the directory holds another command's run, or cannot be written.
+        """
+        path = f"{self.path}/options.json"
+        try:
+            if tf.io.gfile.exists(path):
+                with tf.io.gfile.GFile(path) as file:
+                    before = json.loads(file.read())["result"]
+                if before != result:
+                    raise TfdistError(self._describe_difference(before, result))
+            tf.io.gfile.makedirs(self.path)
+            write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
+        except tf.errors.OpError as error:
+            raise TfdistError(
+                f"Cannot write to --run_dir={self.path}: {error.message.splitlines()[0]}. "
+                "Check its permissions and the free space, or take another --run_dir."
+            ) from error
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Adds a line to `metrics.jsonl`."""
+        with tf.io.gfile.GFile(f"{self.path}/metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of `metrics.jsonl`; a line that was cut short is left out."""
+        path = f"{self.path}/metrics.jsonl"
+        if not tf.io.gfile.exists(path):
+            return
+        with tf.io.gfile.GFile(path) as file:
+            for line in file.read().splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    return
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drops the lines of steps that a continued run does again."""
+        if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
+            kept = [json.dumps(line) for line in self.read_metrics() if line["step"] <= step]
+            write_atomically(f"{self.path}/metrics.jsonl", "".join(f"{line}\n" for line in kept))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`."""
+        write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
+
+    def write_sample(self, name: str, png: bytes) -> str:
+        """Writes a picture under `samples/` and returns its path."""
+        tf.io.gfile.makedirs(f"{self.path}/samples")
+        path = f"{self.path}/samples/{name}.png"
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(png)
+        return path
+
+    def _describe_difference(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        shown = ", ".join(
+            f"--{name}={now.get(name)} (there: {before.get(name)})" for name in changed[:3]
+        )
+        return (
+            f"--run_dir={self.path} holds a run of another command: {shown}"
+            f"{' and more' if len(changed) > 3 else ''}. "
+            "Give the same flags to continue it, or another --run_dir."
+        )

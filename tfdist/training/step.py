@@ -1,0 +1,177 @@
+"""The compiled steps: one for training, one for evaluation, one for prediction.
+
+The same three serve every synchronous strategy: `strategy.run` around forward pass,
+backward pass, one all-reduce of the gradients, and the Keras optimiser on the result.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.objective import Objective
+
+SUM = tf.distribute.ReduceOp.SUM
+
+
+def make_train_step(
+    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
+) -> Callable[[Any], tf.Tensor]:
+    """Returns a compiled function: distributed iterator -> the global batch's loss.
+
+    The gradient is that of the global batch's loss, summed over the replicas before the
+    optimiser sees it: clipping, weight decay and constraints act on the global gradient.
+
+    Args:
+      model: a compiled model, built in the strategy's scope.
+      objective: its losses.
+      strategy: the strategy it was built under.
+    """
+    optimizer = model.optimizer
+
+    def replica_step(batch: Any) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            measured = objective.measure(
+                x=x,
+                y=y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                num_rows=count_rows(x),
+                training=True,
+            )
+            share = measured.make_share(lambda vector: context.all_reduce(SUM, vector))
+        variables = model.trainable_variables
+        gradients = tape.gradient(share, [variable.value for variable in variables])
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        *reduced, loss = context.all_reduce(SUM, [g for g, _ in pairs] + [share])
+        optimizer.apply(reduced, [v for _, v in pairs])
+        objective.track(measured)
+        _update_metrics(model, x, y, y_pred, sample_weight)
+        return loss
+
+    @tf.function
+    def train_step(iterator: Any) -> tf.Tensor:
+        with _gradients_already_reduced(optimizer):
+            losses = strategy.run(replica_step, args=(next(iterator),))
+        return strategy.experimental_local_results(losses)[0]
+
+    return train_step
+
+
+def make_eval_step(
+    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
+) -> Callable[[Any], None]:
+    """Returns a compiled function that adds one global batch to the metrics.
+
+    Takes a distributed iterator of `(batch, num_valid)`: rows past `num_valid` are padding
+    and count nowhere. Needs no communication: the sums meet when the metrics are read.
+    """
+
+    def replica_step(batch: Any, num_valid: tf.Tensor) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = model(x, training=False)
+        x, y, y_pred, sample_weight = keras.tree.map_structure(
+            lambda t: None if t is None else t[:num_valid], (x, y, y_pred, sample_weight)
+        )
+        measured = objective.measure(
+            x=x,
+            y=y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            num_rows=num_valid,
+            training=False,
+        )
+        objective.track(measured)
+        _update_metrics(model, x, y, y_pred, sample_weight)
+
+    @tf.function
+    def eval_step(iterator: Any) -> None:
+        strategy.run(replica_step, args=next(iterator))
+
+    return eval_step
+
+
+def make_predict_step(
+    model: keras.Model, strategy: tf.distribute.Strategy
+) -> Callable[[Any], list[tuple[Any, tf.Tensor]]]:
+    """Returns a function: distributed iterator of `(x, num_valid)` -> outputs and count a replica.
+
+    The outputs have the model's structure; rows past the count are padding.
+    """
+    structure: Any = None
+
+    def replica_step(x: Any, num_valid: tf.Tensor) -> list[tf.Tensor]:
+        nonlocal structure
+        structure = model(x, training=False)
+        return [num_valid, *keras.tree.flatten(structure)]
+
+    @tf.function
+    def run(iterator: Any) -> list[tuple[tf.Tensor, ...]]:
+        values = strategy.run(replica_step, args=next(iterator))
+        return [strategy.experimental_local_results(value) for value in values]
+
+    def predict_step(iterator: Any) -> list[tuple[Any, tf.Tensor]]:
+        counts, *leaves = run(iterator)
+        return [
+            (keras.tree.pack_sequence_as(structure, outputs), count)
+            for count, *outputs in zip(counts, *leaves, strict=True)
+        ]
+
+    return predict_step
+
+
+def make_read_logs(model: keras.Model, objective: Objective) -> Callable[[], dict[str, tf.Tensor]]:
+    """Returns a compiled function that reads the losses and metrics of everything seen so far.
+
+    Under a strategy of several workers every worker must call it at the same step.
+    """
+
+    @tf.function
+    def read_logs() -> dict[str, tf.Tensor]:
+        logs = objective.result()
+        for metric in list_metrics(model):
+            logs |= _flatten(metric.name, metric.result())
+        return logs
+
+    return read_logs
+
+
+def list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns the model's metrics without Keras's own loss trackers, which `Objective` replaces."""
+    replaced = [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else ())]
+    return [metric for metric in model.metrics if not any(metric is other for other in replaced)]
+
+
+def count_rows(x: Any) -> tf.Tensor:
+    """Returns the number of examples in a batch of any structure, an int32 scalar."""
+    return tf.shape(keras.tree.flatten(x)[0])[0]
+
+
+def _update_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    if model._compile_metrics is not None:
+        model._compile_metrics.update_state(y, y_pred, sample_weight)
+
+
+def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:
+    if not isinstance(result, dict):
+        return {name: result}
+    return {key: value for k, v in result.items() for key, value in _flatten(k, v).items()}
+
+
+@contextlib.contextmanager
+def _gradients_already_reduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Keeps a Keras optimiser, while a step is traced, from summing the gradients once more.
+
+    Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part;
+    tfdist reduces first. Can go when `Optimizer.apply` takes reduced gradients.
+    """
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+    try:
+        yield
+    finally:
+        del optimizer._all_reduce_sum_gradients

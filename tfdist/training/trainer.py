@@ -1,0 +1,454 @@
+"""The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.training.checkpoints import CheckpointStore
+from tfdist.training.feed import Feed, make_feed
+from tfdist.training.objective import Objective
+from tfdist.training.step import (
+    list_metrics,
+    make_eval_step,
+    make_predict_step,
+    make_read_logs,
+    make_train_step,
+)
+
+
+class Trainer:
+    """Trains a compiled Keras model under a `tf.distribute` strategy.
+
+    The strategy changes the speed, never the result: losses, metrics, clipping and
+    normalisation are those of the global batch.
+
+    Example:
+
+        def build_model():
+            model = keras.Sequential([keras.layers.Dense(10)])
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            return model
+
+        trainer = tfdist.Trainer(build_model, strategy=tf.distribute.MirroredStrategy())
+        history = trainer.fit(x, y, global_batch_size=64, epochs=3)
+
+    Args:
+      build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope.
+      strategy: any synchronous `tf.distribute.Strategy`; one device by default.
+      checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none.
+      keep_checkpoints: how many of the newest checkpoints stay.
+      seed: of the data's order and augmentation.
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[[], keras.Model],
+        *,
+        strategy: tf.distribute.Strategy | None = None,
+        checkpoint_dir: str | None = None,
+        keep_checkpoints: int = 3,
+        seed: int = 0,
+    ):
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.seed = seed
+        self.history = keras.callbacks.History()
+        self.step = 0
+        self.resumed_from_step: int | None = None
+        self.images_per_second = 0.0
+        self._stop_requested = False
+        self._checkpoints = (
+            CheckpointStore(checkpoint_dir, keep=keep_checkpoints) if checkpoint_dir else None
+        )
+        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+            self.model = build_model()
+        if not isinstance(self.model, keras.Model) or not self.model.compiled:
+            raise TfdistError(
+                f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
+                "Call model.compile(optimizer=..., loss=...) in it and return the model."
+            )
+        if self.model.optimizer.gradient_accumulation_steps:
+            raise TfdistError(
+                "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
+                "tf.distribute. Leave it out."
+            )
+        self._objective: Objective | None = None
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        global_batch_size: int = 32,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        validation_steps: int | None = None,
+        shuffle: bool = True,
+        augmentation: Callable[..., Any] | None = None,
+        callbacks: Iterable[keras.callbacks.Callback] = (),
+        checkpoint_every: int | None = None,
+        verbose: int | str = "auto",
+    ) -> keras.callbacks.History:
+        """Trains, continuing from the newest checkpoint if there is one.
+
+        Batches of arrays and sources are always full: the passes over the data follow one
+        another without a gap, and an epoch is the `ceil(examples / global_batch_size)` steps
+        that see every example at least once.
+
+        Args:
+          x, y, sample_weight: arrays, as in Keras; or in `x` a `tfdist.data.Source`, a
+            `tf.data.Dataset` of global batches (continued by skipping what was seen), or a
+            function from a `tf.distribute.InputContext` to a dataset of per-replica batches.
+          global_batch_size: examples of a step, over all replicas.
+          epochs: passes over the data.
+          max_steps: steps in all; wins over `epochs`.
+          steps_per_epoch: needed where the data do not say how long a pass is.
+          validation_data: what `evaluate` takes, as one argument: a source, a dataset, or a
+            tuple of arrays.
+          validation_steps: global batches to validate on; all by default.
+          shuffle: a new order each pass (arrays and sources).
+          augmentation: seeded transformation of a source's examples.
+          callbacks: Keras callbacks; they see the global batch's losses and metrics.
+          checkpoint_every: steps between checkpoints; one an epoch by default.
+          verbose: as in Keras.
+
+        Returns:
+          The `History`, of the whole run even when it was continued.
+
+        Raises:
+          TfdistError: data that do not fit the model, the strategy or the batch.
+          TrainingError: the loss is not finite; the last checkpoint is of a step before.
+        """
+        feed = self._make_feed(
+            x,
+            y,
+            sample_weight,
+            global_batch_size=global_batch_size,
+            shuffle=shuffle,
+            augmentation=augmentation,
+        )
+        steps_per_epoch = steps_per_epoch or feed.num_steps
+        if steps_per_epoch is None and max_steps is None:
+            raise TfdistError(
+                "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
+            )
+        total_steps = max_steps or epochs * (steps_per_epoch or 0)
+        steps_per_epoch = steps_per_epoch or total_steps
+        epochs = math.ceil(total_steps / steps_per_epoch)
+        self._build(feed)
+        objective, model = self._objective, self.model
+        assert objective is not None
+        callback_list = keras.callbacks.CallbackList(
+            [self.history, *callbacks],
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=1 if verbose == "auto" else verbose,
+            epochs=epochs,
+            steps=steps_per_epoch,
+        )
+        model.history = self.history
+        model.stop_training = False
+        self._stop_requested = False
+        restored = self._restore()
+        callback_list.on_train_begin()
+        if restored:
+            self.history.epoch = list(restored["history"]["epoch"])
+            self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
+        epoch_logs: dict[str, float] = {}
+        if self.step < total_steps:
+            iterator = feed.iterate_train(self.strategy, start_step=self.step)
+        while self.step < total_steps and not model.stop_training:
+            epoch, first = divmod(self.step, steps_per_epoch)
+            last = min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
+            if first == 0:
+                self._reset_metrics()
+            callback_list.on_epoch_begin(epoch)
+            for batch in range(first, last):
+                callback_list.on_train_batch_begin(batch)
+                loss = float(self._train_step(iterator))
+                self.step += 1
+                if not math.isfinite(loss):
+                    raise TrainingError(
+                        f"The loss of step {self.step} is {loss}. {self._describe_last_good()} "
+                        "Lower --learning_rate, clip the gradients, or check the data."
+                    )
+                epoch_logs = self._read_logs()
+                callback_list.on_train_batch_end(batch, epoch_logs)
+                if self._stop_requested or model.stop_training:
+                    break
+                if checkpoint_every and self.step % checkpoint_every == 0 and batch + 1 < last:
+                    self.save_checkpoint()
+            if self._stop_requested and batch + 1 < last:
+                self.save_checkpoint()
+                break
+            if validation_data is not None:
+                validation_logs = self._evaluate(
+                    validation_data,
+                    global_batch_size=global_batch_size,
+                    steps=validation_steps,
+                    callback_list=callback_list,
+                )
+                epoch_logs |= {f"val_{name}": value for name, value in validation_logs.items()}
+            callback_list.on_epoch_end(epoch, epoch_logs)
+            self.save_checkpoint()
+            if self._stop_requested:
+                break
+        callback_list.on_train_end(epoch_logs)
+        return self.history
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        global_batch_size: int = 32,
+        steps: int | None = None,
+        callbacks: Iterable[keras.callbacks.Callback] = (),
+        verbose: int | str = "auto",
+    ) -> dict[str, float]:
+        """Returns the losses and metrics over a data set, every example counted once.
+
+        Args:
+          x, y, sample_weight, global_batch_size: as in `fit`.
+          steps: global batches to use; all by default.
+          callbacks, verbose: as in Keras.
+        """
+        data = tuple(part for part in (x, y, sample_weight) if part is not None)
+        return self._evaluate(
+            data if len(data) > 1 else x,
+            global_batch_size=global_batch_size,
+            steps=steps,
+            callbacks=callbacks,
+            verbose=verbose,
+        )
+
+    def predict(self, x: Any, *, global_batch_size: int = 32) -> Any:
+        """Returns the model's outputs for every example, in order.
+
+        Args:
+          x: an array or a structure of them, a source, or a `tf.data.Dataset` of batches of
+            `x` alone.
+          global_batch_size: as in `fit`.
+
+        Returns:
+          float array [examples, ...], or the model's structure of them.
+        """
+        feed = self._make_feed(x, global_batch_size=global_batch_size)
+        predict_step = make_predict_step(self.model, self.strategy)
+        iterator = _unwrap_inputs(feed).iterate_eval(self.strategy)
+        parts: list[Any] = []
+        while True:
+            try:
+                replicas = predict_step(iterator)
+            except (tf.errors.OutOfRangeError, StopIteration):
+                break
+            for outputs, count in replicas:
+                n = int(count)
+                parts.append(keras.tree.map_structure(lambda t, n=n: t.numpy()[:n], outputs))
+        if not parts:
+            raise TfdistError("Cannot predict: the data are empty.")
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+
+    def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
+        """Checks the data against model and strategy and creates every variable.
+
+        `fit` and `evaluate` do so themselves; a command calls it before it writes anything.
+
+        Args:
+          x, y, global_batch_size: as in `fit`.
+        """
+        self._build(self._make_feed(x, y, global_batch_size=global_batch_size))
+
+    def save_model(self, path: str) -> None:
+        """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`."""
+        with tempfile.TemporaryDirectory() as directory:
+            local = f"{directory}/model.keras"
+            self.model.save(local)
+            tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
+        tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
+
+    def request_stop(self) -> None:
+        """Lets `fit` finish its step, write a checkpoint and return. Safe in a signal handler."""
+        self._stop_requested = True
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether `fit` ended because of `request_stop`."""
+        return self._stop_requested
+
+    def save_checkpoint(self) -> None:
+        """Writes a checkpoint of the present step, if the trainer has a directory for them."""
+        if self._checkpoints is None:
+            return
+        self._checkpoints.save(
+            step=self.step,
+            variables=self._list_state(),
+            state={
+                "step": self.step,
+                "history": {"epoch": self.history.epoch, "logs": self.history.history},
+                "metrics": [variable.numpy().tolist() for variable in self._list_metric_state()],
+            },
+        )
+
+    def mark_best_checkpoint(self) -> None:
+        """Lets the checkpoint of the present step stay until another one is marked."""
+        if self._checkpoints is not None:
+            self._checkpoints.mark_best(self.step)
+
+    def restore_best_checkpoint(self) -> int | None:
+        """Gives the model the weights of the marked checkpoint; returns its step, if any."""
+        best = self._checkpoints.best_step() if self._checkpoints else None
+        if self._checkpoints is not None and best is not None:
+            self._checkpoints.restore_step(best, self._list_state())
+        return best
+
+    def weights_sha256(self) -> str:
+        """Returns a hash over the float32 bytes of all weights, in the model's order."""
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            digest.update(np.ascontiguousarray(weight.numpy(), dtype="<f4").tobytes())
+        return digest.hexdigest()
+
+    def _make_feed(self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
+        return make_feed(
+            x,
+            y,
+            sample_weight,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            seed=self.seed,
+            **options,
+        )
+
+    def _build(self, feed: Feed) -> None:
+        """Creates every variable that is not there yet, and the compiled steps, once."""
+        if self._objective is not None:
+            return
+        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+            self.model._symbolic_build(data_batch=feed.batch_spec)
+            self._objective = Objective(self.model)
+        self._train_step = make_train_step(self.model, self._objective, self.strategy)
+        self._eval_step = make_eval_step(self.model, self._objective, self.strategy)
+        read_logs = make_read_logs(self.model, self._objective)
+        self._read_logs = lambda: {name: float(value) for name, value in read_logs().items()}
+
+    def _evaluate(
+        self,
+        data: Any,
+        *,
+        global_batch_size: int,
+        steps: int | None,
+        callback_list: keras.callbacks.CallbackList | None = None,
+        callbacks: Iterable[keras.callbacks.Callback] = (),
+        verbose: int | str = 0,
+    ) -> dict[str, float]:
+        parts = data if isinstance(data, tuple) else (data,)
+        feed = self._make_feed(*parts, global_batch_size=global_batch_size)
+        self._build(feed)
+        steps = steps or feed.num_steps
+        if callback_list is None:
+            callback_list = keras.callbacks.CallbackList(
+                list(callbacks),
+                add_progbar=verbose != 0,
+                model=self.model,
+                verbose=1 if verbose == "auto" else verbose,
+                epochs=1,
+                steps=steps,
+            )
+        saved = [variable.numpy() for variable in self._list_metric_state()]
+        self._reset_metrics()
+        callback_list.on_test_begin()
+        iterator = feed.iterate_eval(self.strategy)
+        batch = 0
+        while steps is None or batch < steps:
+            callback_list.on_test_batch_begin(batch)
+            try:
+                self._eval_step(iterator)
+            except (tf.errors.OutOfRangeError, StopIteration):
+                break
+            callback_list.on_test_batch_end(batch, {})
+            batch += 1
+        logs = self._read_logs()
+        callback_list.on_test_end(logs)
+        self._restore_metrics(saved)
+        return logs
+
+    def _list_state(self) -> list[keras.Variable]:
+        return [*self.model.variables, *self.model.optimizer.variables]
+
+    def _list_metric_state(self) -> list[keras.Variable]:
+        assert self._objective is not None
+        metrics = [*self._objective.metrics, *list_metrics(self.model)]
+        return [variable for metric in metrics for variable in metric.variables]
+
+    def _reset_metrics(self) -> None:
+        assert self._objective is not None
+        for metric in [*self._objective.metrics, *list_metrics(self.model)]:
+            metric.reset_state()
+
+    def _restore(self) -> dict[str, Any] | None:
+        state = self._checkpoints.restore(self._list_state()) if self._checkpoints else None
+        if state is not None:
+            self.step = self.resumed_from_step = state["step"]
+            self._restore_metrics(state["metrics"])
+        return state
+
+    def _restore_metrics(self, values: Sequence[Any]) -> None:
+        """Gives the sums back to the first replica; the others start from zero."""
+
+        def assign() -> None:
+            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            for variable, value in zip(self._list_metric_state(), values, strict=True):
+                value = tf.cast(value, variable.dtype)
+                variable.assign(tf.where(first, value, tf.zeros_like(value)))
+
+        self.strategy.run(tf.function(assign))
+
+    def _describe_last_good(self) -> str:
+        steps = self._checkpoints.list_steps() if self._checkpoints else []
+        return f"The checkpoint of step {steps[-1]} is kept." if steps else "No checkpoint yet."
+
+
+def _aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
+    """Gives state that layers update in a replica a rule to agree by.
+
+    Keras creates moving statistics and seeds without an aggregation, so that replicas drift
+    apart and CentralStorageStrategy refuses the update. Floats agree on their mean, others
+    on the first replica's value.
+    """
+    if not arguments.get("trainable", True) and arguments.get("aggregation") in (
+        None,
+        tf.VariableAggregation.NONE,
+    ):
+        dtype = arguments.get("dtype")
+        floating = dtype is None or tf.as_dtype(dtype).is_floating
+        arguments["aggregation"] = (
+            tf.VariableAggregation.MEAN if floating else tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
+    return next_creator(**arguments)
+
+
+def _unwrap_inputs(feed: Feed) -> Feed:
+    """Leaves only the inputs of a feed's evaluation batches."""
+
+    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return feed.make_eval(context).map(
+            lambda batch, num_valid: (keras.utils.unpack_x_y_sample_weight(batch)[0], num_valid)
+        )
+
+    return Feed(
+        batch_spec=feed.batch_spec,
+        num_steps=feed.num_steps,
+        num_examples=feed.num_examples,
+        make_train=feed.make_train,
+        make_eval=make_eval,
+    )
