@@ -11,7 +11,7 @@ from tfdist.errors import TfdistError
 _FILL = 127.5
 # Sampling boxes keep this far inside the image, so that rounding never samples outside.
 _MARGIN = 1e-6
-_LUMA = (0.299, 0.587, 0.114)
+_LUMA_RED, _LUMA_BLUE = 0.299, 0.114
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +127,13 @@ class Augmentation:
         )
         # Contrast turns about mid-grey, not about the image's mean: a sum over pixels
         # would depend on how the batch is split over threads.
-        gain = brightness * contrast
-        grey = sum(_LUMA[c] * images[..., c : c + 1] for c in range(3))
-        images = images * _per_image(gain * saturation) + grey * _per_image(
-            gain * (1.0 - saturation)
-        )
-        images += _per_image(127.5 * (1.0 - contrast))
+        gain, offset = brightness * contrast, 127.5 * (1.0 - contrast)
+        # No two additions follow each other: Grappler re-associates those by their
+        # operands' shapes, and the last bit would depend on the batch.
+        red, green, blue = (images[..., c : c + 1] for c in range(3))
+        grey = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
+        images = (grey + (images - grey) * _per_image(saturation)) * _per_image(gain)
+        images += _per_image(offset)
         return tf.clip_by_value(images, 0.0, 255.0)
 
 

@@ -171,7 +171,9 @@ def _draw_shape(
         for column, axis in ((6, ys), (7, xs))
     )
     colour = _make_colours(base, draws[:, 8:12])[:, :, None, None]
-    paint = colour + (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
+    # Subtracted, as Grappler re-associates sums of sums by their operands' shapes, and the
+    # last bit would depend on the batch.
+    paint = colour - (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
     cover = tf.clip_by_value(0.5 - distance, 0.0, 1.0)[:, None]
     images += (paint - images) * cover
     masks = tf.where(distance < 0.0, label[:, None, None], masks)
