@@ -1,0 +1,287 @@
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data.augment import Augmentation
+from tfdist.data.graph_errors import as_user_error
+from tfdist.data.pipeline import (
+    make_eval_dataset,
+    make_train_dataset,
+    split_batches,
+    split_rows,
+    steps_per_epoch,
+)
+from tfdist.data.shapes import make_shapes
+from tfdist.data.source import ArraySource, Source
+from tfdist.errors import TfdistError
+
+AUGMENTATION = Augmentation(flip=True, scale=(0.6, 1.7), colour=0.3, ignore_label=9)
+
+
+def make_counting_source(num_examples):
+    return ArraySource.from_arrays({"i": np.arange(num_examples), "x": np.zeros((num_examples, 2))})
+
+
+def take_global_batches(dataset, num_steps, num_local):
+    """Returns the elements of `num_steps` steps, each step's replicas concatenated."""
+    elements = list(dataset.take(num_steps * num_local).as_numpy_iterator())
+    return [
+        tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts), *elements[k * num_local : (k + 1) * num_local]
+        )
+        for k in range(num_steps)
+    ]
+
+
+def assert_same(left, right):
+    tf.nest.assert_same_structure(left, right)
+    for a, b in zip(tf.nest.flatten(left), tf.nest.flatten(right), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return make_shapes("train", (24, 32), 20)
+
+
+@pytest.fixture(scope="module")
+def one_replica(shapes):
+    dataset = make_train_dataset(
+        shapes, global_batch_size=8, seed=3, augmentation=AUGMENTATION
+    )
+    return take_global_batches(dataset, 6, 1)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
+def test_global_batch_does_not_depend_on_the_number_of_replicas(shapes, one_replica, num_replicas):
+    dataset = make_train_dataset(
+        shapes, global_batch_size=8, seed=3, num_replicas=num_replicas, augmentation=AUGMENTATION
+    )
+    assert_same(take_global_batches(dataset, 6, num_replicas), one_replica)
+
+
+def test_processes_together_make_the_global_batch(shapes, one_replica):
+    parts = [
+        take_global_batches(
+            make_train_dataset(
+                shapes,
+                global_batch_size=8,
+                seed=3,
+                num_replicas=3,
+                replicas=replicas,
+                augmentation=AUGMENTATION,
+            ),
+            6,
+            len(replicas),
+        )
+        for replicas in (range(2), range(2, 3))
+    ]
+    joined = [
+        tf.nest.map_structure(lambda a, b: np.concatenate([a, b]), *pair)
+        for pair in zip(*parts, strict=True)
+    ]
+    assert_same(joined, one_replica)
+
+
+@pytest.mark.parametrize("start_step", [1, 4])
+def test_start_step_continues_the_stream(shapes, one_replica, start_step):
+    dataset = make_train_dataset(
+        shapes,
+        global_batch_size=8,
+        seed=3,
+        start_step=start_step,
+        num_replicas=2,
+        augmentation=AUGMENTATION,
+    )
+    assert_same(take_global_batches(dataset, 6 - start_step, 2), one_replica[start_step:])
+
+
+def test_seed_changes_the_stream(shapes, one_replica):
+    dataset = make_train_dataset(shapes, global_batch_size=8, seed=4, augmentation=AUGMENTATION)
+    assert not np.array_equal(take_global_batches(dataset, 1, 1)[0][0], one_replica[0][0])
+
+
+def test_augmentation_changes_from_pass_to_pass():
+    source = make_shapes("train", (24, 32), 1)
+    dataset = make_train_dataset(source, global_batch_size=4, seed=3, augmentation=AUGMENTATION)
+    images = take_global_batches(dataset, 1, 1)[0][0]
+    assert len({image.tobytes() for image in images}) == 4
+
+
+@pytest.mark.parametrize("num_examples", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("seed", [0, 2**31 - 1])
+def test_every_pass_holds_every_example_once(num_examples, seed):
+    dataset = make_train_dataset(
+        make_counting_source(num_examples), global_batch_size=6, seed=seed, num_replicas=4
+    )
+    steps = steps_per_epoch(4 * num_examples, 6)
+    batches = take_global_batches(dataset, steps, 4)
+    stream = np.concatenate([batch["i"] for batch in batches])[: 4 * num_examples]
+    passes = stream.reshape(4, num_examples)
+    np.testing.assert_array_equal(np.sort(passes, axis=1), [np.arange(num_examples)] * 4)
+    if num_examples == 50:
+        assert len({tuple(row) for row in passes}) == 4
+
+
+def test_order_is_that_of_index_shuffle():
+    """Holds the vectorised shuffle to the public function, one position at a time."""
+    num_examples, seed = 11, 5
+    dataset = make_train_dataset(make_counting_source(num_examples), global_batch_size=8, seed=seed)
+    stream = np.concatenate([b["i"] for b in take_global_batches(dataset, 5, 1)])
+    expected = [
+        int(
+            tf.random.experimental.index_shuffle(
+                tf.constant(p % num_examples, tf.int64),
+                tf.constant([seed, p // num_examples], tf.int64),
+                tf.constant(num_examples - 1, tf.int64),
+            )
+        )
+        for p in range(40)
+    ]
+    assert stream.tolist() == expected
+
+
+def test_without_shuffle_passes_are_in_order():
+    dataset = make_train_dataset(
+        make_counting_source(5), global_batch_size=4, seed=0, shuffle=False
+    )
+    stream = np.concatenate([b["i"] for b in take_global_batches(dataset, 3, 1)])
+    assert stream.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def test_far_step_of_a_large_source_starts_at_once():
+    source = make_shapes("train", (32, 32), 1_000_000)
+    start = time.perf_counter()
+    dataset = make_train_dataset(source, global_batch_size=16, seed=1, start_step=10**12)
+    image, _ = next(iter(dataset))
+    assert image.shape == (16, 32, 32, 3)
+    assert time.perf_counter() - start < 5.0
+
+
+def test_stream_has_no_end_and_static_shapes_where_they_divide(shapes):
+    dataset = make_train_dataset(shapes, global_batch_size=8, seed=0, num_replicas=2)
+    assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert dataset.element_spec[0].shape == (4, 24, 32, 3)
+    assert dataset.element_spec[0].dtype == tf.float32
+    assert dataset.element_spec[1] == tf.TensorSpec((4, 24, 32), tf.int32)
+    uneven = make_train_dataset(shapes, global_batch_size=8, seed=0, num_replicas=3)
+    assert uneven.element_spec[0].shape.as_list() == [None, 24, 32, 3]
+
+
+def test_split_rows_is_even_and_larger_first():
+    assert split_rows(16, 3) == [(0, 6), (6, 11), (11, 16)]
+    assert split_rows(2, 3) == [(0, 1), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize(("num_examples", "batch"), [(10, 4), (9, 4), (8, 4), (1, 4), (5, 16)])
+def test_eval_covers_every_example_once(num_examples, batch, num_replicas):
+    source = make_counting_source(num_examples)
+    dataset = make_eval_dataset(source, global_batch_size=batch, num_replicas=num_replicas)
+    size = -(-batch // num_replicas)
+    assert dataset.element_spec[0]["i"].shape == (size,)
+    elements = list(dataset.as_numpy_iterator())
+    assert len(elements) == steps_per_epoch(num_examples, batch) * num_replicas
+    assert all(part["i"].shape == (size,) for part, _ in elements)
+    seen = np.concatenate([part["i"][:num_valid] for part, num_valid in elements])
+    assert seen.tolist() == list(range(num_examples))
+
+
+def test_eval_gives_every_process_equally_many():
+    source = make_counting_source(5)
+    parts = [
+        list(
+            make_eval_dataset(
+                source, global_batch_size=4, num_replicas=3, replicas=[replica]
+            ).as_numpy_iterator()
+        )
+        for replica in range(3)
+    ]
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert [int(part[1][1]) for part in parts] == [1, 0, 0]
+    assert parts[0][1][1].dtype == np.int32
+
+
+def test_load_alone_is_enough_for_a_source():
+    class Squares(Source):
+        @property
+        def element_spec(self):
+            return tf.TensorSpec((), tf.int64)
+
+        def load(self, index):
+            return index * index
+
+    dataset = make_train_dataset(
+        Squares(num_examples=4), global_batch_size=4, seed=0, shuffle=False
+    )
+    assert next(iter(dataset)).numpy().tolist() == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"global_batch_size": 2, "num_replicas": 3}, "global batch of 2 over 3 .* at least 3"),
+        ({"seed": -1}, "seed -1: it must be in 0"),
+        ({"seed": 2**31}, "it must be in 0"),
+        ({"start_step": -1}, "start at step -1"),
+        ({"num_replicas": 2, "replicas": [2]}, "replicas 2 of 2"),
+        ({"replicas": []}, "replicas none of 1"),
+        ({"augmentation": AUGMENTATION}, r"must be \(image, mask\), found dict of 2"),
+    ],
+)
+def test_train_refuses(arguments, message):
+    with pytest.raises(TfdistError, match=message):
+        make_train_dataset(
+            make_counting_source(4), **({"global_batch_size": 4, "seed": 0} | arguments)
+        )
+
+
+def test_eval_refuses_an_empty_batch():
+    with pytest.raises(TfdistError, match="global batch of 0"):
+        make_eval_dataset(make_counting_source(4), global_batch_size=0)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_split_batches_keeps_rows_and_order(num_replicas):
+    data = {"x": np.arange(22.0).reshape(11, 2), "y": (np.arange(11), np.arange(11) * 2)}
+    batches = tf.data.Dataset.from_tensor_slices(data).batch(4)
+    parts = list(split_batches(batches, num_replicas=num_replicas, pad=False).as_numpy_iterator())
+    assert len(parts) == 3 * num_replicas
+    joined = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+    assert_same(joined, data)
+    if num_replicas == 3:
+        assert [len(part["x"]) for part in parts[:3]] == [2, 1, 1]
+
+
+def test_split_batches_pads_short_and_empty_slices():
+    batches = tf.data.Dataset.range(9).batch(4)
+    parts = list(split_batches(batches, num_replicas=3, pad=True).as_numpy_iterator())
+    assert [(part.tolist(), int(n)) for part, n in parts[:3]] == [([0, 1], 2), ([2, 2], 1), ([3, 3], 1)]
+    assert [(part.tolist(), int(n)) for part, n in parts[-3:]] == [([8], 1), ([8], 0), ([8], 0)]
+
+
+def test_split_batches_keeps_tuples_and_static_shapes():
+    batches = tf.data.Dataset.from_tensor_slices((np.zeros((8, 3)),)).batch(4, drop_remainder=True)
+    parts = split_batches(batches, num_replicas=2, replicas=[1], pad=False)
+    assert parts.element_spec == (tf.TensorSpec((2, 3), tf.float64),)
+    padded = split_batches(batches, num_replicas=3, pad=True)
+    assert padded.element_spec[0] == (tf.TensorSpec((2, 3), tf.float64),)
+
+
+def test_split_batches_refuses_fewer_rows_than_replicas():
+    dataset = split_batches(tf.data.Dataset.range(5).batch(4), num_replicas=2, pad=False)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        list(dataset)
+    error = as_user_error(caught.value)
+    assert str(error).startswith("Cannot split a batch of 1 rows over 2 replicas")
+    assert "drop_remainder=True" in str(error)
+
+
+def test_split_batches_refuses_scalars_and_sparse_tensors():
+    with pytest.raises(TfdistError, match=r"scalars .* \.batch\("):
+        split_batches(tf.data.Dataset.range(5), num_replicas=2, pad=False)
+    sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(4))
+    with pytest.raises(TfdistError, match="SparseTensorSpec over replicas"):
+        split_batches(sparse, num_replicas=2, pad=False)

@@ -1,0 +1,29 @@
+"""Sources of examples, and global batches that are a pure function of (seed, step)."""
+
+from tfdist._lazy import lazy_exports
+
+_EXPORTS = {
+    "ArraySource": "tfdist.data.source:ArraySource",
+    "Augmentation": "tfdist.data.augment:Augmentation",
+    "BatchSource": "tfdist.data.source:BatchSource",
+    "SequentialSource": "tfdist.data.cache:SequentialSource",
+    "Source": "tfdist.data.source:Source",
+    "as_user_error": "tfdist.data.graph_errors:as_user_error",
+    "cache_source": "tfdist.data.cache:cache_source",
+    "count_classes": "tfdist.data.class_weights:count_classes",
+    "count_pixels_with_class": "tfdist.data.class_weights:count_pixels_with_class",
+    "make_class_weights": "tfdist.data.class_weights:make_class_weights",
+    "make_eval_dataset": "tfdist.data.pipeline:make_eval_dataset",
+    "make_folder": "tfdist.data.folder:make_folder",
+    "make_shapes": "tfdist.data.shapes:make_shapes",
+    "make_source": "tfdist.data.registry:make_source",
+    "make_tfds": "tfdist.data.tfds_source:make_tfds",
+    "make_train_dataset": "tfdist.data.pipeline:make_train_dataset",
+    "split_batches": "tfdist.data.pipeline:split_batches",
+    "split_rows": "tfdist.data.pipeline:split_rows",
+    "steps_per_epoch": "tfdist.data.pipeline:steps_per_epoch",
+}
+
+__all__ = list(_EXPORTS)
+
+__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

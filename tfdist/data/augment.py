@@ -1,0 +1,150 @@
+"""Augmentation of images and their masks, a pure function of a seed per example."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.data.seeds import hash_uniform
+from tfdist.errors import TfdistError
+
+# Grey, seen by the model where a scaled-down image leaves its frame empty.
+_FILL = 127.5
+# Sampling boxes keep this far inside the image, so that rounding never samples outside.
+_MARGIN = 1e-6
+_LUMA_RED, _LUMA_BLUE = 0.299, 0.114
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """Random flips, scaling with a crop, and colour changes.
+
+    Each example's change depends on its own seed alone, so it does not matter how
+    examples are batched or where they are processed.
+
+    Attributes:
+      flip: mirror left and right for half of the examples.
+      scale: smallest and largest zoom, drawn log-uniformly; a crop of the frame's size
+        is taken at a random place. Below 1 the frame is not filled: the rest is grey in
+        the image and `ignore_label` in the mask. Without an ignore label zooms below 1
+        are drawn as 1.
+      colour: strength in [0, 1) of the changes of brightness, contrast and saturation:
+        each is multiplied by a number in [1 - colour, 1 + colour].
+      ignore_label: label of pixels outside of the image; the pipeline fills in the
+        source's when this is None.
+
+    Raises:
+      TfdistError: the scale is not 0 < min <= max, or colour is not in [0, 1).
+    """
+
+    flip: bool = True
+    scale: tuple[float, float] = (1.0, 1.0)
+    colour: float = 0.0
+    ignore_label: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise TfdistError(
+                f"Cannot scale images by {self.scale}: give (min, max), 0 < min <= max."
+            )
+        if not 0 <= self.colour < 1:
+            raise TfdistError(f"Cannot change colours by {self.colour}: give a number in [0, 1).")
+
+    def __call__(
+        self, image: tf.Tensor, mask: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns one example changed.
+
+        Args:
+          image: float32 [height, width, 3], in [0, 255].
+          mask: int32 [height, width].
+          seed: int64 [2].
+
+        Returns:
+          The image and the mask, of the same shapes, dtypes and range.
+        """
+        images, masks = self.augment_batch(image[None], mask[None], seed[None])
+        return images[0], masks[0]
+
+    def augment_batch(
+        self, images: tf.Tensor, masks: tf.Tensor, seeds: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns a batch changed, row by row as `__call__` would.
+
+        Args:
+          images: float32 [batch, height, width, 3], in [0, 255].
+          masks: int32 [batch, height, width].
+          seeds: int64 [batch, 2].
+        """
+        draws = hash_uniform(seeds, 7)
+        flips = draws[:, 0] < 0.5 if self.flip else tf.zeros_like(draws[:, 0], tf.bool)
+        if self._scales():
+            images, masks = self._scale_and_flip(images, masks, flips, draws[:, 1:4])
+        elif self.flip:
+            images = tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
+            masks = tf.where(flips[:, None, None], masks[:, :, ::-1], masks)
+        if self.colour:
+            images = self._change_colours(images, draws[:, 4:7])
+        return images, masks
+
+    def _get_scale(self) -> tuple[float, float]:
+        low, high = self.scale
+        return (low, high) if self.ignore_label is not None else (max(low, 1.0), max(high, 1.0))
+
+    def _scales(self) -> bool:
+        return self._get_scale() != (1.0, 1.0)
+
+    def _scale_and_flip(
+        self, images: tf.Tensor, masks: tf.Tensor, flips: tf.Tensor, draws: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Samples one box of each image; one kernel scales, crops and flips."""
+        low, high = self._get_scale()
+        # In float64 and rounded: exp's last bit may depend on the place in the batch.
+        ratio = tf.math.log(tf.constant(high / low, tf.float64))
+        zoom = low * tf.exp(tf.cast(draws[:, 0], tf.float64) * ratio)
+        side = tf.cast(1.0 / zoom, tf.float32)
+        top, left = draws[:, 1] * (1.0 - side), draws[:, 2] * (1.0 - side)
+        inside = side <= 1.0
+        y1, y2 = _keep_inside(top, top + side, inside)
+        x1, x2 = _keep_inside(left, left + side, inside)
+        x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
+        boxes = tf.stack([y1, x1, y2, x2], axis=-1)
+        rows = tf.range(tf.shape(images)[0])
+        size = tf.shape(images)[1:3]
+        outside = 0 if self.ignore_label is None else self.ignore_label
+        scaled = tf.image.crop_and_resize(
+            images, boxes, rows, size, method="bilinear", extrapolation_value=_FILL
+        )
+        labels = tf.image.crop_and_resize(
+            masks[..., None], boxes, rows, size, method="nearest", extrapolation_value=outside
+        )
+        scaled = tf.ensure_shape(scaled, images.shape)
+        labels = tf.ensure_shape(tf.cast(labels[..., 0], masks.dtype), masks.shape)
+        return scaled, labels
+
+    def _change_colours(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        brightness, contrast, saturation = tf.unstack(
+            1.0 + self.colour * (2.0 * draws - 1.0), axis=-1
+        )
+        # Contrast turns about mid-grey, not about the image's mean: a sum over pixels
+        # would depend on how the batch is split over threads.
+        gain, offset = brightness * contrast, 127.5 * (1.0 - contrast)
+        # No two additions follow each other: Grappler re-associates those by their
+        # operands' shapes, and the last bit would depend on the batch.
+        red, green, blue = (images[..., c : c + 1] for c in range(3))
+        grey = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
+        images = (grey + (images - grey) * _per_image(saturation)) * _per_image(gain)
+        images += _per_image(offset)
+        return tf.clip_by_value(images, 0.0, 255.0)
+
+
+def _keep_inside(
+    start: tf.Tensor, stop: tf.Tensor, inside: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    def clip(edge: tf.Tensor) -> tf.Tensor:
+        return tf.where(inside, tf.clip_by_value(edge, _MARGIN, 1.0 - _MARGIN), edge)
+
+    return clip(start), clip(stop)
+
+
+def _per_image(values: tf.Tensor) -> tf.Tensor:
+    return values[:, None, None, None]

@@ -1,0 +1,273 @@
+"""Decoded examples as bytes, in memory or in a mapped file, read at random."""
+
+import abc
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.source import BatchSource, Source
+from tfdist.errors import TfdistError, make_unknown_name_error
+
+CACHES = ("auto", "memory", "disk", "none")
+DEFAULT_MEMORY_LIMIT_BYTES = 2 * 2**30
+
+_READ_BATCH = 32
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SequentialSource(abc.ABC):
+    """Images and masks that are read from the first to the last.
+
+    Attributes:
+      num_examples: how many examples there are.
+      image_size: (height, width) in pixels of every example.
+      num_classes: number of classes.
+      class_names: their names, or None.
+      ignore_label: label that neither loss nor metrics see, or None.
+    """
+
+    num_examples: int
+    image_size: tuple[int, int]
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+    ignore_label: int | None = None
+
+    @abc.abstractmethod
+    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order."""
+
+    @abc.abstractmethod
+    def get_fingerprint(self) -> str:
+        """Returns a text that changes whenever what `read_examples` yields would."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CachedSource(BatchSource):
+    """Decoded images and masks; build it with `cache_source`.
+
+    Attributes:
+      images: uint8 [num_examples, height, width, 3].
+      masks: uint8 [num_examples, height, width].
+    """
+
+    images: "tf.Tensor | MappedFile"
+    masks: "tf.Tensor | MappedFile"
+
+    @property
+    def element_spec(self) -> Any:
+        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
+        return (
+            tf.TensorSpec(self.images.shape[1:], tf.float32),
+            tf.TensorSpec(self.masks.shape[1:], tf.int32),
+        )
+
+    def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the images and masks at `indices` (int64 [batch])."""
+        return (
+            tf.cast(_gather(self.images, indices), tf.float32),
+            tf.cast(_gather(self.masks, indices), tf.int32),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedFile:
+    """A file of uint8 that graphs read without loading it.
+
+    Attributes:
+      path: of a local file of exactly the shape's number of bytes.
+      shape: of the array in it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+
+    def read(self) -> tf.Tensor:
+        """Returns the array: uint8, mapped, so that only what is gathered is read."""
+        # An operation of TensorFlow, unlike np.memmap in a numpy_function, is found by
+        # the other processes of a parameter server's cluster too.
+        return tf.raw_ops.ImmutableConst(
+            dtype=tf.uint8, shape=self.shape, memory_region_name=self.path
+        )
+
+
+def cache_source(
+    source: Source | SequentialSource,
+    where: str = "auto",
+    *,
+    directory: str | None = None,
+    memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
+    quiet: bool = False,
+) -> Source:
+    """Returns a source of the same examples that is fast at random access.
+
+    Every example is read once, in order, and kept as bytes: images are rounded to whole
+    numbers in [0, 255].
+
+    Args:
+      source: of (image, mask) examples.
+      where: "memory"; "disk", a mapped file that later runs find again; "auto", memory
+        up to `memory_limit_bytes` and disk beyond; "none", the source itself.
+      directory: holds the files of "disk"; a local directory, by default
+        ~/.cache/tfdist.
+      memory_limit_bytes: see "auto".
+      quiet: show no progress bar.
+
+    Raises:
+      TfdistError: an unknown `where`; "none" for a source without random access;
+        examples that are not an image and a mask; a directory that is not local or
+        cannot be written; whatever reading the source raises.
+    """
+    if where not in CACHES:
+        raise make_unknown_name_error("cache", where, CACHES)
+    if where == "none":
+        if not isinstance(source, Source):
+            raise TfdistError(
+                "Cannot read this data set without a cache: its examples come one after the "
+                "other. Choose a cache in memory or on disk."
+            )
+        return source
+    height, width = _get_image_size(source)
+    size_bytes = source.num_examples * height * width * 4
+    if where == "auto":
+        where = "memory" if size_bytes <= memory_limit_bytes else "disk"
+    images_shape = (source.num_examples, height, width, 3)
+    images: tf.Tensor | MappedFile
+    masks: tf.Tensor | MappedFile
+    if where == "memory":
+        arrays = np.empty(images_shape, np.uint8), np.empty(images_shape[:3], np.uint8)
+        for i, (image, mask) in enumerate(_show_progress(source, quiet)):
+            arrays[0][i], arrays[1][i] = image, mask
+        with tf.device("CPU:0"):
+            images, masks = (tf.convert_to_tensor(array) for array in arrays)
+    else:
+        folder = _write_once(source, Path(_get_local(directory)), quiet)
+        images = MappedFile(str(folder / "images.u8"), images_shape)
+        masks = MappedFile(str(folder / "masks.u8"), images_shape[:3])
+    return CachedSource(
+        num_examples=source.num_examples,
+        num_classes=source.num_classes,
+        class_names=source.class_names,
+        ignore_label=source.ignore_label,
+        images=images,
+        masks=masks,
+    )
+
+
+def _gather(array: "tf.Tensor | MappedFile", indices: tf.Tensor) -> tf.Tensor:
+    with tf.device("CPU:0") if tf.executing_eagerly() else tf.device(None):
+        return tf.gather(array.read() if isinstance(array, MappedFile) else array, indices)
+
+
+def _get_image_size(source: Source | SequentialSource) -> tuple[int, int]:
+    if isinstance(source, SequentialSource):
+        return source.image_size
+    shapes = [tuple(spec.shape) for spec in tf.nest.flatten(source.element_spec)]
+    if len(shapes) == 2 and shapes[0] == (*shapes[1], 3) and len(shapes[1]) == 2:
+        return shapes[1]
+    raise TfdistError(
+        "Cannot cache these examples: they must be an image [height, width, 3] and its mask "
+        f"[height, width], found shapes {', '.join(map(str, shapes))}. Use no cache."
+    )
+
+
+def _read_examples(source: Source | SequentialSource) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if isinstance(source, SequentialSource):
+        yield from source.read_examples()
+        return
+    indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
+    batches = indices.map(
+        lambda i: tf.nest.map_structure(
+            lambda leaf: tf.cast(tf.round(tf.cast(leaf, tf.float32)), tf.uint8),
+            source.load_batch(i),
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+    for images, masks in batches.as_numpy_iterator():
+        yield from zip(images, masks, strict=True)
+
+
+def _show_progress(
+    source: Source | SequentialSource, quiet: bool
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    if quiet:
+        yield from _read_examples(source)
+        return
+    bar = keras.utils.Progbar(source.num_examples, unit_name="example")
+    for example in _read_examples(source):
+        yield example
+        bar.add(1)
+
+
+def _get_local(directory: str | None) -> str:
+    if directory is None:
+        return str(Path.home() / ".cache" / "tfdist")
+    if "://" in directory:
+        raise TfdistError(
+            f"Cannot map files of {directory!r} into memory: the cache's directory must be on "
+            "a local disk."
+        )
+    return directory
+
+
+def _write_once(source: Source | SequentialSource, directory: Path, quiet: bool) -> Path:
+    """Returns the folder that holds the source's bytes, writing it when it is not there."""
+    fingerprint = _get_fingerprint(source)
+    folder = directory / hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
+    if folder.is_dir():
+        return folder
+    partial = directory / f"{folder.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        partial.mkdir(parents=True)
+        with (
+            (partial / "images.u8").open("wb") as images,
+            (partial / "masks.u8").open("wb") as masks,
+        ):
+            for image, mask in _show_progress(source, quiet):
+                images.write(np.ascontiguousarray(image))
+                masks.write(np.ascontiguousarray(mask))
+        (partial / "fingerprint.json").write_text(fingerprint + "\n")
+        try:
+            os.rename(partial, folder)
+        except OSError:
+            # Another process was faster; its bytes are the same.
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        raise TfdistError(
+            f"Cannot write the cache in {str(directory)!r}: {error.strerror or error}. Name "
+            "another directory, or keep the cache in memory."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _get_fingerprint(source: Source | SequentialSource) -> str:
+    if isinstance(source, SequentialSource):
+        what = source.get_fingerprint()
+    else:
+        fields = {
+            field.name: getattr(source, field.name) for field in dataclasses.fields(source)
+        }
+        if not all(isinstance(value, str | int | tuple | None) for value in fields.values()):
+            raise TfdistError(
+                f"Cannot cache a {type(source).__name__} on disk: nothing tells whether its "
+                "contents have changed. Keep the cache in memory."
+            )
+        what = f"{type(source).__name__} {json.dumps(fields, sort_keys=True)}"
+    size = list(_get_image_size(source))
+    return json.dumps(
+        {"format": _FORMAT, "source": what, "num_examples": source.num_examples, "size": size}
+    )

@@ -1,0 +1,294 @@
+"""`folder`: images and masks in directories, paired by name."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.cache import SequentialSource
+from tfdist.data.graph_errors import make_graph_error
+from tfdist.data.masks import MaskFormatError, decode_mask
+from tfdist.data.source import Source
+from tfdist.errors import TfdistError
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")
+MASK_EXTENSIONS = (".png",)
+
+_MAX_NAMED = 3
+
+
+def make_folder(
+    data_dir: str,
+    split: str,
+    image_size: tuple[int, int],
+    num_classes: int,
+    *,
+    ignore_label: int | None = None,
+    class_names: tuple[str, ...] | None = None,
+    max_examples: int | None = None,
+) -> "FolderSource":
+    """Returns the images and masks in DATA_DIR/SPLIT/images and DATA_DIR/SPLIT/masks.
+
+    An image `NAME.jpg` (or jpeg, png, bmp) has the mask `NAME.png`: 8 bits, one channel
+    or a palette, a pixel's value being its class. The files' order is that of their
+    names. Images are resized bilinearly with anti-aliasing, masks to the nearest label.
+
+    Args:
+      data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
+      split: a directory in it, such as "train".
+      image_size: (height, width) in pixels of the examples.
+      num_classes: labels are 0 .. num_classes - 1.
+      ignore_label: one more label that is allowed in the masks, or None.
+      class_names: one for each class, or None.
+      max_examples: take only this many, the first by name.
+
+    Raises:
+      TfdistError: a directory is missing or empty; an image has no mask, a mask no
+        image, or two images share a name; the number of class names is not that of the
+        classes. Reading the examples raises it too, naming the file: a file that cannot
+        be decoded, sizes that differ, a label out of range.
+    """
+    _check_classes(num_classes, class_names)
+    pairs = _list_pairs(str(data_dir), split)
+    if max_examples is not None:
+        pairs = pairs[:max_examples]
+    return FolderSource(
+        num_examples=len(pairs),
+        image_size=(int(image_size[0]), int(image_size[1])),
+        num_classes=num_classes,
+        class_names=class_names,
+        ignore_label=ignore_label,
+        pairs=tuple(pairs),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FolderSource(SequentialSource, Source):
+    """See `make_folder`.
+
+    Read at random (`load`) it decodes in Python, in this process only; `cache_source`
+    makes of it what any worker can read, and fast.
+
+    Attributes:
+      pairs: (image path, mask path) of every example.
+    """
+
+    num_examples: int
+    image_size: tuple[int, int]
+    num_classes: int
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def element_spec(self) -> Any:
+        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
+        return (
+            tf.TensorSpec((*self.image_size, 3), tf.float32),
+            tf.TensorSpec(self.image_size, tf.int32),
+        )
+
+    def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the example at `index` (int64 scalar), decoded now."""
+        image, mask = tf.numpy_function(self._read_marked, [index], (tf.uint8, tf.uint8))
+        image = tf.ensure_shape(image, (*self.image_size, 3))
+        mask = tf.ensure_shape(mask, self.image_size)
+        return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
+
+    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields every example in order, decoded by a few threads."""
+        threads = os.cpu_count() or 1
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
+            try:
+                for index in range(self.num_examples):
+                    pending.append(pool.submit(self.read_example, index))
+                    if len(pending) > 4 * threads:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def read_example(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (image uint8 [height, width, 3], mask uint8 [height, width]).
+
+        Raises:
+          TfdistError: see `make_folder`.
+        """
+        image_path, mask_path = self.pairs[index]
+        with tf.device("CPU:0"):
+            image = _read_image(image_path)
+            mask = _read_mask(mask_path)
+            if image.shape[:2] != mask.shape:
+                raise TfdistError(
+                    f"Cannot use {mask_path!r}: the mask is {_name_size(mask)} and its image "
+                    f"{_name_size(image)}. Make them the same size."
+                )
+            self._check_labels(mask_path, mask)
+            return resize_example(image, mask, self.image_size)
+
+    def get_fingerprint(self) -> str:
+        """Returns a hash of the files' names, sizes and times of change."""
+        digest = hashlib.sha256()
+        for path in (path for pair in self.pairs for path in pair):
+            stat = tf.io.gfile.stat(path)
+            digest.update(f"{path}\0{stat.length}\0{stat.mtime_nsec}\0".encode())
+        labels = f"{self.num_classes} {self.ignore_label}"
+        return f"folder {digest.hexdigest()} {labels}"
+
+    def _read_marked(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return self.read_example(int(index))
+        except TfdistError as error:
+            raise make_graph_error(str(error)) from error
+
+    def _check_labels(self, path: str, mask: np.ndarray) -> None:
+        labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+        wrong = [int(v) for v in labels if v >= self.num_classes and v != self.ignore_label]
+        if wrong:
+            ignored = "" if self.ignore_label is None else f" or {self.ignore_label} (ignored)"
+            raise TfdistError(
+                f"Cannot use {path!r}: it holds class {wrong[0]}, but classes are 0 to "
+                f"{self.num_classes - 1}{ignored}. Set --num_classes or --ignore_label to "
+                "match the masks."
+            )
+
+
+def resize_example(
+    image: np.ndarray, mask: np.ndarray, image_size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an image resized bilinearly with anti-aliasing and its mask to the nearest.
+
+    Args:
+      image: uint8 [any height, any width, 3].
+      mask: uint8 [the same height, the same width].
+      image_size: (height, width) in pixels wanted.
+    """
+    if image.shape[:2] == tuple(image_size):
+        return image, mask
+    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
+    labels = tf.image.resize(mask[..., None], image_size, method="nearest")
+    return (
+        tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy(),
+        labels[..., 0].numpy(),
+    )
+
+
+def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
+    if not 2 <= num_classes <= 256:
+        raise TfdistError(
+            f"Cannot use {num_classes} classes: a mask of bytes holds 2 to 256. Set --num_classes."
+        )
+    if class_names is not None and len(class_names) != num_classes:
+        raise TfdistError(
+            f"Cannot name {num_classes} classes with {len(class_names)} names "
+            f"({', '.join(class_names)}). Give one name a class."
+        )
+
+
+def _list_pairs(data_dir: str, split: str) -> list[tuple[str, str]]:
+    gfile = tf.io.gfile
+    if not gfile.isdir(data_dir):
+        raise TfdistError(
+            f"Cannot read --data_dir={data_dir!r}: there is no such directory. It must hold "
+            "SPLIT/images and SPLIT/masks."
+        )
+    root = gfile.join(data_dir, split)
+    if not gfile.isdir(root):
+        splits = [name for name in _list_names(data_dir) if gfile.isdir(gfile.join(data_dir, name))]
+        found = f"its directories are {', '.join(splits)}" if splits else "it has no directory"
+        raise TfdistError(
+            f"Cannot find the split {split!r} in {data_dir!r}: {found}. It must hold "
+            f"{split}/images and {split}/masks."
+        )
+    images = _list_by_stem(gfile.join(root, "images"), IMAGE_EXTENSIONS)
+    masks = _list_by_stem(gfile.join(root, "masks"), MASK_EXTENSIONS)
+    lonely = sorted(images.keys() - masks.keys())
+    if lonely:
+        raise TfdistError(
+            f"Cannot pair {_name_some([images[stem] for stem in lonely])}: no mask of that name "
+            f"in {gfile.join(root, 'masks')!r}. Add NAME.png for every image, or remove the image."
+        )
+    lonely = sorted(masks.keys() - images.keys())
+    if lonely:
+        raise TfdistError(
+            f"Cannot pair {_name_some([masks[stem] for stem in lonely])}: no image of that name "
+            f"in {gfile.join(root, 'images')!r}. Add the image, or remove the mask."
+        )
+    return [(images[stem], masks[stem]) for stem in sorted(images)]
+
+
+def _list_by_stem(directory: str, extensions: tuple[str, ...]) -> dict[str, str]:
+    if not tf.io.gfile.isdir(directory):
+        raise TfdistError(
+            f"Cannot find the directory {directory!r}. Put images in SPLIT/images and masks in "
+            "SPLIT/masks."
+        )
+    paths: dict[str, str] = {}
+    for name in _list_names(directory):
+        stem, dot, extension = name.rpartition(".")
+        if name.startswith(".") or (dot + extension).lower() not in extensions:
+            continue
+        path = tf.io.gfile.join(directory, name)
+        if stem in paths:
+            raise TfdistError(
+                f"Cannot tell apart {paths[stem]!r} and {path!r}: they have one name, and "
+                "examples are paired by name. Remove one."
+            )
+        paths[stem] = path
+    if not paths:
+        raise TfdistError(
+            f"Cannot find any {', '.join(extensions)} file in {directory!r}. Put the data there, "
+            "or name another --data_dir."
+        )
+    return paths
+
+
+def _list_names(directory: str) -> list[str]:
+    # Object stores end a directory's name with a slash.
+    return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        return tf.io.read_file(path).numpy()
+    except tf.errors.OpError as error:
+        raise TfdistError(f"Cannot read {path!r}: {str(error.message).splitlines()[0]}.") from error
+
+
+def _read_image(path: str) -> np.ndarray:
+    data = _read_bytes(path)
+    try:
+        return tf.io.decode_image(data, channels=3, expand_animations=False).numpy()
+    except tf.errors.InvalidArgumentError as error:
+        raise TfdistError(
+            f"Cannot decode the image {path!r} ({len(data)} bytes): it is truncated, damaged or "
+            "not a JPEG, PNG or BMP file. Replace it."
+        ) from error
+
+
+def _read_mask(path: str) -> np.ndarray:
+    data = _read_bytes(path)
+    try:
+        return decode_mask(data)
+    except MaskFormatError as error:
+        raise TfdistError(
+            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
+            "of at most 8 bits, one channel or a palette."
+        ) from error
+
+
+def _name_some(paths: list[str]) -> str:
+    named = ", ".join(map(repr, paths[:_MAX_NAMED]))
+    more = len(paths) - _MAX_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _name_size(array: np.ndarray) -> str:
+    return f"{array.shape[0]}x{array.shape[1]}"

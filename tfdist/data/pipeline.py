@@ -1,0 +1,340 @@
+"""Global batches as a pure function of (seed, step), dealt out to replicas.
+
+The training stream is the endless concatenation of shuffled passes over the data.
+Position p = step * global_batch_size + row lies in pass e = p // n, and holds the example
+that pass's permutation puts at p % n; its augmentation is seeded by (seed, p). Nothing
+here depends on the number of replicas, and any step is reached at once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.data.graph_errors import assert_in_graph
+from tfdist.data.source import Source
+from tfdist.errors import TfdistError
+
+MAX_SEED = 2**31 - 1
+
+# What tf.random.experimental.index_shuffle puts before its seed. It takes one seed for
+# many indices only; the operation below it takes a seed an index, which the batch that
+# spans two passes needs. A test holds the two together.
+_SHUFFLE_KEY = 498247692
+_SHUFFLE_ROUNDS = 4
+
+
+class BatchAugmentation(Protocol):
+    """What `make_train_dataset` calls; `tfdist.data.Augmentation` is one."""
+
+    def augment_batch(self, images: Any, masks: Any, seeds: Any) -> tuple[Any, Any]:
+        """Returns a batch changed; row i must depend on row i of the arguments alone."""
+
+
+def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
+    """Returns the number of global batches that cover every example once.
+
+    The last of them runs on into the next pass, since batches of training are full.
+
+    >>> steps_per_epoch(100, 16)
+    7
+    """
+    return -(-num_examples // global_batch_size)
+
+
+def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
+    """Returns each replica's [start, end) of a batch: even sizes, the larger first.
+
+    >>> split_rows(16, 3)
+    [(0, 6), (6, 11), (11, 16)]
+    """
+    size, more = divmod(num_rows, num_replicas)
+    starts = [replica * size + min(replica, more) for replica in range(num_replicas + 1)]
+    return list(zip(starts[:-1], starts[1:], strict=True))
+
+
+def make_train_dataset(
+    source: Source,
+    *,
+    global_batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    num_replicas: int = 1,
+    replicas: Sequence[int] | None = None,
+    augmentation: BatchAugmentation | None = None,
+    shuffle: bool = True,
+) -> tf.data.Dataset:
+    """Returns the endless stream of this process's per-replica batches.
+
+    The order is step `start_step`'s batch for each of `replicas`, then the next step's,
+    and so on. Together the replicas' batches of a step are the global batch, in order.
+
+    Args:
+      source: the examples.
+      global_batch_size: rows of a global batch.
+      seed: of shuffling and augmentation, in [0, 2**31).
+      start_step: the first global batch's number.
+      num_replicas: over all processes.
+      replicas: the ids of this process's replicas, by default all of them.
+      augmentation: applied to examples that are (image, mask).
+      shuffle: without it every pass is in index order.
+
+    Returns:
+      A dataset of the source's elements with a batch dimension in front: static where
+      `num_replicas` divides the global batch, else None.
+
+    Raises:
+      TfdistError: the batch has fewer rows than there are replicas, or the seed or
+        start_step is out of range.
+    """
+    ids = _check_replicas(global_batch_size, num_replicas, replicas)
+    if not 0 <= seed <= MAX_SEED:
+        raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
+    if start_step < 0:
+        raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
+    augment = _make_augment(augmentation, source)
+    rows = _make_row_reader(global_batch_size, num_replicas, ids)
+
+    def make_batch(number: tf.Tensor) -> Any:
+        step = number // len(ids)
+        positions = step * global_batch_size + rows(number % len(ids))
+        passes, offsets = positions // source.num_examples, positions % source.num_examples
+        if shuffle:
+            indices = _shuffle(offsets, seed, passes, source.num_examples)
+        else:
+            indices = offsets
+        batch = source.load_batch(indices)
+        seeds = tf.stack([tf.fill(tf.shape(positions), tf.constant(seed, tf.int64)), positions], 1)
+        return batch if augment is None else augment(batch, seeds)
+
+    return _map_numbers(
+        tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch
+    )
+
+
+def make_eval_dataset(
+    source: Source,
+    *,
+    global_batch_size: int,
+    num_replicas: int = 1,
+    replicas: Sequence[int] | None = None,
+) -> tf.data.Dataset:
+    """Returns every example exactly once, in index order, as per-replica batches.
+
+    Args:
+      source: the examples.
+      global_batch_size: rows of a global batch; the last one may have fewer.
+      num_replicas: over all processes.
+      replicas: the ids of this process's replicas, by default all of them.
+
+    Returns:
+      A dataset of (batch, num_valid): batch has ceil(global_batch_size / num_replicas)
+      rows, of which the first num_valid (int32 scalar, from 0) count and the others
+      repeat an example. Every replica gets equally many, in the order of
+      `make_train_dataset`.
+
+    Raises:
+      TfdistError: the global batch has no row.
+    """
+    ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
+    num_steps = steps_per_epoch(source.num_examples, global_batch_size)
+    size = -(-global_batch_size // num_replicas)
+
+    def make_batch(number: tf.Tensor) -> Any:
+        step, replica = number // len(ids), tf.gather(tf.constant(ids, tf.int64), number % len(ids))
+        first = step * global_batch_size
+        num_rows = tf.minimum(tf.constant(source.num_examples, tf.int64) - first, global_batch_size)
+        start, num_valid = _split_dynamic(num_rows, num_replicas, replica)
+        rows = start + tf.minimum(tf.range(size, dtype=tf.int64), tf.maximum(num_valid - 1, 0))
+        indices = first + tf.minimum(rows, num_rows - 1)
+        return source.load_batch(indices), tf.cast(num_valid, tf.int32)
+
+    return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch)
+
+
+def split_batches(
+    dataset: tf.data.Dataset,
+    *,
+    num_replicas: int,
+    replicas: Sequence[int] | None = None,
+    pad: bool,
+) -> tf.data.Dataset:
+    """Splits a user's own global batches into per-replica slices, in order.
+
+    Args:
+      dataset: of global batches: any structure of tensors that share their first
+        dimension. Batches may differ in size, as the last one does.
+      num_replicas: over all processes.
+      replicas: the ids of this process's replicas, by default all of them.
+      pad: see Returns.
+
+    Returns:
+      With `pad` a dataset of (slice, num_valid): all slices of a global batch of m rows
+      have ceil(m / num_replicas), of which the first num_valid (int32 scalar, from 0)
+      count and the others repeat a row. Without `pad` a dataset of slices, whose sizes
+      differ by at most one row; reading a batch with fewer rows than replicas raises
+      an error that `as_user_error` turns into a TfdistError.
+
+    Raises:
+      TfdistError: the elements are not batches of dense tensors, or a replica's id is
+        out of range.
+    """
+    ids = _check_replica_ids(num_replicas, replicas)
+    spec = dataset.element_spec
+    leaves = tf.nest.flatten(spec)
+    if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise TfdistError(
+            f"Cannot split a dataset of {found} over replicas: its elements must be batches of "
+            "dense tensors. Convert them, for example with to_tensor() or tf.sparse.to_dense."
+        )
+    if any(leaf.shape.rank == 0 for leaf in leaves):
+        raise TfdistError(
+            "Cannot split a dataset of scalars over replicas: its elements must be global "
+            "batches. Call .batch(global_batch_size) on it."
+        )
+    num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
+    static_rows = num_rows.pop() if len(num_rows) == 1 else None
+
+    def split(*arguments: Any) -> tf.data.Dataset:
+        batch = arguments if isinstance(spec, tuple) else arguments[0]
+        return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
+            lambda replica: _slice(batch, replica, num_replicas, static_rows, pad)
+        )
+
+    return _set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
+
+
+def _slice(
+    batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None, pad: bool
+) -> Any:
+    num_rows = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+    start, num_valid = _split_dynamic(num_rows, num_replicas, replica)
+    if pad:
+        size: Any = -(-num_rows // num_replicas)
+        static_size = None if static_rows is None else -(-static_rows // num_replicas)
+        checks = [_assert_rows(num_rows, 1)]
+    else:
+        size = num_valid
+        divides = static_rows is not None and static_rows % num_replicas == 0
+        static_size = static_rows // num_replicas if divides and static_rows else None
+        checks = [_assert_rows(num_rows, num_replicas)]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        rows = start + tf.minimum(tf.range(size), tf.maximum(num_valid - 1, 0))
+        rows = tf.minimum(rows, num_rows - 1)
+
+    def take(leaf: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.gather(leaf, rows), [static_size, *leaf.shape[1:]])
+
+    part = tf.nest.map_structure(take, batch)
+    return (part, tf.cast(num_valid, tf.int32)) if pad else part
+
+
+def _assert_rows(num_rows: tf.Tensor, at_least: int) -> tf.Operation:
+    message = tf.strings.format(
+        f"Cannot split a batch of {{}} rows over {at_least} replicas: each needs a row. Use "
+        "larger batches, .batch(..., drop_remainder=True), or fewer replicas.",
+        num_rows,
+    )
+    return assert_in_graph(num_rows >= at_least, message)
+
+
+def _split_dynamic(
+    num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (start, size) of a replica's rows; `split_rows` for tensors."""
+    size, more = num_rows // num_replicas, num_rows % num_replicas
+    start = replica * size + tf.minimum(replica, more)
+    return start, size + tf.cast(replica < more, tf.int64)
+
+
+def _make_row_reader(
+    global_batch_size: int, num_replicas: int, ids: Sequence[int]
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function from a place in `ids` to that replica's row numbers, int64."""
+    parts = split_rows(global_batch_size, num_replicas)
+    starts = tf.constant([parts[replica][0] for replica in ids], tf.int64)
+    sizes = [parts[replica][1] - parts[replica][0] for replica in ids]
+
+    def read_rows(place: tf.Tensor) -> tf.Tensor:
+        if global_batch_size % num_replicas == 0:
+            rows = tf.range(sizes[0], dtype=tf.int64)
+        else:
+            rows = tf.range(tf.gather(tf.constant(sizes, tf.int64), place))
+        return tf.gather(starts, place) + rows
+
+    return read_rows
+
+
+def _shuffle(offsets: tf.Tensor, seed: int, passes: tf.Tensor, num_examples: int) -> tf.Tensor:
+    constant = tf.fill(tf.shape(passes), tf.constant(_SHUFFLE_KEY, tf.int64))
+    seeds = tf.stack([constant, tf.fill(tf.shape(passes), tf.constant(seed, tf.int64)), passes], 1)
+    return tf.raw_ops.RandomIndexShuffle(
+        index=offsets,
+        seed=seeds,
+        max_index=tf.fill(tf.shape(passes), tf.constant(num_examples - 1, tf.int64)),
+        rounds=_SHUFFLE_ROUNDS,
+    )
+
+
+def _make_augment(
+    augmentation: BatchAugmentation | None, source: Source
+) -> Callable[[Any, tf.Tensor], Any] | None:
+    if augmentation is None:
+        return None
+    spec = source.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        raise TfdistError(
+            "Cannot augment these examples: they must be (image, mask), found "
+            f"{type(spec).__name__} of {len(tf.nest.flatten(spec))}. Train without augmentation."
+        )
+    if dataclasses.is_dataclass(augmentation) and not isinstance(augmentation, type):
+        fields = {field.name for field in dataclasses.fields(augmentation)}
+        if "ignore_label" in fields and augmentation.ignore_label is None:
+            augmentation = dataclasses.replace(augmentation, ignore_label=source.ignore_label)
+    chosen = augmentation
+    return lambda batch, seeds: chosen.augment_batch(*batch, seeds)
+
+
+def _check_replicas(
+    global_batch_size: int,
+    num_replicas: int,
+    replicas: Sequence[int] | None,
+    *,
+    at_least_one_row: bool = True,
+) -> tuple[int, ...]:
+    ids = _check_replica_ids(num_replicas, replicas)
+    at_least = num_replicas if at_least_one_row else 1
+    if global_batch_size < at_least:
+        raise TfdistError(
+            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas: "
+            f"each needs an example. Set --global_batch_size to at least {at_least}, or use "
+            "fewer devices."
+        )
+    return ids
+
+
+def _check_replica_ids(num_replicas: int, replicas: Sequence[int] | None) -> tuple[int, ...]:
+    ids = tuple(range(num_replicas)) if replicas is None else tuple(replicas)
+    if not ids or min(ids) < 0 or max(ids) >= num_replicas:
+        raise TfdistError(
+            f"Cannot make batches for replicas {', '.join(map(str, ids)) or 'none'} of "
+            f"{num_replicas}: ids are 0 .. num_replicas - 1, and a process has at least one."
+        )
+    return ids
+
+
+def _map_numbers(
+    numbers: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Any]
+) -> tf.data.Dataset:
+    dataset = numbers.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return _set_options(dataset).prefetch(tf.data.AUTOTUNE)
+
+
+def _set_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    # Each process makes its own replicas' batches already.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)

@@ -1,0 +1,142 @@
+"""The table of data sets by name, as `--dataset` gives it."""
+
+import dataclasses
+from collections.abc import Callable
+
+from tfdist.data.cache import SequentialSource, cache_source
+from tfdist.data.folder import make_folder
+from tfdist.data.shapes import make_shapes
+from tfdist.data.source import Source
+from tfdist.data.tfds_source import make_tfds
+from tfdist.errors import TfdistError, make_unknown_name_error
+
+DEFAULT_IMAGE_SIZE = (128, 128)
+
+# Drawing `shapes` costs about as much as one pass of training reads; kept in memory it
+# costs it once. Not for so many that starting up would be felt.
+_SHAPES_CACHE_LIMIT_BYTES = 128 * 2**20
+
+
+def make_source(
+    dataset: str,
+    *,
+    split: str,
+    image_size: tuple[int, int] | None = None,
+    data_dir: str | None = None,
+    num_classes: int | None = None,
+    ignore_label: int | None = None,
+    class_names: tuple[str, ...] | None = None,
+    num_examples: int | None = None,
+    seed: int = 0,
+    cache: str = "auto",
+    cache_dir: str | None = None,
+    quiet: bool = False,
+) -> Source:
+    """Returns a source of (image, mask) examples by its name.
+
+    Args:
+      dataset: "shapes", "folder" or "tfds:NAME".
+      split: such as "train" or "val".
+      image_size: (height, width) in pixels, by default 128 x 128.
+      data_dir: of "folder" and "tfds:NAME".
+      num_classes: of "folder" and of the data sets of TFDS that are not known here.
+      ignore_label: as above; label that neither loss nor metrics see, or None.
+      class_names: as above.
+      num_examples: the size of "shapes", a cap for the others.
+      seed: of "shapes".
+      cache: see `cache_source`.
+      cache_dir: see `cache_source`.
+      quiet: show no progress bar.
+
+    Raises:
+      TfdistError: an unknown name, something missing that the data set needs, a size
+        that is not positive, and what `make_shapes`, `make_folder`, `make_tfds` and
+        `cache_source` raise.
+    """
+    size = DEFAULT_IMAGE_SIZE if image_size is None else image_size
+    if min(size) < 1:
+        raise TfdistError(f"Cannot make images of {size[0]}x{size[1]} pixels. Set --image_size.")
+    if num_examples is not None and num_examples < 1:
+        raise TfdistError(
+            f"Cannot take {num_examples} examples of the split {split!r}: at least 1 is needed."
+        )
+    request = _Request(
+        dataset=dataset,
+        split=split,
+        image_size=size,
+        data_dir=data_dir,
+        num_classes=num_classes,
+        ignore_label=ignore_label,
+        class_names=class_names,
+        num_examples=num_examples,
+        seed=seed,
+        cache=cache,
+    )
+    kind, colon, name = dataset.partition(":")
+    if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
+        valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
+        raise make_unknown_name_error("--dataset", dataset, valid)
+    source, where = _FACTORIES[kind](request)
+    return cache_source(source, where, directory=cache_dir, quiet=quiet)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    dataset: str
+    split: str
+    image_size: tuple[int, int]
+    data_dir: str | None
+    num_classes: int | None
+    ignore_label: int | None
+    class_names: tuple[str, ...] | None
+    num_examples: int | None
+    seed: int
+    cache: str
+
+
+def _make_shapes(request: _Request) -> tuple[Source | SequentialSource, str]:
+    source = make_shapes(request.split, request.image_size, request.num_examples, request.seed)
+    if request.cache != "auto":
+        return source, request.cache
+    size_bytes = source.num_examples * request.image_size[0] * request.image_size[1] * 4
+    return source, "memory" if size_bytes <= _SHAPES_CACHE_LIMIT_BYTES else "none"
+
+
+def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
+    if not request.data_dir or request.num_classes is None:
+        missing = "--data_dir" if not request.data_dir else "--num_classes"
+        raise TfdistError(
+            f"Cannot read --dataset=folder without {missing}. Give --data_dir, which holds "
+            "SPLIT/images and SPLIT/masks, and --num_classes."
+        )
+    source = make_folder(
+        request.data_dir,
+        request.split,
+        request.image_size,
+        request.num_classes,
+        ignore_label=request.ignore_label,
+        class_names=request.class_names,
+        max_examples=request.num_examples,
+    )
+    return source, request.cache
+
+
+def _make_tfds(request: _Request) -> tuple[Source | SequentialSource, str]:
+    source = make_tfds(
+        request.dataset.partition(":")[2],
+        request.split,
+        request.image_size,
+        data_dir=request.data_dir,
+        num_classes=request.num_classes,
+        ignore_label=request.ignore_label,
+        class_names=request.class_names,
+        max_examples=request.num_examples,
+    )
+    return source, request.cache
+
+
+_FACTORIES: dict[str, Callable[[_Request], tuple[Source | SequentialSource, str]]] = {
+    "shapes": _make_shapes,
+    "folder": _make_folder,
+    "tfds": _make_tfds,
+}

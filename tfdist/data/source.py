@@ -1,0 +1,162 @@
+"""A source: examples that can be read at any index."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Source(abc.ABC):
+    """A finite set of examples, each a pure function of its index.
+
+    A subclass says what one example is (`element_spec`) and how to read it (`load`).
+    One that can read many at once overrides `load_batch` too, or derives from
+    `BatchSource`.
+
+    Attributes:
+      num_examples: how many examples there are, at least 1.
+      num_classes: number of classes of a segmentation mask, or None.
+      class_names: their names, or None.
+      ignore_label: the mask's value that neither loss nor metrics see, or None.
+    """
+
+    num_examples: int
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    ignore_label: int | None = None
+
+    @property
+    @abc.abstractmethod
+    def element_spec(self) -> Any:
+        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+
+    @abc.abstractmethod
+    def load(self, index: tf.Tensor) -> Any:
+        """Returns one example; TensorFlow operations only.
+
+        Args:
+          index: int64 scalar, in [0, num_examples).
+        """
+
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        """Returns the examples at `indices`, stacked.
+
+        Args:
+          indices: int64 [batch].
+        """
+        return tf.map_fn(self.load, indices, fn_output_signature=self.element_spec)
+
+
+class BatchSource(Source):
+    """A source that reads a batch as easily as an example."""
+
+    @abc.abstractmethod
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        """Returns the examples at `indices` (int64 [batch]), stacked."""
+
+    def load(self, index: tf.Tensor) -> Any:
+        """Returns the example at `index` (int64 scalar)."""
+        return tf.nest.map_structure(lambda leaf: leaf[0], self.load_batch(index[None]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ArraySource(BatchSource):
+    """Arrays in memory, or mapped into it, whose first dimension counts examples.
+
+    Build it with `ArraySource.from_arrays`.
+
+    Attributes:
+      arrays: a structure of `tf.Tensor` (held on the CPU) and `np.memmap`.
+    """
+
+    arrays: Any
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Any,
+        *,
+        num_classes: int | None = None,
+        class_names: tuple[str, ...] | None = None,
+        ignore_label: int | None = None,
+    ) -> "ArraySource":
+        """Returns a source of any nested structure of arrays, such as `(x, y)`.
+
+        Arrays are handed to graphs as inputs, never written into them, so they may be
+        larger than the 2 GB that a graph can hold. An `np.memmap` stays on disk and is
+        read a batch at a time (in this process only: a parameter server's workers
+        cannot reach it).
+
+        >>> source = ArraySource.from_arrays({"x": [[1.0], [2.0]], "y": [0, 1]})
+        >>> source.num_examples, source.element_spec["x"].shape
+        (2, TensorShape([1]))
+
+        Args:
+          arrays: a structure of arrays of shape [num_examples, ...].
+          num_classes: see `Source`.
+          class_names: see `Source`.
+          ignore_label: see `Source`.
+
+        Raises:
+          TfdistError: there is no array, one is a scalar or empty, or their first
+            dimensions differ.
+        """
+        with tf.device("CPU:0"):
+            arrays = _map_arrays(_to_tensor, arrays)
+        lengths = [_get_length(leaf) for leaf in tf.nest.flatten(arrays)]
+        if not lengths or min(lengths) < 1 or len(set(lengths)) > 1:
+            found = ", ".join(map(str, lengths)) or "no array"
+            raise TfdistError(
+                "Cannot make a source of arrays: their first dimensions must be equal "
+                f"and at least 1, found {found}. Give every array one row an example."
+            )
+        return cls(
+            num_examples=lengths[0],
+            num_classes=num_classes,
+            class_names=class_names,
+            ignore_label=ignore_label,
+            arrays=arrays,
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        return tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape[1:], tf.as_dtype(leaf.dtype)), self.arrays
+        )
+
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        """Returns the rows at `indices` (int64 [batch]) of every array."""
+        return tf.nest.map_structure(lambda leaf: _gather(leaf, indices), self.arrays)
+
+
+def _map_arrays(function: Any, arrays: Any) -> Any:
+    # tf.nest would take a list of numbers for a structure; Keras users mean an array.
+    if isinstance(arrays, dict):
+        return {key: _map_arrays(function, value) for key, value in arrays.items()}
+    if isinstance(arrays, tuple):
+        values = [_map_arrays(function, value) for value in arrays]
+        return type(arrays)(*values) if hasattr(arrays, "_fields") else tuple(values)
+    return function(arrays)
+
+
+def _to_tensor(array: Any) -> Any:
+    return array if isinstance(array, np.memmap) else tf.convert_to_tensor(array)
+
+
+def _get_length(array: Any) -> int:
+    return int(array.shape[0]) if len(array.shape) else 0
+
+
+def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
+    if not isinstance(array, np.memmap):
+        return tf.gather(array, indices)
+    rows = tf.numpy_function(
+        lambda i: np.ascontiguousarray(array[i]), [indices], tf.as_dtype(array.dtype)
+    )
+    return tf.ensure_shape(rows, [*indices.shape, *array.shape[1:]])
