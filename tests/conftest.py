@@ -1,4 +1,4 @@
-"""Shared set-up of the tests: two logical CPUs, no accelerators' chatter."""
+"""Shared set-up of the tests: three logical CPUs, no accelerators' chatter."""
 
 import os
 
