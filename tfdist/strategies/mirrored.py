@@ -25,7 +25,7 @@ def make_mirrored(
         all logical CPUs where there is none.
       all_reduce: how gradients are summed over the devices: `nccl` (NVIDIA GPUs),
         `hierarchical_copy` (GPUs without NCCL), `reduction_to_one_device` (anything), or
-        `auto`, TensorFlow's choice.
+        `auto`: TensorFlow's choice on GPUs, `reduction_to_one_device` on CPUs.
 
     Returns:
       A `tf.distribute.MirroredStrategy`.
@@ -45,6 +45,10 @@ def make_mirrored(
             f"Cannot build MirroredStrategy: --all_reduce=nccl needs GPUs, but the devices are "
             f"{', '.join(names)}. Take auto, hierarchical_copy or reduction_to_one_device."
         )
+    if all_reduce == "auto" and not_gpus:
+        # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy:
+        # a second strategy of another size in the same process aborts both.
+        all_reduce = "reduction_to_one_device"
     make_cross_device_ops = _ALL_REDUCE[all_reduce]
     return tf.distribute.MirroredStrategy(
         devices=list(names),

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.training.objective import Objective
+from tfdist.training.objective import Measurement, Objective
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -50,8 +50,7 @@ def make_train_step(
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         *reduced, loss = context.all_reduce(SUM, [g for g, _ in pairs] + [share])
         optimizer.apply(reduced, [v for _, v in pairs])
-        objective.track(measured)
-        _update_metrics(model, x, y, y_pred, sample_weight)
+        _accumulate(model, objective, measured, (y, y_pred, sample_weight))
         return loss
 
     @tf.function
@@ -74,6 +73,9 @@ def make_eval_step(
 
     def replica_step(batch: Any, num_valid: tf.Tensor) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        # Padding goes before the model, where activity penalties would see it, but for one row:
+        # some kernels refuse an empty batch.
+        x = keras.tree.map_structure(lambda t: t[: tf.maximum(num_valid, 1)], x)
         y_pred = model(x, training=False)
         x, y, y_pred, sample_weight = keras.tree.map_structure(
             lambda t: None if t is None else t[:num_valid], (x, y, y_pred, sample_weight)
@@ -86,8 +88,7 @@ def make_eval_step(
             num_rows=num_valid,
             training=False,
         )
-        objective.track(measured)
-        _update_metrics(model, x, y, y_pred, sample_weight)
+        _accumulate(model, objective, measured, (y, y_pred, sample_weight))
 
     @tf.function
     def eval_step(iterator: Any) -> None:
@@ -147,14 +148,34 @@ def list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [metric for metric in model.metrics if not any(metric is other for other in replaced)]
 
 
+def list_metric_variables(model: keras.Model, objective: Objective) -> list[keras.Variable]:
+    """Returns the variables of everything that `make_read_logs` reads, in a fixed order."""
+    metrics = [*objective.metrics, *list_metrics(model)]
+    return [variable for metric in metrics for variable in metric.variables]
+
+
 def count_rows(x: Any) -> tf.Tensor:
     """Returns the number of examples in a batch of any structure, an int32 scalar."""
     return tf.shape(keras.tree.flatten(x)[0])[0]
 
 
-def _update_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    if model._compile_metrics is not None:
-        model._compile_metrics.update_state(y, y_pred, sample_weight)
+def _accumulate(
+    model: keras.Model, objective: Objective, measured: Measurement, compared: tuple[Any, Any, Any]
+) -> None:
+    """Adds one replica's batch to the losses and metrics.
+
+    Keras metrics assign `old + new`. Where replicas share a variable (CentralStorageStrategy)
+    or do not wait for one another, that counts the old value twice or loses updates, so each
+    batch is counted from zero, without touching the variables, and then added atomically.
+    """
+    variables = list_metric_variables(model, objective)
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    with keras.StatelessScope(list(zip(variables, zeros, strict=True))) as scope:
+        objective.track(measured)
+        if model._compile_metrics is not None:
+            model._compile_metrics.update_state(*compared)
+    for variable in variables:
+        variable.value.assign_add(scope.get_current_value(variable))
 
 
 def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:

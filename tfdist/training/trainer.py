@@ -15,6 +15,7 @@ from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.objective import Objective
 from tfdist.training.step import (
+    list_metric_variables,
     list_metrics,
     make_eval_step,
     make_predict_step,
@@ -387,8 +388,7 @@ class Trainer:
 
     def _list_metric_state(self) -> list[keras.Variable]:
         assert self._objective is not None
-        metrics = [*self._objective.metrics, *list_metrics(self.model)]
-        return [variable for metric in metrics for variable in metric.variables]
+        return list_metric_variables(self.model, self._objective)
 
     def _reset_metrics(self) -> None:
         assert self._objective is not None
