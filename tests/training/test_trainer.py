@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tfdist.errors import TfdistError, TrainingError
 
 STEPS = 20
 BATCH = 16
@@ -72,3 +74,190 @@ def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
 @pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
 def test_adam_in_float64_ends_where_one_device_ends(references, float64, strategy_name):
     _compare(references, "unet", strategy_name, ADAM, 1e-10)
+
+
+def _make_dense_trainer(strategy_name="mirrored-2", **options):
+    example = zoo.EXAMPLES["dense"]
+    return tfdist.Trainer(
+        lambda: example.build(SGD()), strategy=zoo.STRATEGIES[strategy_name](), **options
+    )
+
+
+X, Y = zoo.EXAMPLES["dense"].data
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
+    """Batches of 12, 12, 12 and 4, as Keras would see them on one device."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
+    trainer = _make_dense_trainer(strategy_name)
+    trainer.fit(dataset, epochs=3, verbose=0)
+    model = zoo.EXAMPLES["dense"].build(SGD())
+    model.fit(dataset, epochs=3, verbose=0, shuffle=False)
+    ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
+    assert zoo.largest_difference(ours, theirs) < 1e-5
+    logs = trainer.evaluate(dataset, verbose=0)
+    expected = model.evaluate(dataset, verbose=0, return_dict=True)
+    assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
+
+
+def test_says_so_when_a_dataset_s_batch_is_smaller_than_the_replicas():
+    dataset = tf.data.Dataset.from_tensor_slices((X[:37], Y[:37])).batch(12)
+    with pytest.raises(TfdistError, match="a batch of 1 rows over 2 replicas.*drop_remainder"):
+        _make_dense_trainer().fit(dataset, epochs=2, verbose=0)
+
+
+def test_takes_a_function_of_the_input_context():
+    def make(context):
+        batch = context.get_per_replica_batch_size(16)
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch, drop_remainder=True)
+
+    trainer = _make_dense_trainer()
+    trainer.fit(make, steps_per_epoch=2, epochs=2, verbose=0)
+    assert trainer.step == 4
+    trainer.evaluate(make, verbose=0)
+
+
+def test_an_unbounded_dataset_needs_a_length():
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+    with pytest.raises(TfdistError, match="Give steps_per_epoch or max_steps"):
+        _make_dense_trainer().fit(dataset, verbose=0)
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.parametrize("model_name", ["dense", "two_inputs"])
+def test_predicts_every_example_in_order(strategy_name, model_name):
+    example = zoo.EXAMPLES[model_name]
+    trainer = tfdist.Trainer(lambda: example.build(SGD()), strategy=zoo.STRATEGIES[strategy_name]())
+    x = keras.tree.map_structure(lambda t: t[:19], example.data[0])
+    ours = trainer.predict(x, global_batch_size=8)
+    expected = example.build(SGD()).predict(x, verbose=0)
+    keras.tree.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected
+    )
+
+
+def test_keras_callbacks_work_as_in_keras(tmp_path):
+    class Counter(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.calls.append(f"epoch {epoch}")
+
+        def on_train_batch_end(self, batch, logs=None):
+            assert {"loss", "accuracy"} <= logs.keys()
+            self.calls.append(f"batch {batch}")
+
+    counter = Counter()
+    trainer = tfdist.Trainer(
+        lambda: zoo.EXAMPLES["dense"].build(keras.optimizers.SGD(0.1)),
+        strategy=zoo.STRATEGIES["mirrored-2"](),
+    )
+    history = trainer.fit(
+        X,
+        Y,
+        validation_data=(X, Y),
+        global_batch_size=20,
+        epochs=6,
+        verbose=0,
+        callbacks=[
+            counter,
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.keras"), monitor="val_loss", save_best_only=True
+            ),
+            keras.callbacks.TensorBoard(str(tmp_path / "tensorboard"), histogram_freq=1),
+            keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=10, factor=0.5),
+            keras.callbacks.EarlyStopping(
+                "val_loss", patience=3, min_delta=10, restore_best_weights=True
+            ),
+        ],
+    )
+    assert counter.calls[:3] == ["epoch 0", "batch 0", "batch 1"]
+    assert history.epoch == [0, 1, 2, 3]  # stopped early
+    assert float(trainer.model.optimizer.learning_rate.numpy()) == pytest.approx(0.1 * 0.5**3)
+    assert {"loss", "val_loss", "accuracy", "val_accuracy"} <= history.history.keys()
+    assert keras.saving.load_model(tmp_path / "best.keras").count_params() > 0
+    assert list((tmp_path / "tensorboard").rglob("*tfevents*"))
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 5
+
+
+def test_a_scheduled_learning_rate_follows_the_steps():
+    seen = []
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 / (epoch + 1))
+    spy = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(logs["learning_rate"])
+    )
+    trainer = tfdist.Trainer(
+        lambda: zoo.EXAMPLES["dense"].build(keras.optimizers.SGD(0.1)),
+        strategy=zoo.STRATEGIES["mirrored-2"](),
+    )
+    trainer.fit(X, Y, epochs=3, verbose=0, callbacks=[schedule, spy])
+    assert seen == pytest.approx([0.1, 0.05, 0.1 / 3])
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_continues_to_the_same_bits(path_with_spaces, strategy_name):
+    example = zoo.EXAMPLES["unet"]
+
+    def make(directory):
+        return tfdist.Trainer(
+            lambda: example.build(ADAM()),
+            strategy=zoo.STRATEGIES[strategy_name](),
+            checkpoint_dir=str(path_with_spaces / directory),
+            seed=1,
+        )
+
+    options = {"global_batch_size": 16, "epochs": 3, "verbose": 0, "checkpoint_every": 1}
+    whole = make("whole")
+    expected = whole.fit(*example.data, validation_data=example.data, **options)
+    assert whole.step == 9
+
+    stopped = make("stopped")
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: stopped.step == 5 and stopped.request_stop()
+    )
+    stopped.fit(*example.data, validation_data=example.data, callbacks=[stop], **options)
+    assert (stopped.step, stopped.stop_requested) == (5, True)
+
+    continued = make("stopped")
+    history = continued.fit(*example.data, validation_data=example.data, **options)
+    assert (continued.resumed_from_step, continued.step) == (5, 9)
+    assert continued.weights_sha256() == whole.weights_sha256()
+    assert history.epoch == expected.epoch
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-9, err_msg=name)
+
+    finished = make("stopped")
+    finished.fit(*example.data, **options)
+    assert finished.step == 9
+    assert finished.weights_sha256() == whole.weights_sha256()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path):
+    y = Y.copy()
+    x = X.copy()
+    x[25] = np.inf
+    trainer = _make_dense_trainer(checkpoint_dir=str(tmp_path))
+    with pytest.raises(TrainingError, match=r"loss of step 4 is (nan|inf)\. .*step 3 is kept"):
+        trainer.fit(
+            x, y, global_batch_size=8, shuffle=False, epochs=2, verbose=0, checkpoint_every=1
+        )
+
+
+def test_refuses_a_batch_smaller_than_the_replicas():
+    with pytest.raises(TfdistError, match="global batch of 2 over 3 replicas.*batch_size=3"):
+        _make_dense_trainer("mirrored-3").fit(X, Y, global_batch_size=2, verbose=0)
+
+
+def test_refuses_what_is_not_a_compiled_model():
+    with pytest.raises(TfdistError, match="returned Sequential, not a compiled keras.Model"):
+        tfdist.Trainer(lambda: keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_traces_each_step_once():
+    trainer = _make_dense_trainer("mirrored-3")
+    trainer.fit(X, Y, global_batch_size=16, epochs=3, validation_data=(X, Y), verbose=0)
+    assert trainer.count_traces() == {"train": 1, "evaluate": 1, "read_logs": 1}

@@ -258,9 +258,7 @@ def _get_fingerprint(source: Source | SequentialSource) -> str:
     if isinstance(source, SequentialSource):
         what = source.get_fingerprint()
     else:
-        fields = {
-            field.name: getattr(source, field.name) for field in dataclasses.fields(source)
-        }
+        fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
         if not all(isinstance(value, str | int | tuple | None) for value in fields.values()):
             raise TfdistError(
                 f"Cannot cache a {type(source).__name__} on disk: nothing tells whether its "

@@ -1,6 +1,7 @@
 """Carries a user's error through TensorFlow, which wraps it in its own."""
 
 import re
+import contextlib
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -57,6 +58,21 @@ def as_user_error(exception: BaseException) -> TfdistError | None:
         if isinstance(link, TfdistError):
             return link
     return None
+
+
+@contextlib.contextmanager
+def show_user_errors() -> Iterator[None]:
+    """Raises the TfdistError inside an error of TensorFlow's, where there is one.
+
+    A context manager, and a decorator.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        user_error = as_user_error(error)
+        if user_error is None:
+            raise
+        raise user_error from error
 
 
 def _walk_causes(exception: BaseException) -> Iterator[BaseException]:

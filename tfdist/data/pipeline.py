@@ -108,9 +108,7 @@ def make_train_dataset(
         seeds = tf.stack([tf.fill(tf.shape(positions), tf.constant(seed, tf.int64)), positions], 1)
         return batch if augment is None else augment(batch, seeds)
 
-    return _map_numbers(
-        tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch
-    )
+    return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
 
 
 def make_eval_dataset(

@@ -38,9 +38,11 @@ class Feed:
 
     def iterate_train(self, strategy: tf.distribute.Strategy, *, start_step: int) -> Any:
         """Returns a distributed iterator that starts with global batch `start_step`."""
+        # Known to be endless, TensorFlow need not ask before each step whether a batch is left.
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return iter(
             strategy.distribute_datasets_from_function(
-                lambda context: self.make_train(context, start_step)
+                lambda context: self.make_train(context, start_step).apply(endless)
             )
         )
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.graph_errors import show_user_errors
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
@@ -80,7 +81,9 @@ class Trainer:
                 "tf.distribute. Leave it out."
             )
         self._objective: Objective | None = None
+        self._steps: dict[str, Any] = {}
 
+    @show_user_errors()
     def fit(
         self,
         x: Any,
@@ -175,7 +178,7 @@ class Trainer:
             callback_list.on_epoch_begin(epoch)
             for batch in range(first, last):
                 callback_list.on_train_batch_begin(batch)
-                loss = float(self._train_step(iterator))
+                loss = float(self._steps["train"](iterator))
                 self.step += 1
                 if not math.isfinite(loss):
                     raise TrainingError(
@@ -206,6 +209,7 @@ class Trainer:
         callback_list.on_train_end(epoch_logs)
         return self.history
 
+    @show_user_errors()
     def evaluate(
         self,
         x: Any,
@@ -233,6 +237,7 @@ class Trainer:
             verbose=verbose,
         )
 
+    @show_user_errors()
     def predict(self, x: Any, *, global_batch_size: int = 32) -> Any:
         """Returns the model's outputs for every example, in order.
 
@@ -313,6 +318,10 @@ class Trainer:
             self._checkpoints.restore_step(best, self._list_state())
         return best
 
+    def count_traces(self) -> dict[str, int]:
+        """Returns how often each step was traced: once, or an input changed its shape."""
+        return {name: step.experimental_get_tracing_count() for name, step in self._steps.items()}
+
     def weights_sha256(self) -> str:
         """Returns a hash over the float32 bytes of all weights, in the model's order."""
         digest = hashlib.sha256()
@@ -337,10 +346,14 @@ class Trainer:
         with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
             self.model._symbolic_build(data_batch=feed.batch_spec)
             self._objective = Objective(self.model)
-        self._train_step = make_train_step(self.model, self._objective, self.strategy)
-        self._eval_step = make_eval_step(self.model, self._objective, self.strategy)
-        read_logs = make_read_logs(self.model, self._objective)
-        self._read_logs = lambda: {name: float(value) for name, value in read_logs().items()}
+        self._steps = {
+            "train": make_train_step(self.model, self._objective, self.strategy),
+            "evaluate": make_eval_step(self.model, self._objective, self.strategy),
+            "read_logs": make_read_logs(self.model, self._objective),
+        }
+
+    def _read_logs(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._steps["read_logs"]().items()}
 
     def _evaluate(
         self,
@@ -373,7 +386,7 @@ class Trainer:
         while steps is None or batch < steps:
             callback_list.on_test_batch_begin(batch)
             try:
-                self._eval_step(iterator)
+                self._steps["evaluate"](iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
             callback_list.on_test_batch_end(batch, {})
