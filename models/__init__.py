@@ -1,0 +1,68 @@
+"""The models: Keras only, ready for any `tf.distribute` strategy.
+
+Importing this package does not import TensorFlow; making a model does.
+"""
+
+import difflib
+import importlib
+from typing import Any
+
+__all__ = ["MODELS", "make_model"]
+
+MODELS = {
+    "unet": "models.unet:unet",
+}
+"""Name -> "module:function" of what builds it."""
+
+
+def make_model(
+    name: str,
+    *,
+    image_size: tuple[int | None, int | None],
+    num_classes: int,
+    channels: int = 3,
+    base_filters: int = 64,
+    depth: int = 4,
+    norm: str = "sync_batch",
+    pretrained: bool = False,
+    seed: int = 0,
+) -> Any:
+    """Returns a new segmentation model, its initial weights a pure function of `seed`.
+
+    Args:
+      name: one of `MODELS`.
+      image_size: height and width; both None for any size that the model can take.
+      num_classes: how many logits a pixel has.
+      channels: how many an image has.
+      base_filters: of the first level; each level below has twice as many.
+      depth: how many times the image is halved.
+      norm: one of `models.layers.NORMS`.
+      pretrained: whether the encoder starts from ImageNet weights.
+      seed: of the initial weights.
+
+    Returns:
+      A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
+      (float64 under that policy) [batch, height, width, num_classes].
+
+    Raises:
+      ValueError: an unknown name, or an argument that this model cannot take.
+
+    >>> make_model("unett", image_size=(32, 32), num_classes=2)
+    Traceback (most recent call last):
+      ...
+    ValueError: Unknown model 'unett'. Valid: unet.
+    """
+    if name not in MODELS:
+        close = difflib.get_close_matches(name, MODELS, n=len(MODELS), cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}. Valid: {', '.join(close)}.")
+    module_name, _, function = MODELS[name].partition(":")
+    return getattr(importlib.import_module(module_name), function)(
+        image_size=image_size,
+        num_classes=num_classes,
+        channels=channels,
+        base_filters=base_filters,
+        depth=depth,
+        norm=norm,
+        pretrained=pretrained,
+        seed=seed,
+    )

@@ -272,5 +272,5 @@ def test_group_count_divides_the_channels(channels, groups):
 
 
 def test_unknown_norm_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="'btch'. Valid: sync_batch, batch, group, none"):
+    with pytest.raises(ValueError, match=r"'btch'\. Valid: sync_batch, batch, group, none"):
         make_norm("btch", channels=3)

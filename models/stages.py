@@ -1,0 +1,183 @@
+"""Named stages: a model as a sequence of parts that can be placed, run or recomputed one by one.
+
+A layer belongs to the stage whose name, followed by "/" or "_", starts its own; which is why
+layers are named `encoder_0_conv_1`.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+StageScope = Callable[[str], AbstractContextManager]
+"""From a stage's name to the context that it is built in, such as its `tf.device`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a model, with layers, and so weights, shared with it.
+
+    Attributes:
+      name: such as `encoder_0`.
+      model: a `keras.Model` from the tensors `inputs` to the tensors `outputs`.
+      inputs: the names of the tensors it takes: "image", or outputs of earlier stages.
+      outputs: the names of those that it gives: the layers they come from.
+    """
+
+    name: str
+    model: keras.Model
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __call__(self, tensors: Mapping[str, Any], *, training: bool = False) -> dict[str, Any]:
+        """Returns the stage's outputs by name, given at least its inputs by name."""
+        inputs = [tensors[name] for name in self.inputs]
+        outputs = self.model(inputs, training=training)
+        return dict(zip(self.outputs, _flat(outputs), strict=True))
+
+
+def any_device(stage: str) -> AbstractContextManager:
+    """Returns a context that changes nothing: the default `StageScope`."""
+    del stage
+    return contextlib.nullcontext()
+
+
+def stage_names(depth: int) -> tuple[str, ...]:
+    """Returns the names of a U-Net's stages, in the order in which they run.
+
+    >>> stage_names(2)
+    ('encoder_0', 'encoder_1', 'bottleneck', 'decoder_1', 'decoder_0', 'head')
+    """
+    encoders = [f"encoder_{level}" for level in range(depth)]
+    decoders = [f"decoder_{level}" for level in reversed(range(depth))]
+    return (*encoders, "bottleneck", *decoders, "head")
+
+
+def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
+    """Returns the stages of a model of this package: name -> layers, both in running order.
+
+    Raises:
+      ValueError: a layer belongs to no stage.
+    """
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    names = stage_names(len({n for n in map(_stage_of, layers) if n.startswith("encoder_")}))
+    stages: dict[str, list[keras.Layer]] = {name: [] for name in names}
+    for layer in layers:
+        stages[_stage_of(layer)].append(layer)
+    return stages
+
+
+def split_stages(model: keras.Model) -> tuple[Stage, ...]:
+    """Returns the stages of a model of this package as models of their own.
+
+    Running them in order, each on the named tensors it takes, is running the model:
+
+        tensors = {"image": images}
+        for stage in split_stages(model):
+            tensors |= stage(tensors, training=True)
+
+    Raises:
+      ValueError: a layer belongs to no stage.
+    """
+    stages = stage_layers(model)
+    stage_of = {layer.name: name for name, layers in stages.items() for layer in layers}
+    tensors = {model.inputs[0]._keras_history.operation.name: model.inputs[0]}
+    tensors |= {name: model.get_layer(name).output for name in stage_of}
+    last = model.outputs[0]._keras_history.operation.name
+
+    takes: dict[str, list[str]] = {name: [] for name in stages}
+    gives: dict[str, list[str]] = {name: [] for name in stages}
+    for layer in (layer for layers in stages.values() for layer in layers):
+        stage = stage_of[layer.name]
+        for tensor in _flat(layer.input):
+            source = tensor._keras_history.operation.name
+            if stage_of.get(source) == stage:
+                continue
+            if source not in takes[stage]:
+                takes[stage].append(source)
+            if source in stage_of and source not in gives[stage_of[source]]:
+                gives[stage_of[source]].append(source)
+    gives[stage_of[last]].append(last)
+    return tuple(
+        Stage(
+            name,
+            keras.Model(
+                [tensors[t] for t in takes[name]], [tensors[t] for t in gives[name]], name=name
+            ),
+            tuple(takes[name]),
+            tuple(gives[name]),
+        )
+        for name in stages
+    )
+
+
+def layer_seed(seed: int, name: str) -> int:
+    """Returns the seed of a layer's initial weights: a pure function of the model's seed and name.
+
+    >>> layer_seed(0, "encoder_0_conv_1") == layer_seed(0, "encoder_0_conv_1")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big") >> 1
+
+
+def check_image_size(
+    image_size: Sequence[int | None], *, depth: int, model: str
+) -> tuple[int | None, int | None]:
+    """Returns height and width, checked to halve `depth` times.
+
+    Raises:
+      ValueError: they are not two, not positive, or not divisible by 2**depth.
+
+    >>> check_image_size((100, 128), depth=4, model="unet")
+    Traceback (most recent call last):
+      ...
+    ValueError: Cannot build unet: image size 100x128 does not halve 4 times. \
+Use a multiple of 16: 96x128 or 112x128.
+    """
+    size = tuple(image_size)
+    if len(size) != 2 or any(side is not None and side < 1 for side in size):
+        raise ValueError(
+            f"Cannot build {model}: image size is {image_size}. Give height and width, positive "
+            "or None."
+        )
+    step = 2**depth
+    if any(side is not None and side % step for side in size):
+        below = [side and max(side // step, 1) * step for side in size]
+        above = [side and -(-side // step) * step for side in size]
+        nearest = dict.fromkeys("x".join(map(str, near)) for near in (below, above))
+        raise ValueError(
+            f"Cannot build {model}: image size {size[0]}x{size[1]} does not halve {depth} times. "
+            f"Use a multiple of {step}: {' or '.join(nearest)}."
+        )
+    return size
+
+
+def check_positive(model: str, **arguments: int) -> None:
+    """Checks that each argument is at least 1.
+
+    Raises:
+      ValueError: one is not.
+    """
+    for name, value in arguments.items():
+        if value < 1:
+            raise ValueError(f"Cannot build {model}: {name} is {value}. Give at least 1.")
+
+
+def _stage_of(layer: keras.Layer) -> str:
+    first, _, rest = layer.name.partition("_")
+    if first in ("encoder", "decoder") and rest[:1].isdigit():
+        return f"{first}_{rest.partition('_')[0]}"
+    if first in ("bottleneck", "head"):
+        return first
+    raise ValueError(
+        f"Cannot split the model into stages: layer {layer.name!r} belongs to none. Start its name "
+        "with a stage's, such as encoder_0_, bottleneck_, decoder_0_ or head_."
+    )
+
+
+def _flat(tensors):
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
