@@ -32,9 +32,9 @@ def test_nothing_to_restore(store):
 
 def test_keeps_the_newest_and_the_best(store):
     for step in range(1, 6):
-        store.save(step=step, variables=_make_variables(step), state={})
         if step == 2:
             store.mark_best(2)
+        store.save(step=step, variables=_make_variables(step), state={})
     assert store.list_steps() == [2, 4, 5]
     assert store.best_step() == 2
 

@@ -200,7 +200,7 @@ def test_a_scheduled_learning_rate_follows_the_steps():
 
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_continues_to_the_same_bits(path_with_spaces, strategy_name):
-    example = zoo.EXAMPLES["unet"]
+    example = zoo.EXAMPLES["convolutional"]
 
     def make(directory):
         return tfdist.Trainer(

@@ -138,7 +138,8 @@ class CheckpointStore:
         )
 
     def mark_best(self, step: int) -> None:
-        """Keeps the checkpoint of `step` until another one is marked."""
+        """Keeps the checkpoint of `step`, written or not yet, until another one is marked."""
+        tf.io.gfile.makedirs(self.directory)
         write_atomically(f"{self.directory}/best.json", json.dumps({"step": step}))
 
     def best_step(self) -> int | None:
