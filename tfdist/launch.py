@@ -13,21 +13,18 @@ others are ended.
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import re
-import select
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tfdist import _keeper
+from tfdist._keeper_client import KeeperProcess, keeper_process
 from tfdist._logs import Logs, Output, last_lines
 from tfdist._machine import divide_cores, divide_gpus, find_gpus
 from tfdist.cluster import (
@@ -45,7 +42,6 @@ ISOLATION = ("auto", "always", "never")
 _FIRST_ISOLATED_PORT = 2222
 _MAX_STARTS = 3
 _POLL_S = 0.05
-_KEEPER_FAREWELL_S = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +156,7 @@ def run_local_cluster(
     logs = None
     for start in range(1, _MAX_STARTS + 1):
         with contextlib.ExitStack() as stack:
-            keeper = stack.enter_context(_keeper_process(isolate))
+            keeper = stack.enter_context(keeper_process(isolate))
             if isolate == "always" and not keeper.isolated:
                 raise TfdistError(
                     f"--isolate=always: no network of its own for the cluster ({keeper.problem}). "
@@ -217,7 +213,7 @@ def run_task(
     environment = dict(read_environment() if environ is None else environ)
     environment |= {"TF_CONFIG": config.to_tf_config_json(), "PYTHONUNBUFFERED": "1"}
     _add_package_path(environment)
-    with _keeper_process("never") as keeper:
+    with keeper_process("never") as keeper:
         result = _run_tasks(
             keeper,
             [config],
@@ -507,83 +503,8 @@ def _add_package_path(environment: dict[str, str]) -> None:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-class _KeeperProcess:
-    """The pipes to `tfdist._keeper`, and what it has told."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", isolate: str) -> None:
-        self.process = process
-        self.done = False
-        self.pids: dict[str, int] = {}
-        self._buffer = b""
-        self.send(isolate=isolate)
-        ready: list[dict[str, Any]] = []
-        while not ready and not self.done:
-            ready = self.poll(1.0)
-        if not ready:
-            raise RuntimeError("tfdist's keeper process did not start")
-        self.isolated: bool = ready[0]["isolated"]
-        self.problem: str = ready[0]["problem"]
-
-    def send(self, **message: Any) -> None:
-        """Sends a message; a keeper that is gone is noticed by `poll`."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-
-    def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Returns the events there are, after one or the time-out; sets `done` at the end."""
-        assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
-        if not select.select([pipe], [], [], timeout_s)[0]:
-            return []
-        data = os.read(pipe, 1 << 16)
-        if not data:
-            self.done = True
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        events = [json.loads(line) for line in lines]
-        for event in events:
-            if event["event"] == "started":
-                self.pids[event["task"]] = event["pid"]
-            elif event["event"] == "exited":
-                self.pids.pop(event["task"], None)
-        return events
-
-
-@contextlib.contextmanager
-def _keeper_process(isolate: str) -> Iterator[_KeeperProcess]:
-    # Its own session: a terminal's Ctrl-C reaches the launcher, which passes it on.
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", _keeper.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    keeper = None
-    try:
-        keeper = _KeeperProcess(process, isolate)
-        yield keeper
-    finally:
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # whatever still runs is ended now
-        try:
-            process.wait(_KEEPER_FAREWELL_S)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            process.stdout.close()
-            # A keeper that was killed has left its tasks to the kernel, and their children to us.
-            for pid in keeper.pids.values() if keeper and process.returncode else ():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-
-
 def _run_tasks(
-    keeper: _KeeperProcess,
+    keeper: KeeperProcess,
     configs: Sequence[ClusterConfig],
     environments: Sequence[_Environment],
     argv: Sequence[str],
@@ -677,7 +598,7 @@ def _port_was_taken(result: ClusterResult, logs: Logs) -> bool:
 
 def _announce(
     configs: Sequence[ClusterConfig],
-    keeper: _KeeperProcess,
+    keeper: KeeperProcess,
     logs: Logs,
     *,
     isolate: str,
