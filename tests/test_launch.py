@@ -717,22 +717,20 @@ def test_an_all_reduce_over_a_network(script, tmp_path):
         launcher = [sys.executable, "-m", "tfdist.launch", hosts]
 
         def start(*flags):
-            return [
-                stack.enter_context(
+            for index, space in enumerate(spaces):
+                inside = ["ip", "netns", "exec", space]
+                yield stack.enter_context(
                     subprocess.Popen(
-                        [*f"ip netns exec {space}".split(), *launcher, f"--task=worker:{index}"]
-                        + list(flags),
+                        [*inside, *launcher, f"--task=worker:{index}", *flags],
                         stdout=subprocess.PIPE,
                         text=True,
                     )
                 )
-                for index, space in enumerate(spaces)
-            ]
 
-        for check in start("--check", "--wait_s=3"):
+        for check in list(start("--check", "--wait_s=3")):
             assert check.communicate(timeout=30)[0].count("ok   ") == 2
             assert check.returncode == 0
         run = f"--command={shlex.join(script(ALL_REDUCE))}"
-        for task in start(run, "--timeout_s=90"):
+        for task in list(start(run, "--timeout_s=90")):
             assert "sum 11.0" in task.communicate(timeout=100)[0]
             assert task.returncode == 0
