@@ -23,7 +23,11 @@ class Logs:
         self._new: list[Path] = []
         self.shown: bytes = b""
         try:
-            root = Path(run_dir).absolute() if run_dir else Path(tempfile.mkdtemp(prefix="tfdist-"))
+            # Of a bucket (gs://...) only TensorFlow's file system can write; the logs stay here.
+            if run_dir and "://" not in str(run_dir):
+                root = Path(run_dir).absolute()
+            else:
+                root = Path(tempfile.mkdtemp(prefix="tfdist-"))
             self.directory = root / "logs"
             parents = (self.directory, *self.directory.parents)
             self._parents = [path for path in parents if not path.exists()]
@@ -88,7 +92,7 @@ class Output:
         """Writes and flushes; a reader who has gone away must not stop the training."""
         if not data and not last:
             return
-        with contextlib.suppress(BrokenPipeError):
+        try:
             if self._binary is not None:
                 self._stream.flush()
                 self._binary.write(data)
@@ -96,6 +100,10 @@ class Output:
             else:
                 self._stream.write(self._decoder.decode(data, last))
                 self._stream.flush()
+        except BrokenPipeError:
+            # What is buffered would fail again when the interpreter ends.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def last_lines(data: bytes) -> list[str]:

@@ -42,6 +42,7 @@ ISOLATION = ("auto", "always", "never")
 _FIRST_ISOLATED_PORT = 2222
 _MAX_STARTS = 3
 _POLL_S = 0.05
+_NO_NETWORK = ("name resolution", "Name or service not known", "Network is unreachable")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +107,10 @@ def run_local_cluster(
 ) -> ClusterResult:
     """Runs a cluster of processes on this machine until it is done, and ends all of them.
 
-    Every process gets TF_CONFIG, its share of the cores (where there is at least one a task; if
-    not, of the threads: TF_NUM_INTRAOP_THREADS, OMP_NUM_THREADS) and of the GPUs
-    (CUDA_VISIBLE_DEVICES). This process's environment and signal handlers stay as they are.
+    Every process gets TF_CONFIG, its share of the cores (where there is at least one a task) and as
+    many threads (TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS, unless they are
+    set), and its share of the GPUs (CUDA_VISIBLE_DEVICES). This process's environment and signal
+    handlers stay as they are.
 
     The cluster is done when the chief and the workers are; with parameter servers, when the chief
     is. What still runs then is ended. So are all when one task fails, and on KeyboardInterrupt,
@@ -128,7 +130,8 @@ def run_local_cluster(
       chief: whether to add a chief; so does --strategy=parameter_server among the flags.
       evaluator: whether to add an evaluator, without an address in the cluster.
       train_flags: the flags of the command.
-      run_dir: where logs/ goes; the flags' --run_dir by default, else a temporary directory.
+      run_dir: where logs/ goes; the flags' --run_dir by default. A temporary directory if there
+        is none or if it is a bucket.
       command: what every process runs; `python -m tfdist.train` by default.
       isolate: "auto", "always" (refuse to start without) or "never".
       timeout_s: after how long all tasks are ended.
@@ -639,6 +642,11 @@ def _report_failure(
             for line in lines:
                 print(f"[{task.name}] {line}", file=sys.stderr)
             sys.stderr.flush()
+            if result.isolated and any(sign in line for sign in _NO_NETWORK for line in lines):
+                _say(
+                    "the cluster has a network of its own, without the outside. If the task needs "
+                    "that, say for a download, use --isolate=never."
+                )
 
 
 def _signal_name(number: int) -> str:
