@@ -1,0 +1,169 @@
+"""What is wrong with a cluster's addresses, host by host: `python -m tfdist.launch --check`."""
+
+import dataclasses
+import errno
+import ipaddress
+import socket
+import threading
+import time
+
+from tfdist.cluster import ClusterConfig, split_address
+
+_CONNECT_TIMEOUT_S = 2.0
+_RETRY_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class AddressCheck:
+    """What was found at one task's address.
+
+    Attributes:
+      task: role and index, as in "worker 0".
+      address: its "host:port".
+      ok: whether nothing is wrong with it.
+      found: what was found and, if it is wrong, what to do.
+    """
+
+    task: str
+    address: str
+    ok: bool
+    found: str
+
+
+def run_check(
+    config: ClusterConfig | None, own: tuple[str, int] | None, *, wait_s: float = 5.0
+) -> int:
+    """Prints the cluster and what `check_cluster` finds; returns 0 if nothing is wrong, else 1."""
+    if config is None:
+        print("No cluster in the flags or the environment: a single process.")
+        return 0
+    print(config.describe() if own else config.describe().replace("  <- this process", ""))
+    checks = check_cluster(config, own=own, wait_s=wait_s)
+    width = max((len(check.address) for check in checks), default=0)
+    print("\nProbed:")
+    for check in checks:
+        verdict = "ok   " if check.ok else "WRONG"
+        print(f"  {verdict} {check.task:<11} {check.address:<{width}}  {check.found}")
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def check_cluster(
+    config: ClusterConfig, *, own: tuple[str, int] | None, wait_s: float = 5.0
+) -> list[AddressCheck]:
+    """Returns what is found at every task's address.
+
+    Names are resolved. Other tasks' ports are connected to until they answer or the time is up.
+    This process's own port is bound and listened on for as long, so that checks that run on all
+    machines at once find one another before any training is started.
+
+    Args:
+      config: the cluster.
+      own: this process's role and index, None if it is none of the tasks.
+      wait_s: how long to wait for the other tasks.
+    """
+    deadline = time.monotonic() + wait_s
+    tasks = [
+        (role, index, address)
+        for role, addresses in config.tasks.items()
+        for index, address in enumerate(addresses)
+    ]
+    found: dict[int, tuple[bool, str]] = {}
+
+    def probe(position: int, address: str, is_own: bool) -> None:
+        found[position] = _probe(address, is_own, len(tasks) > 1, deadline)
+
+    # Daemons: a name service that does not answer must not hold up the end.
+    threads = [
+        threading.Thread(target=probe, args=(position, address, (role, index) == own), daemon=True)
+        for position, (role, index, address) in enumerate(tasks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline + _CONNECT_TIMEOUT_S + 1 - time.monotonic()))
+    unknown = (False, "no answer from the name service. Check /etc/resolv.conf, or use addresses.")
+    checks = [
+        AddressCheck(f"{role} {index}", address, *found.get(position, unknown))
+        for position, (role, index, address) in enumerate(tasks)
+    ]
+    return _mark_mixed_loopbacks(checks)
+
+
+def _probe(address: str, is_own: bool, has_peers: bool, deadline: float) -> tuple[bool, str]:
+    host, port = split_address(address)
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return False, f"{host} is not resolved ({error.strerror or error}). Check the name and DNS."
+    resolved = str(infos[0][4][0])
+    if is_own:
+        return _probe_own(infos[0][0], resolved, port, has_peers, deadline)
+    return _probe_peer(resolved, port, deadline)
+
+
+def _probe_own(
+    family: int, resolved: str, port: int, has_peers: bool, deadline: float
+) -> tuple[bool, str]:
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((resolved, port))
+            listener.listen()
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return False, f"{resolved} is not an address of this machine. Check --task."
+            if error.errno == errno.EADDRINUSE:
+                return False, "the port is in use here. End what listens on it, or take another."
+            return False, f"cannot be listened on here ({error.strerror}). Take another port."
+        while has_peers and time.monotonic() < deadline:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                listener.accept()[0].close()
+            except OSError:
+                break
+    return True, "this machine, the port is free"
+
+
+def _probe_peer(resolved: str, port: int, deadline: float) -> tuple[bool, str]:
+    while True:
+        try:
+            with socket.create_connection((resolved, port), _CONNECT_TIMEOUT_S):
+                return True, f"{resolved} answers"
+        except TimeoutError:
+            problem = "does not answer. Check that the machine is up and no firewall is between."
+        except ConnectionRefusedError:
+            problem = (
+                "is reached, but nothing listens on the port. Start that task, or run --check "
+                "there at the same time."
+            )
+        except OSError as error:
+            problem = f"is not reached ({error.strerror or error}). Check the network."
+        if time.monotonic() >= deadline:
+            return False, f"{resolved} {problem}"
+        time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
+
+
+def _mark_mixed_loopbacks(checks: list[AddressCheck]) -> list[AddressCheck]:
+    """Marks loopback addresses in a cluster that also has others."""
+    loopbacks = [_is_loopback(split_address(check.address)[0]) for check in checks]
+    if all(loopbacks) or not any(loopbacks):
+        return checks
+    return [
+        dataclasses.replace(
+            check,
+            ok=False,
+            found="a loopback address, which other machines cannot reach. Use the machine's own.",
+        )
+        if loopback
+        else check
+        for check, loopback in zip(checks, loopbacks, strict=True)
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
