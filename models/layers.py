@@ -28,7 +28,10 @@ def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.lay
     Source: Ioffe and Szegedy 2015 (arXiv:1502.03167); Wu and He 2018 (arXiv:1803.08494).
     """
     if kind in ("sync_batch", "batch"):
-        return FusedBatchNormalization(synchronized=kind == "sync_batch", name=name)
+        # Not Keras's 0.99: after a few hundred steps the statistics of the start would still show.
+        return FusedBatchNormalization(
+            synchronized=kind == "sync_batch", momentum=0.9, name=name
+        )
     if kind == "group":
         return keras.layers.GroupNormalization(groups=math.gcd(_GROUPS, channels), name=name)
     if kind == "none":

@@ -1,5 +1,6 @@
 """Runs a command: help, errors of one line, exit status, signals."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ def run_command(
     try:
         options = parse_train_flags(arguments)
         if not options.run.verbose_tensorflow:
-            cluster.silence_tensorflow()
+            start_tensorflow_quietly()
         return run(options)
     except TfdistError as error:
         _print_error(error)
@@ -46,6 +47,26 @@ def run_command(
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def start_tensorflow_quietly() -> None:
+    """Imports TensorFlow and opens its devices without a word on standard error.
+
+    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some from
+    drivers that do not know of it, so that the file descriptor itself is put aside meanwhile.
+    """
+    cluster.quiet_environment()
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def stop_on_interrupt(request_stop: Callable[[], None]) -> None:
