@@ -173,6 +173,23 @@ class FusedBatchNormalization(keras.layers.Layer):
         }
 
 
+@keras.saving.register_keras_serializable(package="tfdist")
+class ReverseChannels(keras.layers.Layer):
+    """Reverses the last axis: from red, green, blue to blue, green, red and back.
+
+    Call arguments:
+      inputs: [..., channels].
+    """
+
+    def compute_output_shape(self, input_shape):
+        """Returns `input_shape`."""
+        return input_shape
+
+    def call(self, inputs):
+        """Returns the inputs with their channels in the opposite order."""
+        return tf.reverse(inputs, axis=[-1])
+
+
 class _Moments(NamedTuple):
     """Of each channel: how many elements (a scalar), their mean and biased variance."""
 

@@ -246,5 +246,5 @@ def test_make_model_passes_its_arguments_on(monkeypatch):
 
 
 def test_unknown_model_lists_the_closest_first():
-    with pytest.raises(ValueError, match=r"Unknown model 'resnet_unet'\. Valid: unet\."):
+    with pytest.raises(ValueError, match=r"Unknown model 'resnet_unet'\. Valid: resnet50_unet, "):
         make_model("resnet_unet", image_size=(32, 32), num_classes=2)
