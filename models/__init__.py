@@ -10,6 +10,9 @@ from typing import Any
 __all__ = ["MODELS", "make_model"]
 
 MODELS = {
+    "efficientnet_v2_b0_unet": "models.backbones:efficientnet_v2_b0_unet",
+    "mobilenet_v2_unet": "models.backbones:mobilenet_v2_unet",
+    "resnet50_unet": "models.backbones:resnet50_unet",
     "unet": "models.unet:unet",
 }
 """Name -> "module:function" of what builds it."""
@@ -50,7 +53,8 @@ def make_model(
     >>> make_model("unett", image_size=(32, 32), num_classes=2)
     Traceback (most recent call last):
       ...
-    ValueError: Unknown model 'unett'. Valid: unet.
+    ValueError: Unknown model 'unett'. Valid: unet, resnet50_unet, mobilenet_v2_unet, \
+efficientnet_v2_b0_unet.
     """
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=len(MODELS), cutoff=0.0)

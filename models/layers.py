@@ -154,9 +154,8 @@ class FusedBatchNormalization(keras.layers.Layer):
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync if context else 1
         if x.dtype == tf.float64 and not (self.synchronized and replicas > 1):
-            mean, variance = tf.nn.moments(x, [0, 1, 2])
-            y = _normalize(x, gamma, beta, mean, variance, self.epsilon)
-            local = _Moments(_count(x, mean.dtype), mean, variance)
+            local = _plain_moments(x)
+            y = _normalize(x, gamma, beta, local.mean, local.variance, self.epsilon)
         elif self.synchronized and replicas > 1:
             return _normalize_by_global_batch(x, gamma, beta, self.epsilon, context)
         else:
@@ -174,6 +173,23 @@ class FusedBatchNormalization(keras.layers.Layer):
             "center": self.center,
             "scale": self.scale,
         }
+
+
+@keras.saving.register_keras_serializable(package="tfdist")
+class ReverseChannels(keras.layers.Layer):
+    """Reverses the last axis: from red, green, blue to blue, green, red and back.
+
+    Call arguments:
+      inputs: [..., channels].
+    """
+
+    def compute_output_shape(self, input_shape):
+        """Returns `input_shape`."""
+        return input_shape
+
+    def call(self, inputs):
+        """Returns the inputs with their channels in the opposite order."""
+        return tf.reverse(inputs, axis=[-1])
 
 
 class _Moments(NamedTuple):
@@ -221,9 +237,8 @@ def _pool(local, context):
     """
     channels = local.mean.shape[0]
     row = tf.concat([local.count[None], local.mean, local.variance], 0)
-    row = tf.where(
-        local.count > 0, row, tf.zeros_like(row)
-    )  # Of nothing, the mean is not a number.
+    # The mean of nothing is not a number.
+    row = tf.where(local.count > 0, row, tf.zeros_like(row))
     place = tf.one_hot(
         context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=row.dtype
     )
@@ -239,10 +254,17 @@ def _pool(local, context):
 
 def _local_moments(x, epsilon):
     if x.dtype == tf.float64:
-        return _Moments(_count(x, x.dtype), *tf.nn.moments(x, [0, 1, 2]))
+        return _plain_moments(x)
     ones = tf.ones([x.shape[-1]])
     _, moments = _fused_training_call(x, ones, tf.zeros_like(ones), epsilon)
     return moments
+
+
+def _plain_moments(x):
+    count = _count(x, x.dtype)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(x, [0, 1, 2]), count)
+    squares = tf.reduce_sum(tf.math.squared_difference(x, mean), [0, 1, 2])
+    return _Moments(count, mean, tf.math.divide_no_nan(squares, count))
 
 
 def _fused_training_call(x, gamma, beta, epsilon):

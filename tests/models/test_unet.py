@@ -148,6 +148,37 @@ def test_known_seed():
     assert layer_seed(0, "encoder_0_conv_1") == 71143705
 
 
+@pytest.mark.parametrize("dtype_policy", ["float64"], indirect=True)
+def test_gradients_of_replicas_add_up_to_those_of_one_device(dtype_policy):
+    sizes = (3, 2)
+    images = make_images((sum(sizes), 16, 16, 3)).astype(dtype_policy)
+
+    def gradients(model, images):
+        # A sum over pixels: each replica's loss is its share of the global batch's.
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(images, training=True)))
+        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    alone = unet(**SMALL)
+    expected = tf.function(gradients)(alone, images)
+    # Central storage, as its replicas reduce without collectives, whose keys a process shares.
+    strategy = tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"
+    )
+    with strategy.scope():
+        model = unet(**SMALL)
+    parts = np.split(images, [sizes[0]])
+    parts = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+    )
+    actual = tf.function(lambda images: strategy.run(gradients, (model, images)))(parts)
+    for a, b in zip(actual, expected, strict=True):
+        total = strategy.reduce("SUM", a, axis=None)
+        assert np.abs(total - b).max() < 1e-11 * np.abs(b).max()
+    for a, b in zip(model.non_trainable_variables, alone.non_trainable_variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-11, atol=1e-14)
+
+
 def test_stages_hold_every_layer_once():
     model = unet(**SMALL)
     stages = stage_layers(model)
@@ -246,5 +277,5 @@ def test_make_model_passes_its_arguments_on(monkeypatch):
 
 
 def test_unknown_model_lists_the_closest_first():
-    with pytest.raises(ValueError, match=r"Unknown model 'resnet_unet'\. Valid: unet\."):
+    with pytest.raises(ValueError, match=r"Unknown model 'resnet_unet'\. Valid: resnet50_unet, "):
         make_model("resnet_unet", image_size=(32, 32), num_classes=2)

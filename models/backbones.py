@@ -1,0 +1,283 @@
+"""U-Nets over the encoders of keras.applications."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from models.layers import FusedBatchNormalization, ReverseChannels, make_norm
+from models.stages import check_image_size, check_positive, layer_seed
+from models.unet import (
+    check_norm,
+    conv_block,
+    decoder_stage,
+    head_stage,
+    make_rescaling,
+)
+
+DOWNLOAD_TIMEOUT_S = 20.0
+"""How long the download of pretrained weights may stand still."""
+
+_IMAGENET_MEAN = (123.675, 116.28, 103.53)
+_IMAGENET_STD = (58.395, 57.12, 57.375)
+
+
+class _Encoder(NamedTuple):
+    """An application, the outputs at each halving of the image, and what it takes images as."""
+
+    build: Callable[..., keras.Model]
+    endpoints: tuple[str, ...]
+    preprocess: Callable[[Any, int], Any]
+
+
+def mobilenet_v2_unet(**options) -> keras.Model:
+    """Returns a new U-Net over MobileNetV2; the arguments are those of `make_backbone_unet`.
+
+    Source: Sandler et al. 2018 (arXiv:1801.04381), table 2.
+    """
+    endpoints = (
+        "block_1_expand_relu",
+        "block_3_expand_relu",
+        "block_6_expand_relu",
+        "block_13_expand_relu",
+        "out_relu",
+    )
+    encoder = _Encoder(keras.applications.MobileNetV2, endpoints, _to_unit_range)
+    return make_backbone_unet("mobilenet_v2_unet", encoder, **options)
+
+
+def resnet50_unet(**options) -> keras.Model:
+    """Returns a new U-Net over ResNet50; the arguments are those of `make_backbone_unet`.
+
+    Source: He et al. 2016 (arXiv:1512.03385), table 1.
+    """
+    endpoints = (
+        "conv1_relu",
+        "conv2_block3_out",
+        "conv3_block4_out",
+        "conv4_block6_out",
+        "conv5_block3_out",
+    )
+    encoder = _Encoder(keras.applications.ResNet50, endpoints, _to_caffe)
+    return make_backbone_unet("resnet50_unet", encoder, **options)
+
+
+def efficientnet_v2_b0_unet(**options) -> keras.Model:
+    """Returns a new U-Net over EfficientNetV2-B0; the arguments are those of `make_backbone_unet`.
+
+    Source: Tan and Le 2021 (arXiv:2104.00298), table 4.
+    """
+    endpoints = (
+        "block1a_project_activation",
+        "block2b_add",
+        "block3b_add",
+        "block5e_add",
+        "top_activation",
+    )
+
+    def build(**arguments):
+        return keras.applications.EfficientNetV2B0(include_preprocessing=False, **arguments)
+
+    return make_backbone_unet(
+        "efficientnet_v2_b0_unet", _Encoder(build, endpoints, _to_unit_variance), **options
+    )
+
+
+def make_backbone_unet(
+    name: str,
+    encoder: _Encoder,
+    *,
+    image_size: tuple[int | None, int | None],
+    num_classes: int,
+    channels: int = 3,
+    base_filters: int = 64,
+    depth: int = 4,
+    norm: str = "sync_batch",
+    pretrained: bool = False,
+    seed: int = 0,
+    download_timeout_s: float = DOWNLOAD_TIMEOUT_S,
+) -> keras.Model:
+    """Returns a new U-Net whose way down is an application's, and whose way up is the U-Net's.
+
+    Args:
+      name: the model's name.
+      encoder: the application.
+      image_size: height and width, each divisible by 2**depth, or both None for any such size.
+      num_classes: how many logits a pixel has.
+      channels: how many an image has.
+      base_filters: of the decoder's last level; each level below has twice as many.
+      depth: how many times the encoder halves the image: 2 to 5; with 5 it is the whole encoder.
+      norm: one of `models.layers.NORMS`, in the encoder too; with `none`, its convolutions have
+        biases instead.
+      pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
+      seed: of the initial weights, which are a pure function of it (and of the ImageNet weights).
+      download_timeout_s: how long the download may stand still.
+
+    Returns:
+      A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
+      (float64 under that policy) [batch, height, width, num_classes]. The application's own
+      preprocessing is part of it. Its stages are those of `models.stages.stage_names(depth)`.
+
+    Raises:
+      ValueError: an image size that does not halve `depth` times; a count below 1; an unknown
+        norm; a depth that the encoder does not have; ImageNet weights for other than 3 channels,
+        for a norm without moving statistics, or that cannot be downloaded.
+
+    Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the way up.
+    """
+    deepest = len(encoder.endpoints)
+    if not 2 <= depth <= deepest:
+        raise ValueError(
+            f"Cannot build {name}: depth is {depth}. Give 2 to {deepest}, the times that the "
+            "encoder halves the image."
+        )
+    size = check_image_size(image_size, depth=depth, model=name)
+    check_positive(name, num_classes=num_classes, channels=channels, base_filters=base_filters)
+    check_norm(norm, model=name)
+    if pretrained and channels != 3:
+        raise ValueError(
+            f"Cannot build {name}: the ImageNet weights are for 3 channels, channels is "
+            f"{channels}. Give 3, or leave out pretrained."
+        )
+    if pretrained and norm not in ("batch", "sync_batch"):
+        raise ValueError(
+            f"Cannot build {name}: the ImageNet weights are for batch normalisation, norm is "
+            f"{norm}. Give sync_batch or batch, or leave out pretrained."
+        )
+    source = _load_imagenet(name, encoder, download_timeout_s) if pretrained else None
+    body = _make_encoder(encoder, (*size, channels), depth=depth, norm=norm, seed=seed)
+    if source is not None:
+        _copy_weights(source, body, depth=depth)
+
+    *skips, x = body.outputs
+    options: dict[str, Any] = {"norm": norm, "seed": seed}
+    x = conv_block(x, stage="bottleneck", filters=base_filters << depth, **options)
+    for level, skip in reversed(list(enumerate([None, *skips]))):
+        stage = f"decoder_{level}"
+        x = decoder_stage(x, skip, stage=stage, filters=base_filters << level, **options)
+    logits = head_stage(x, num_classes=num_classes, seed=seed)
+    return keras.Model(body.inputs[0], logits, name=name)
+
+
+def _make_encoder(encoder, shape, *, depth, norm, seed):
+    """Returns the application up to its `depth` endpoints, its layers made anew.
+
+    They are named after the stage that they are part of, normalise by `norm`, and draw their
+    initial weights from seeds of their own.
+    """
+    # The images stay float32 until they are preprocessed, under mixed precision too.
+    policy = keras.config.dtype_policy().compute_dtype
+    image = keras.Input(shape, name="image", dtype="float64" if policy == "float64" else "float32")
+    application = encoder.build(
+        input_tensor=encoder.preprocess(image, shape[-1]), include_top=False, weights=None
+    )
+    endpoints = [application.get_layer(name) for name in encoder.endpoints[:depth]]
+    template = keras.Model(image, [layer.output for layer in endpoints])
+    stages = _stages_of_layers(template, [layer.name for layer in endpoints])
+
+    def remake(layer):
+        name = _stage_name(stages, layer)
+        if isinstance(layer, keras.layers.BatchNormalization):
+            return _remake_norm(layer, norm, name)
+        config = {**layer.get_config(), "name": name}
+        for key in ("kernel_initializer", "depthwise_initializer", "pointwise_initializer"):
+            initializer = config.get(key)
+            if initializer and "seed" in initializer["config"]:
+                seeded = {**initializer["config"], "seed": layer_seed(seed, f"{name}/{key}")}
+                config[key] = {**initializer, "config": seeded}
+        if norm == "none" and "use_bias" in config:
+            config["use_bias"] = True
+        return type(layer).from_config(config)
+
+    def call(layer, *inputs, mask=None, **arguments):
+        # Keras's batch normalisation takes a mask, of which images have none.
+        del mask
+        return layer(*inputs, **arguments)
+
+    return keras.models.clone_model(template, clone_function=remake, call_function=call)
+
+
+def _remake_norm(layer, norm, name):
+    if norm not in ("batch", "sync_batch"):
+        return make_norm(norm, channels=layer.gamma.shape[0], name=name)
+    return FusedBatchNormalization(
+        synchronized=norm == "sync_batch",
+        momentum=layer.momentum,
+        epsilon=layer.epsilon,
+        center=layer.center,
+        scale=layer.scale,
+        name=name,
+    )
+
+
+def _stages_of_layers(model, endpoints):
+    """Returns, of every layer, by name, the level at whose end it is first needed."""
+    levels: dict[str, int] = {}
+    for level, endpoint in enumerate(endpoints):
+        for layer in keras.Model(model.inputs, model.get_layer(endpoint).output).layers:
+            levels.setdefault(layer.name, level)
+    return levels
+
+
+def _stage_name(levels, layer):
+    return f"encoder_{levels[layer.name]}_{layer.name}"
+
+
+def _copy_weights(source, body, *, depth):
+    targets = {}
+    for layer in body.layers:
+        stage, _, name = layer.name.removeprefix("encoder_").partition("_")
+        if stage.isdigit() and int(stage) < depth:
+            targets[name] = layer
+    for layer in source.layers:
+        if layer.weights and layer.name in targets:
+            targets[layer.name].set_weights(layer.get_weights())
+
+
+def _load_imagenet(name, encoder, timeout_s):
+    with _socket_timeout(timeout_s):
+        try:
+            return encoder.build(weights="imagenet", include_top=False, input_shape=(224, 224, 3))
+        # Keras raises a bare Exception for a failed download.
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+            raise ValueError(
+                f"Cannot build {name}: its ImageNet weights could not be downloaded ({reason}). "
+                "Leave out pretrained, or put the weights into Keras's cache, ~/.keras/models, on "
+                "a machine with a network."
+            ) from error
+
+
+@contextlib.contextmanager
+def _socket_timeout(timeout_s: float) -> Iterator[None]:
+    """Keras's downloads take no timeout of their own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(timeout_s)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _to_unit_range(image, channels):
+    """As MobileNetV2 was trained on ImageNet: from -1 to 1."""
+    del channels
+    return make_rescaling(127.5, 127.5, name="rescale")(image)
+
+
+def _to_caffe(image, channels):
+    """As ResNet50 was: less the mean colour, blue first. Other than three channels: centred."""
+    if channels != 3:
+        return make_rescaling(127.5, 1.0, name="rescale")(image)
+    # The values of `keras.applications.imagenet_utils.preprocess_input(mode="caffe")`.
+    centred = make_rescaling((123.68, 116.779, 103.939), 1.0, name="rescale")(image)
+    return ReverseChannels(dtype=centred.dtype, name="blue_first")(centred)
+
+
+def _to_unit_variance(image, channels):
+    """As EfficientNetV2-B0 was: every channel to mean 0 and variance 1 over ImageNet."""
+    if channels != 3:
+        return make_rescaling(127.5, 57.5, name="rescale")(image)
+    return make_rescaling(_IMAGENET_MEAN, _IMAGENET_STD, name="rescale")(image)
