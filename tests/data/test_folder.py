@@ -59,7 +59,11 @@ def indexed_png(labels, bits, colour=3):
 @pytest.fixture
 def data_dir(path_with_spaces):
     root = str(path_with_spaces)
-    encoders = {"a.jpg": tf.io.encode_jpeg, "b.JPEG": tf.io.encode_jpeg, "c c.png": tf.io.encode_png}
+    encoders = {
+        "a.jpg": tf.io.encode_jpeg,
+        "b.JPEG": tf.io.encode_jpeg,
+        "c c.png": tf.io.encode_png,
+    }
     for index, (name, encode) in enumerate(encoders.items()):
         write(f"{root}/train/images/{name}", encode(make_image(index)).numpy())
         stem = name.rpartition(".")[0]
@@ -154,7 +158,7 @@ def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"any \.jpg, \.jpeg, \.png, \.bmp file in '.*images'"):
         read(data_dir, "val")
     write(f"{data_dir}/val/images/a.png", png(make_image(0)))
-    with pytest.raises(TfdistError, match="find the directory '.*val/masks'"):
+    with pytest.raises(TfdistError, match=r"find the directory '.*val/masks'"):
         read(data_dir, "val")
 
 
@@ -227,9 +231,7 @@ def test_random_access_reads_what_the_cache_does(data_dir):
     source = make_folder(data_dir, "train", (6, 8), 3)
     direct = next(iter(make_eval_dataset(source, global_batch_size=3)))[0]
     cached = cache_source(source, "memory", quiet=True)
-    for left, right in zip(
-        direct, cached.load_batch(tf.range(3, dtype=tf.int64)), strict=True
-    ):
+    for left, right in zip(direct, cached.load_batch(tf.range(3, dtype=tf.int64)), strict=True):
         np.testing.assert_array_equal(left, right)
 
 

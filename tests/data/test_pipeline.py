@@ -48,9 +48,7 @@ def shapes():
 
 @pytest.fixture(scope="module")
 def one_replica(shapes):
-    dataset = make_train_dataset(
-        shapes, global_batch_size=8, seed=3, augmentation=AUGMENTATION
-    )
+    dataset = make_train_dataset(shapes, global_batch_size=8, seed=3, augmentation=AUGMENTATION)
     return take_global_batches(dataset, 6, 1)
 
 
@@ -258,7 +256,11 @@ def test_split_batches_keeps_rows_and_order(num_replicas):
 def test_split_batches_pads_short_and_empty_slices():
     batches = tf.data.Dataset.range(9).batch(4)
     parts = list(split_batches(batches, num_replicas=3, pad=True).as_numpy_iterator())
-    assert [(part.tolist(), int(n)) for part, n in parts[:3]] == [([0, 1], 2), ([2, 2], 1), ([3, 3], 1)]
+    assert [(part.tolist(), int(n)) for part, n in parts[:3]] == [
+        ([0, 1], 2),
+        ([2, 2], 1),
+        ([3, 3], 1),
+    ]
     assert [(part.tolist(), int(n)) for part, n in parts[-3:]] == [([8], 1), ([8], 0), ([8], 0)]
 
 

@@ -19,7 +19,9 @@ def test_shapes_are_cached_when_they_are_few():
     assert few.class_names == ("background", "circle", "square", "triangle")
     many = make_source("shapes", split="train", num_examples=10**9)
     assert isinstance(many, ShapesSource)
-    direct = make_source("shapes", split="train", image_size=(16, 16), num_examples=20, cache="none")
+    direct = make_source(
+        "shapes", split="train", image_size=(16, 16), num_examples=20, cache="none"
+    )
     indices = tf.range(20, dtype=tf.int64)
     np.testing.assert_array_equal(direct.load_batch(indices)[0], few.load_batch(indices)[0])
 

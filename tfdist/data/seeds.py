@@ -39,6 +39,4 @@ def _mix(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _xor_shift(bits: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(
-        bits, tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64))
-    )
+    return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64)))
