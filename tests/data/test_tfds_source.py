@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download import checksums
+from tensorflow_datasets.core.download import checksums, downloader
 
 from tfdist.data.cache import cache_source
 from tfdist.data.tfds_source import make_tfds
@@ -158,6 +158,8 @@ def test_no_network_is_one_line(path_with_spaces, monkeypatch):
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    # TensorFlow Datasets tries ten times, minutes apart in the end.
+    monkeypatch.setattr(downloader, "MAX_RETRIES", 0)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     with pytest.raises(TfdistError, match=r"Cannot prepare tfds:oxford.*ConnectionError") as caught:
         make_tfds(
