@@ -18,9 +18,9 @@ DEFAULT_NUM_OTHER_EXAMPLES = 200
 _MIN_SIDE = 16
 _MAX_SHAPES = 4
 # The first two shapes are always there, the others with this probability.
-_PRESENT = (1.0, 1.0, 0.6, 0.6)
+_PRESENT = (1.0, 1.0, 0.5, 0.3)
 # Radius of the circle of a shape's area, as a share of the image's shorter side.
-_RADIUS = (0.11, 0.24)
+_RADIUS = (0.1, 0.2)
 # Half a square's side and a triangle's inner radius, for a circle's area of radius 1.
 _SQUARE = math.sqrt(math.pi) / 2
 _TRIANGLE = math.sqrt(math.pi / (3 * math.sqrt(3)))
@@ -111,7 +111,7 @@ class ShapesSource(BatchSource):
         for slot in range(_MAX_SHAPES):
             images, masks = _draw_shape(images, masks, base, per_shape[:, slot], _PRESENT[slot])
         images = tf.transpose(images, [0, 2, 3, 1])
-        grain = self._make_grain(scene[:, 3:6]) * _lerp(5.0, 20.0, scene[:, 6])[:, None, None, None]
+        grain = self._make_grain(scene[:, 3:6]) * _lerp(3.0, 14.0, scene[:, 6])[:, None, None, None]
         # Whole numbers, as in a photograph: what a cache of bytes holds is the same.
         images = tf.round(tf.clip_by_value(images + grain, 0.0, 255.0))
         batch = indices.shape[0]
@@ -170,7 +170,7 @@ def _draw_shape(
         _lerp(-0.7, 0.7, draws[:, column])[:, None] * axis * (30.0 / short)
         for column, axis in ((6, ys), (7, xs))
     )
-    colour = _make_colours(base, draws[:, 8:12])[:, :, None, None]
+    colour = _make_colours(label, base, draws[:, 8:12])[:, :, None, None]
     # Subtracted, as Grappler re-associates sums of sums by their operands' shapes, and the
     # last bit would depend on the batch.
     paint = colour - (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
@@ -208,11 +208,18 @@ def _get_distance(
     return distance
 
 
-def _make_colours(base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Returns a colour [batch, 3] that stands out from the background's mean."""
-    signs = tf.cast(draws[:, :1] * 8.0, tf.int32)
+def _make_colours(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    """Returns a colour [batch, 3] that stands out from the background's mean.
+
+    Half of the shapes have their class's tint (circles more red, squares more green,
+    triangles more blue), which starts the learning; the others have any, so that only
+    the outline tells the classes apart for certain.
+    """
+    tinted = draws[:, :1] < 0.5
+    signs = tf.cast(draws[:, :1] * 16.0, tf.int32) % 8
+    signs = tf.where(tinted, tf.bitwise.left_shift(1, label - 1)[:, None], signs)
     signs = tf.bitwise.bitwise_and(signs, [1, 2, 4]) > 0
-    step = _lerp(35.0, 105.0, draws[:, 1:4])
+    step = _lerp(45.0, 110.0, draws[:, 1:4])
     colour = base + tf.where(signs, step, -step)
     # Beyond black or white, step the other way instead.
     inside = (colour >= 0.0) & (colour <= 255.0)
