@@ -25,7 +25,7 @@ _RADIUS = (0.1, 0.22)
 _SQUARE = math.sqrt(math.pi) / 2
 _TRIANGLE = math.sqrt(math.pi / (3 * math.sqrt(3)))
 # Share of the shapes that have their class's tint.
-_TINTED = 0.9
+_TINTED = 0.95
 _GRID = 5
 _GRAIN_SIDE = 128
 _DRAWS_PER_SHAPE = 12
@@ -214,7 +214,7 @@ def _get_distance(
 def _make_colours(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     """Returns a colour [batch, 3] that stands out from the background's mean.
 
-    Nine shapes of ten have their class's tint (circles red, squares green, triangles
+    Nineteen shapes of twenty have their class's tint (circles red, squares green, triangles
     blue), which makes them quick to learn; the others have any, so that only the outline tells
     the classes apart for certain.
     """
