@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.strategies.parameter_server import spread_by_size
+from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.objective import Objective
@@ -44,10 +46,13 @@ class Trainer:
 
     Args:
       build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope.
-      strategy: any synchronous `tf.distribute.Strategy`; one device by default.
+      strategy: any `tf.distribute.Strategy`; one device by default. Under
+        `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
       checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none.
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
+      max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
+        at a time; 0 for two a worker.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Trainer:
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
         seed: int = 0,
+        max_in_flight: int = 0,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
         self.seed = seed
@@ -69,7 +75,12 @@ class Trainer:
         self._checkpoints = (
             CheckpointStore(checkpoint_dir, keep=keep_checkpoints) if checkpoint_dir else None
         )
-        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+        self._max_in_flight = max_in_flight
+        self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        self._create_variable = (
+            spread_by_size(self.strategy) if self._is_asynchronous else _aggregate_state
+        )
+        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model = build_model()
         if not isinstance(self.model, keras.Model) or not self.model.compiled:
             raise TfdistError(
@@ -83,6 +94,7 @@ class Trainer:
             )
         self._objective: Objective | None = None
         self._steps: dict[str, Any] = {}
+        self._asynchronous: AsynchronousSteps | None = None
 
     @show_user_errors()
     def fit(
@@ -170,12 +182,14 @@ class Trainer:
             self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
         epoch_logs: dict[str, float] = {}
         if self.step < total_steps:
-            iterator = feed.iterate_train(self.strategy, start_step=self.step)
+            iterator = self._iterate_train(feed, steps_per_epoch, total_steps)
         while self.step < total_steps and not model.stop_training:
             epoch, first = divmod(self.step, steps_per_epoch)
             last = min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
             if first == 0:
                 self._reset_metrics()
+                if self._asynchronous:
+                    self._asynchronous.reset_staleness()
             callback_list.on_epoch_begin(epoch)
             for batch in range(first, last):
                 callback_list.on_train_batch_begin(batch)
@@ -186,7 +200,7 @@ class Trainer:
                         f"The loss of step {self.step} is {loss}. {self._describe_last_good()} "
                         "Lower --learning_rate, clip the gradients, or check the data."
                     )
-                epoch_logs = self._read_logs()
+                epoch_logs = self._read_logs() | self._read_staleness()
                 callback_list.on_train_batch_end(batch, epoch_logs)
                 if self._stop_requested or model.stop_training:
                     break
@@ -207,6 +221,8 @@ class Trainer:
             self.save_checkpoint()
             if self._stop_requested:
                 break
+        if self._asynchronous:
+            self._asynchronous.wait()
         callback_list.on_train_end(epoch_logs)
         return self.history
 
@@ -251,8 +267,14 @@ class Trainer:
           float array [examples, ...], or the model's structure of them.
         """
         feed = self._make_feed(x, global_batch_size=global_batch_size)
-        predict_step = make_predict_step(self.model, self.strategy)
-        iterator = _unwrap_inputs(feed).iterate_eval(self.strategy)
+        if self._is_asynchronous:
+            self._build(feed)
+        if self._asynchronous:
+            predict_step: Any = self._asynchronous.predict
+            iterator: Any = self._asynchronous.iterate_predict(feed)
+        else:
+            predict_step = make_predict_step(self.model, self.strategy)
+            iterator = _unwrap_inputs(feed).iterate_eval(self.strategy)
         parts: list[Any] = []
         while True:
             try:
@@ -335,7 +357,7 @@ class Trainer:
             x,
             y,
             sample_weight,
-            num_replicas=self.strategy.num_replicas_in_sync,
+            num_replicas=1 if self._is_asynchronous else self.strategy.num_replicas_in_sync,
             seed=self.seed,
             **options,
         )
@@ -344,14 +366,37 @@ class Trainer:
         """Creates every variable that is not there yet, and the compiled steps, once."""
         if self._objective is not None:
             return
-        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model._symbolic_build(data_batch=feed.batch_spec)
             self._objective = Objective(self.model)
+        if self._is_asynchronous:
+            self._asynchronous = AsynchronousSteps(
+                self.model, self._objective, self.strategy, max_in_flight=self._max_in_flight
+            )
+            self._steps = {
+                "train": self._asynchronous.train,
+                "evaluate": self._asynchronous.evaluate,
+                "read_logs": self._asynchronous.read_logs,
+            }
+            return
         self._steps = {
             "train": make_train_step(self.model, self._objective, self.strategy),
             "evaluate": make_eval_step(self.model, self._objective, self.strategy),
             "read_logs": make_read_logs(self.model, self._objective),
         }
+
+    def _iterate_train(self, feed: Feed, steps_per_epoch: int, total_steps: int) -> Any:
+        if self._asynchronous:
+            return self._asynchronous.iterate_train(
+                feed,
+                start_step=self.step,
+                steps_per_epoch=steps_per_epoch,
+                total_steps=total_steps,
+            )
+        return feed.iterate_train(self.strategy, start_step=self.step)
+
+    def _read_staleness(self) -> dict[str, float]:
+        return self._asynchronous.read_staleness() if self._asynchronous else {}
 
     def _read_logs(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._steps["read_logs"]().items()}
@@ -382,7 +427,10 @@ class Trainer:
         saved = [variable.numpy() for variable in self._list_metric_state()]
         self._reset_metrics()
         callback_list.on_test_begin()
-        iterator = feed.iterate_eval(self.strategy)
+        if self._asynchronous:
+            iterator: Any = self._asynchronous.iterate_eval(feed, steps=steps)
+        else:
+            iterator = feed.iterate_eval(self.strategy)
         batch = 0
         while steps is None or batch < steps:
             callback_list.on_test_batch_begin(batch)
@@ -425,7 +473,11 @@ class Trainer:
                 value = tf.cast(value, variable.dtype)
                 variable.assign(tf.where(first, value, tf.zeros_like(value)))
 
-        self.strategy.run(tf.function(assign))
+        if self._is_asynchronous:
+            for variable, value in zip(self._list_metric_state(), values, strict=True):
+                variable.assign(value)
+        else:
+            self.strategy.run(tf.function(assign))
 
     def _describe_last_good(self) -> str:
         steps = self._checkpoints.list_steps() if self._checkpoints else []
