@@ -252,10 +252,11 @@ class AsynchronousSteps:
                 share = measured.make_share(lambda vector: vector)
             gradients = tape.gradient(share, weights)
             self._with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
-            dense = [tf.convert_to_tensor(gradients[i]) for i in self._with_gradient]
-            clipped = model.optimizer._clip_gradients(dense)
+            # Sparse gradients become dense afterwards: Keras clips them by the norm of their rows.
+            clipped = model.optimizer._clip_gradients([gradients[i] for i in self._with_gradient])
             by_variable = {
-                id(self._trainable[i]): g for i, g in zip(self._with_gradient, clipped, strict=True)
+                id(self._trainable[i]): tf.convert_to_tensor(gradient)
+                for i, gradient in zip(self._with_gradient, clipped, strict=True)
             }
             for shard, places in zip(self._gradients, self._places, strict=True):
                 row = shard.join(by_variable)
