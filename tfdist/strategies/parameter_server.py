@@ -25,7 +25,7 @@ def make_parameter_server(
     Blocks until the workers and parameter servers answer; each of them runs `run_server`.
 
     Variables go round robin over the parameter servers, whatever their size, unless they are
-    created under `tf.variable_creator_scope(spread_by_size(strategy))`, as `tfdist.Trainer`
+    created under `tf.variable_creator_scope(make_placement(strategy))`, as `tfdist.Trainer`
     does. None is split: Keras neither trains nor saves a variable that is.
 
     Args:
@@ -92,23 +92,28 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
     return 0
 
 
-def spread_by_size(
+def make_placement(
     strategy: tf.distribute.ParameterServerStrategy,
 ) -> Callable[..., tf.Variable]:
     """Returns a variable creator: each variable goes to the parameter server with fewest bytes.
 
     TensorFlow counts variables instead, which puts all kernels on one of two servers and all
-    biases on the other. Optimisers' slots stay with their variables, and are counted.
+    biases on the other. Optimisers' slots stay with their variables, and are counted. What
+    metrics sum up stays in the chief, which alone writes and reads it.
 
     Args:
       strategy: for `tf.variable_creator_scope` inside its scope.
     """
     extended = strategy.extended
     num_bytes = [0] * extended._num_ps
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        in_chief = tf.Variable(0.0, trainable=False)
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         # TensorFlow 2.21 offers no other way to choose the server: whichever is next in turn.
         extended._variable_count = num_bytes.index(min(num_bytes))
+        if arguments.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            arguments["colocate_with"] = in_chief
         variable = next_creator(**arguments)
         spec = tf.DeviceSpec.from_string(variable.device)
         if spec.job == "ps":

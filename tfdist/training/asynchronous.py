@@ -119,10 +119,9 @@ class AsynchronousSteps:
         """Applies the next step and returns its loss."""
         with _explain_failures():
             step, place, result = stream.take()
-            assert self._version is not None
             with self._strategy.scope():
-                self._apply(tf.constant(place, tf.int64), result["states"], result["counts"])
-                self._version.assign(step + 1)
+                self._apply(tf.constant(place, tf.int64), result["states"])
+                self._add(result["counts"])
         staleness = step - int(result["version"])
         self._staleness.append(staleness)
         self._longest_staleness = max(self._longest_staleness, staleness)
@@ -304,10 +303,8 @@ class AsynchronousSteps:
 
         return predict
 
-    def _apply_step(
-        self, place: tf.Tensor, states: Sequence[Any], counts: Sequence[tf.Tensor]
-    ) -> None:
-        """Updates weights, slots, moving statistics and metrics, on the parameter servers."""
+    def _apply_step(self, place: tf.Tensor, states: Sequence[Any]) -> None:
+        """Updates weights, slots and moving statistics, on the parameter servers."""
         optimizer = self._model.optimizer
         by_variable: dict[int, tf.Tensor] = {}
         for shard, places in zip(self._gradients, self._places, strict=True):
@@ -328,7 +325,11 @@ class AsynchronousSteps:
                     variable.value.assign(new + slope * (variable.value - old))
                 else:
                     variable.value.assign_add(new - old)
-        self._add_counts(counts)
+        assert self._version is not None
+        # Last: a worker that reads the new version reads weights that are not older.
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        with tf.control_dependencies([op for op in operations if op.op_def.is_stateful]):
+            self._version.assign_add(1)
 
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
         for variable, count in zip(self._metric_variables, counts, strict=True):

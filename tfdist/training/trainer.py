@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.strategies.parameter_server import spread_by_size
+from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
@@ -78,7 +78,7 @@ class Trainer:
         self._max_in_flight = max_in_flight
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
         self._create_variable = (
-            spread_by_size(self.strategy) if self._is_asynchronous else _aggregate_state
+            make_placement(self.strategy) if self._is_asynchronous else _aggregate_state
         )
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model = build_model()
