@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import models
 from tfdist import devices
+from tfdist.cluster import resolve_cluster, validate_cluster
 from tfdist.data.augment import Augmentation
 from tfdist.data.class_weights import count_classes, make_class_weights
 from tfdist.data.registry import make_source
@@ -57,6 +58,15 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         parameter_device=chosen.parameter_device,
         tpu=chosen.tpu,
     )
+
+
+def serves_a_chief(options: TrainOptions) -> bool:
+    """Whether this process is a worker or parameter server that `run_server` is for."""
+    if options.strategy.strategy != "parameter_server":
+        return False
+    config = resolve_cluster(strategy="parameter_server")
+    validate_cluster(config, "parameter_server")
+    return config is not None and config.role != "chief"
 
 
 def build_data(options: TrainOptions) -> Data:

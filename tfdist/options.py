@@ -29,7 +29,7 @@ class StrategyOptions:
     strategy: str = option(
         "auto",
         "how the work is distributed",
-        choices=("auto", "one_device", "mirrored", "central_storage", "tpu"),
+        choices=("auto", "one_device", "mirrored", "central_storage", "parameter_server", "tpu"),
         result=False,
     )
     devices: tuple[str, ...] = option(
@@ -49,6 +49,12 @@ class StrategyOptions:
     )
     parameter_device: str = option(
         "CPU:0", "central_storage: where the variables live", metavar="CPU:0", result=False
+    )
+    max_in_flight: int = option(
+        0,
+        "parameter_server: steps given out to workers at a time, one more than the highest "
+        "staleness; 0 for two a worker",
+        result=False,
     )
     tpu: str = option(
         "",

@@ -38,6 +38,7 @@ def run_training(options: TrainOptions) -> int:
     """
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
+    from tfdist.strategies.parameter_server import run_server
     from tfdist.training import callbacks
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
@@ -46,6 +47,8 @@ def run_training(options: TrainOptions) -> int:
     training, run = options.training, RunDirectory(options.run.run_dir)
     verbose = 0 if options.run.quiet else 1
     assembly.configure_process(options)
+    if assembly.serves_a_chief(options):
+        return run_server()
     strategy = assembly.build_strategy(options)
     data = assembly.build_data(options)
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
@@ -62,6 +65,7 @@ def run_training(options: TrainOptions) -> int:
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
+        max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
     run.open(
@@ -143,6 +147,7 @@ def _finish(
         "resumed_from_step": trainer.resumed_from_step,
         "peak_memory_bytes": measure_peak_memory(),
         "weights_sha256": final_hash,
+        **trainer.summarize_strategy(),
     }
 
 

@@ -7,8 +7,10 @@ __all__ = [
     "make_central_storage",
     "make_mirrored",
     "make_one_device",
+    "make_parameter_server",
     "make_strategy",
     "make_tpu",
+    "run_server",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -18,7 +20,9 @@ __getattr__, __dir__ = lazy_exports(
         "make_central_storage": "tfdist.strategies.central_storage:make_central_storage",
         "make_mirrored": "tfdist.strategies.mirrored:make_mirrored",
         "make_one_device": "tfdist.strategies.one_device:make_one_device",
+        "make_parameter_server": "tfdist.strategies.parameter_server:make_parameter_server",
         "make_strategy": "tfdist.strategies.registry:make_strategy",
         "make_tpu": "tfdist.strategies.tpu:make_tpu",
+        "run_server": "tfdist.strategies.parameter_server:run_server",
     },
 )

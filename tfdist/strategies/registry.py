@@ -15,6 +15,7 @@ from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.central_storage import make_central_storage
 from tfdist.strategies.mirrored import make_mirrored
 from tfdist.strategies.one_device import make_one_device
+from tfdist.strategies.parameter_server import make_parameter_server
 from tfdist.strategies.tpu import make_tpu
 
 
@@ -42,6 +43,9 @@ STRATEGIES: dict[str, StrategyEntry] = {
         make_central_storage,
         {"devices": None, "parameter_device": "CPU:0"},
         "variables on the CPU, computation on the accelerators",
+    ),
+    "parameter_server": StrategyEntry(
+        make_parameter_server, {}, "parameters on some tasks, asynchronous workers on others"
     ),
     "tpu": StrategyEntry(make_tpu, {"tpu": ""}, "the cores of a TPU"),
 }

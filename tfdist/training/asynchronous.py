@@ -17,6 +17,7 @@ the weights and its own update, by `max_in_flight - 1`.
 
 import collections
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class AsynchronousSteps:
         self._model = model
         self._objective = objective
         self._strategy = strategy
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._coordinator = _Coordinator(strategy)
         self.max_in_flight = max_in_flight or 2 * strategy.extended._num_workers
         metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
@@ -336,6 +337,17 @@ class AsynchronousSteps:
             variable.value.assign_add(count)
 
 
+class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
+    """A coordinator whose process can end while a worker is gone.
+
+    TensorFlow 2.21 stops its threads when the coordinator is deleted, and waits for one that
+    waits for the worker to come back. They are daemons: they need not be stopped.
+    """
+
+    def __del__(self) -> None:
+        pass
+
+
 class _Stream:
     """Steps in flight, taken in order.
 
@@ -502,8 +514,9 @@ def _explain_failures() -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        match = re.search(r"/job:ps/replica:0/task:(\d+)", error.message)
+        name = f"Parameter server {match[1]}" if match else "A parameter server"
         raise TrainingError(
-            "A parameter server is gone, and with it the model "
-            f"({error.message.splitlines()[0][:200]}). The same command continues from the newest "
-            "checkpoint."
+            f"{name} is gone, and its part of the model with it. Start the cluster again: the same "
+            "command continues from the newest checkpoint."
         ) from error

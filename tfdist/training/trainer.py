@@ -345,6 +345,10 @@ class Trainer:
         """Returns how often each step was traced: once, or an input changed its shape."""
         return {name: step.experimental_get_tracing_count() for name, step in self._steps.items()}
 
+    def summarize_strategy(self) -> dict[str, Any]:
+        """Returns what only this strategy has to say for a summary, such as the staleness."""
+        return self._asynchronous.summarize() if self._asynchronous else {}
+
     def weights_sha256(self) -> str:
         """Returns a hash over the float32 bytes of all weights, in the model's order."""
         digest = hashlib.sha256()
