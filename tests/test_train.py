@@ -229,7 +229,9 @@ def test_continues_in_a_directory_that_holds_logs_already(tmp_path):
 def _check_one_line(capfd, *messages):
     out, err = capfd.readouterr()
     assert out == ""
-    assert len(err.strip().splitlines()) == 1, err
-    assert err.startswith("tfdist: ")
+    # libjpeg has a line of its own for a broken file.
+    lines = [line for line in err.splitlines() if "JPEG library" not in line]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("tfdist: ")
     for message in messages:
         assert message in err
