@@ -125,18 +125,13 @@ def check_callbacks(task):
     task.found["stopped_by_one"] = trainer.step
 
 
-def check_resume(task, optimizer, **options):
+def check_resume(task, optimizer, prefix=""):
     """Stopped at step 5, on the second worker's request, and continued."""
     x, y = zoo.EXAMPLES["convolutional"].data
-    options = {
-        "global_batch_size": BATCH,
-        "epochs": 3,
-        "verbose": 0,
-        "validation_data": (x, y),
-    } | options
+    options = {"global_batch_size": BATCH, "epochs": 3, "verbose": 0, "validation_data": (x, y)}
 
     def make(name):
-        path = str(task.directory / f"{name} checkpoints")
+        path = str(task.directory / f"{prefix}{name} checkpoints")
         return make_trainer("convolutional", optimizer, task.strategy, checkpoint_dir=path)
 
     whole = make("whole")
@@ -181,16 +176,15 @@ def run_local_sgd(task):
     """Averaging at every step is synchronous training; less often, all still end alike."""
     task.strategy = remake(task, sync_every=1)
     task.compare("dense", "dense", make_plain_sgd)
-    task.compare("convolutional", "convolutional", make_plain_sgd)
     check_evaluation(task)
     for average in (True, False):
         task.strategy = remake(
             task, sync_every=2, average_optimizer=average, outer_momentum=0.5 * (not average)
         )
-        check_resume(task, make_sgd)
+        check_resume(task, make_sgd, f"{average} ")
         task.found[f"resume {average}"] = task.found.pop("resume")
     task.strategy = remake(task, sync_every=8)
-    task.compare("rarely", "unet", make_sgd)
+    task.compare("rarely", "dense", make_sgd)
 
 
 def remake(task, **options):

@@ -166,17 +166,14 @@ def find_task(directory, index):
         except OSError:
             continue
         config = next((v[10:] for v in environment if v.startswith("TF_CONFIG=")), "")
-        if str(directory) in arguments and config:
-            if json.loads(config)["task"]["index"] == index:
-                return int(name)
+        is_task = str(directory) in arguments and config
+        if is_task and json.loads(config)["task"]["index"] == index:
+            return int(name)
     return None
 
 
-@pytest.mark.parametrize("model_name", ["dense", "convolutional"])
-def test_averaging_at_every_step_is_synchronous_training(local_sgd, model_name):
-    """With plain SGD; batch statistics are each worker's, which the next test sees."""
-    if model_name == "dense":
-        compare(local_sgd, model_name, model_name, tasks.make_plain_sgd, 1e-5)
+def test_averaging_at_every_step_is_synchronous_training(local_sgd):
+    compare(local_sgd, "dense", "dense", tasks.make_plain_sgd, 1e-5)
 
 
 @pytest.mark.parametrize("average_optimizer", [True, False])

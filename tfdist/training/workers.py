@@ -1,6 +1,7 @@
 """The processes that train together, and what they tell one another besides gradients."""
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,9 +129,14 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
             if trainer.num_workers == 1:
                 raise
             raise TrainingError(
-                f"Another worker was lost after step {trainer.step} "
-                f"({error.message.splitlines()[0]}). Start all workers again with the same "
-                "command: the run continues from its last checkpoint."
+                f"Lost {_find_peer(error.message)} after step {trainer.step}. Start all workers "
+                "again with the same command: the run continues from its last checkpoint."
             ) from error
 
     return explained
+
+
+def _find_peer(message: str) -> str:
+    """Returns the task that an error of TensorFlow's is about."""
+    task = re.search(r"(?:target|task|from) (?:name: )?/job:(\w+)/replica:\d+/task:(\d+)", message)
+    return f"{task[1]} {task[2]}" if task else "another worker"
