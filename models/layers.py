@@ -29,9 +29,7 @@ def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.lay
     """
     if kind in ("sync_batch", "batch"):
         # Not Keras's 0.99: after a few hundred steps the statistics of the start would still show.
-        return FusedBatchNormalization(
-            synchronized=kind == "sync_batch", momentum=0.9, name=name
-        )
+        return FusedBatchNormalization(synchronized=kind == "sync_batch", momentum=0.9, name=name)
     if kind == "group":
         return keras.layers.GroupNormalization(groups=math.gcd(_GROUPS, channels), name=name)
     if kind == "none":

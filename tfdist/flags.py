@@ -23,12 +23,12 @@ def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
       TfdistError: an unknown flag (with the closest ones) or a malformed value.
     """
     values = flags.FlagValues()
-    _define(values, TrainOptions())
+    _define(values)
     try:
         rest = values(["tfdist", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         raise make_unknown_name_error(
-            "flag", f"--{error.flagname}", [f"--{name}" for name in _list_names(TrainOptions())]
+            "flag", f"--{error.flagname}", [f"--{item.name}" for item in _list_items()]
         ) from error
     except flags.Error as error:
         raise TfdistError(f"{str(error).strip()} See --help.") from error
@@ -36,20 +36,20 @@ def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
         )
-    groups = {}
-    for group in dataclasses.fields(TrainOptions):
-        groups[group.name] = type(group.default)(
-            **{item.name: _read(values, item) for item in dataclasses.fields(group.default)}
-        )
-    return TrainOptions(**groups)
+    return TrainOptions(
+        **{
+            name: group(**{item.name: _read(values, item) for item in dataclasses.fields(group)})
+            for name, group in TrainOptions.list_groups().items()
+        }
+    )
 
 
 def format_help(program: str) -> str:
     """Returns the help text: every flag in its group, with default and valid values."""
     lines = [f"usage: python -m {program} [--flag=value ...]", ""]
-    for group in dataclasses.fields(TrainOptions):
-        lines.append((type(group.default).__doc__ or "").strip().rstrip("."))
-        for item in dataclasses.fields(group.default):
+    for group in TrainOptions.list_groups().values():
+        lines.append((group.__doc__ or "").strip().rstrip("."))
+        for item in dataclasses.fields(group):
             lines += _format_flag(item)
         lines.append("")
     lines.append("--flagfile=FILE reads flags from a file, one a line. --help shows this.")
@@ -75,23 +75,22 @@ def _format_flag(item: dataclasses.Field) -> list[str]:
     return [f"{head:<30}{body[0]}", *(" " * 30 + line for line in body[1:])]
 
 
-def _define(values: flags.FlagValues, options: TrainOptions) -> None:
-    for group in dataclasses.fields(options):
-        for item in dataclasses.fields(group.default):
-            kind = _find_type(item)
-            define = {
-                bool: flags.DEFINE_boolean,
-                int: flags.DEFINE_integer,
-                float: flags.DEFINE_float,
-                tuple: flags.DEFINE_list,
-                str: flags.DEFINE_string,
-            }[kind]
-            default = _to_text(item.default) if kind is tuple else item.default
-            define(item.name, default, item.metadata["help"], flag_values=values)
+def _define(values: flags.FlagValues) -> None:
+    define: dict[type, Any] = {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        tuple: flags.DEFINE_list,
+        str: flags.DEFINE_string,
+    }
+    for item in _list_items():
+        kind = _find_type(item)
+        default = _to_text(item.default) if kind is tuple else item.default
+        define[kind](item.name, default, item.metadata["help"], flag_values=values)
 
 
 def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
-    value = values[item.name].value
+    value: Any = values[item.name].value
     choices = item.metadata.get("choices")
     if choices and value not in choices:
         raise make_unknown_name_error(f"--{item.name}", value, choices)
@@ -117,12 +116,9 @@ def _find_type(item: dataclasses.Field) -> type:
     return typing.get_origin(annotation) or annotation
 
 
-def _list_names(options: TrainOptions) -> list[str]:
-    return [
-        item.name
-        for group in dataclasses.fields(options)
-        for item in dataclasses.fields(group.default)
-    ]
+def _list_items() -> list[dataclasses.Field]:
+    groups = TrainOptions.list_groups().values()
+    return [item for group in groups for item in dataclasses.fields(group)]
 
 
 def _to_text(value: Any) -> Any:

@@ -231,8 +231,13 @@ class TrainOptions:
         """Returns the options that decide what the run computes, as flag -> JSON value."""
         values = self.to_dict()
         return {
-            item.name: values[group.name][item.name]
-            for group in dataclasses.fields(self)
-            for item in dataclasses.fields(group.default)
+            item.name: values[name][item.name]
+            for name, group in self.list_groups().items()
+            for item in dataclasses.fields(group)
             if item.metadata.get("result", True) in (True, self.strategy.strategy)
         }
+
+    @classmethod
+    def list_groups(cls) -> dict[str, type]:
+        """Returns the groups' classes by their names, in the order of `--help`."""
+        return {item.name: type(item.default) for item in dataclasses.fields(cls)}

@@ -86,8 +86,9 @@ def test_mask_stays_on_its_image(scale):
     augmentation = Augmentation(scale=scale, ignore_label=2)
     images, masks = augmentation.augment_batch(images, masks, seeds)
     red = images.numpy()[..., 0]
-    np.testing.assert_array_less(red[masks == 0], 128)
-    np.testing.assert_array_less(127, red[masks == 1])
+    # Where the nearest pixel is 0, bilinear weights leave at most 3/4 to the others.
+    np.testing.assert_array_less(red[masks == 0], 192)
+    np.testing.assert_array_less(63, red[masks == 1])
     np.testing.assert_array_equal(red[masks == 2], 127.5)
     assert np.any(masks == 2) == (scale[0] < 1)
 
@@ -103,7 +104,7 @@ def test_colour_leaves_the_mask(batch):
 def test_refuses_impossible_settings():
     with pytest.raises(TfdistError, match=r"scale images by \(2.0, 1.0\)"):
         Augmentation(scale=(2.0, 1.0))
-    with pytest.raises(TfdistError, match="change colours by 1.5"):
+    with pytest.raises(TfdistError, match=r"change colours by 1\.5"):
         Augmentation(colour=1.5)
 
 

@@ -120,9 +120,9 @@ def test_none_is_the_source_itself():
 
 
 def test_refuses_what_it_cannot_cache(path_with_spaces):
-    with pytest.raises(TfdistError, match="Unknown cache 'ram'. Valid: "):
+    with pytest.raises(TfdistError, match=r"Unknown cache 'ram'. Valid: "):
         cache_source(make_ramp(), "ram")
-    with pytest.raises(TfdistError, match="'gs://a/b'.* local disk"):
+    with pytest.raises(TfdistError, match=r"'gs://a/b'.* local disk"):
         cache_source(make_ramp(), "disk", directory="gs://a/b")
     vectors = ArraySource.from_arrays((np.zeros((4, 3)), np.zeros(4)))
     with pytest.raises(TfdistError, match=r"found shapes \(3,\), \(\)"):
@@ -132,5 +132,5 @@ def test_refuses_what_it_cannot_cache(path_with_spaces):
         cache_source(images, "disk", directory=str(path_with_spaces), quiet=True)
     file = path_with_spaces / "file"
     file.write_text("")
-    with pytest.raises(TfdistError, match="Cannot write the cache in '.*file'"):
+    with pytest.raises(TfdistError, match=r"Cannot write the cache in '.*file'"):
         cache_source(make_ramp(), "disk", directory=str(file), quiet=True)

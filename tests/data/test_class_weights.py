@@ -46,7 +46,7 @@ def test_kinds_differ_in_strength():
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(TfdistError, match="class weights 'median'. Valid: median_frequency"):
+    with pytest.raises(TfdistError, match=r"class weights 'median'. Valid: median_frequency"):
         make_class_weights(np.ones(2), "median")
 
 

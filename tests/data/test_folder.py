@@ -158,7 +158,7 @@ def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"any \.jpg, \.jpeg, \.png, \.bmp file in '.*images'"):
         read(data_dir, "val")
     write(f"{data_dir}/val/images/a.png", png(make_image(0)))
-    with pytest.raises(TfdistError, match="find the directory '.*val/masks'"):
+    with pytest.raises(TfdistError, match=r"find the directory '.*val/masks'"):
         read(data_dir, "val")
 
 

@@ -287,3 +287,18 @@ def test_split_batches_refuses_scalars_and_sparse_tensors():
     sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(4))
     with pytest.raises(TfdistError, match="SparseTensorSpec over replicas"):
         split_batches(sparse, num_replicas=2, pad=False)
+
+
+def test_a_strategy_hands_each_replica_its_own_rows(shapes, one_replica):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def make_dataset(context):
+        assert context.num_replicas_in_sync == 2
+        return make_train_dataset(
+            shapes, global_batch_size=8, seed=3, num_replicas=2, augmentation=AUGMENTATION
+        )
+
+    iterator = iter(strategy.distribute_datasets_from_function(make_dataset))
+    for expected in one_replica[:3]:
+        parts = [strategy.experimental_local_results(leaf) for leaf in next(iterator)]
+        assert_same(tuple(np.concatenate(part) for part in parts), expected)

@@ -23,7 +23,7 @@ def test_total_over_count_is_the_keras_loss(reduction, sample_weight, ignore_cla
         from_logits=True, reduction=reduction, ignore_class=ignore_class
     )
     term = measure_loss(loss, LABELS, tf.constant(LOGITS), sample_weight)
-    ours = term.total if term.count is None else term.total / term.count
+    ours = term.total if term.normalizer is None else term.total / term.normalizer
     np.testing.assert_allclose(ours, loss(LABELS, LOGITS, sample_weight), rtol=1e-6)
 
 
@@ -32,7 +32,9 @@ def test_a_weight_per_example_weighs_all_of_its_values():
     per_example = np.array([0, 1, 2, 0, 0, 1], "f4")
     term = measure_loss(loss, LABELS, tf.constant(LOGITS), per_example)
     spread = np.repeat(per_example[:, None], 5, 1)
-    np.testing.assert_allclose(term.total / term.count, loss(LABELS, LOGITS, spread), rtol=1e-6)
+    np.testing.assert_allclose(
+        term.total / term.normalizer, loss(LABELS, LOGITS, spread), rtol=1e-6
+    )
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
@@ -41,7 +43,7 @@ def test_parts_of_a_batch_add_up_to_the_whole():
         measure_loss(loss, LABELS[rows], tf.constant(LOGITS[rows]))
         for rows in (slice(0, 1), slice(1, 6))
     ]
-    ours = sum(part.total for part in parts) / sum(part.count for part in parts)
+    ours = sum(part.total for part in parts) / sum(part.normalizer for part in parts)
     np.testing.assert_allclose(ours, loss(LABELS, LOGITS), rtol=1e-6)
 
 
@@ -51,8 +53,8 @@ def test_a_loss_of_one_number_is_a_mean_over_its_examples():
             return tf.reduce_mean(y_pred)
 
     term = measure_loss(Opaque(), LABELS, tf.constant(LOGITS))
-    np.testing.assert_allclose(term.total / term.count, LOGITS.mean(), rtol=1e-5)
-    assert float(term.count) == 6
+    np.testing.assert_allclose(term.total / term.normalizer, LOGITS.mean(), rtol=1e-5)
+    assert float(term.normalizer) == 6
 
 
 def test_an_infinite_value_that_is_masked_counts_nowhere():

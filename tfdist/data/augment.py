@@ -128,12 +128,14 @@ class Augmentation:
         # Contrast turns about mid-grey, not about the image's mean: a sum over pixels
         # would depend on how the batch is split over threads.
         gain, offset = brightness * contrast, 127.5 * (1.0 - contrast)
-        # No two additions follow each other: Grappler re-associates those by their
-        # operands' shapes, and the last bit would depend on the batch.
-        red, green, blue = (images[..., c : c + 1] for c in range(3))
+        # Plane by plane: broadcasting a number over channels is slow. No two additions
+        # follow each other: Grappler re-associates those by their operands' shapes, and
+        # the last bit would depend on the batch.
+        red, green, blue = tf.unstack(images, axis=-1)
         grey = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
-        images = (grey + (images - grey) * _per_image(saturation)) * _per_image(gain)
-        images += _per_image(offset)
+        common = grey * _per_image(gain * (saturation - 1.0)) - _per_image(offset)
+        own = _per_image(gain * saturation)
+        images = tf.stack([plane * own - common for plane in (red, green, blue)], axis=-1)
         return tf.clip_by_value(images, 0.0, 255.0)
 
 
@@ -147,4 +149,4 @@ def _keep_inside(
 
 
 def _per_image(values: tf.Tensor) -> tf.Tensor:
-    return values[:, None, None, None]
+    return values[:, None, None]

@@ -235,8 +235,8 @@ def _write_once(source: Source | SequentialSource, directory: Path, quiet: bool)
             (partial / "masks.u8").open("wb") as masks,
         ):
             for image, mask in _show_progress(source, quiet):
-                images.write(np.ascontiguousarray(image))
-                masks.write(np.ascontiguousarray(mask))
+                images.write(image.tobytes())
+                masks.write(mask.tobytes())
         (partial / "fingerprint.json").write_text(fingerprint + "\n")
         try:
             os.rename(partial, folder)
@@ -259,12 +259,13 @@ def _get_fingerprint(source: Source | SequentialSource) -> str:
         what = source.get_fingerprint()
     else:
         fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-        if not all(isinstance(value, str | int | tuple | None) for value in fields.values()):
+        try:
+            what = f"{type(source).__name__} {json.dumps(fields, sort_keys=True)}"
+        except TypeError as error:
             raise TfdistError(
                 f"Cannot cache a {type(source).__name__} on disk: nothing tells whether its "
                 "contents have changed. Keep the cache in memory."
-            )
-        what = f"{type(source).__name__} {json.dumps(fields, sort_keys=True)}"
+            ) from error
     size = list(_get_image_size(source))
     return json.dumps(
         {"format": _FORMAT, "source": what, "num_examples": source.num_examples, "size": size}

@@ -1,7 +1,7 @@
 """Carries a user's error through TensorFlow, which wraps it in its own."""
 
-import re
 import contextlib
+import re
 from collections.abc import Iterator
 
 import tensorflow as tf

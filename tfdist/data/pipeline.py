@@ -7,6 +7,7 @@ here depends on the number of replicas, and any step is reached at once.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
     """
     size, more = divmod(num_rows, num_replicas)
     starts = [replica * size + min(replica, more) for replica in range(num_replicas + 1)]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(itertools.pairwise(starts))
 
 
 def make_train_dataset(
@@ -292,7 +293,12 @@ def _make_augment(
         if "ignore_label" in fields and augmentation.ignore_label is None:
             augmentation = dataclasses.replace(augmentation, ignore_label=source.ignore_label)
     chosen = augmentation
-    return lambda batch, seeds: chosen.augment_batch(*batch, seeds)
+
+    def augment(batch: Any, seeds: tf.Tensor) -> Any:
+        images, masks = batch
+        return chosen.augment_batch(images, masks, seeds)
+
+    return augment
 
 
 def _check_replicas(

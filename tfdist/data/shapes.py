@@ -18,12 +18,14 @@ DEFAULT_NUM_OTHER_EXAMPLES = 200
 _MIN_SIDE = 16
 _MAX_SHAPES = 4
 # The first two shapes are always there, the others with this probability.
-_PRESENT = (1.0, 1.0, 0.6, 0.6)
+_PRESENT = (1.0, 1.0, 0.5, 0.3)
 # Radius of the circle of a shape's area, as a share of the image's shorter side.
-_RADIUS = (0.11, 0.24)
+_RADIUS = (0.1, 0.22)
 # Half a square's side and a triangle's inner radius, for a circle's area of radius 1.
 _SQUARE = math.sqrt(math.pi) / 2
 _TRIANGLE = math.sqrt(math.pi / (3 * math.sqrt(3)))
+# Share of the shapes that have their class's tint.
+_TINTED = 0.95
 _GRID = 5
 _GRAIN_SIDE = 128
 _DRAWS_PER_SHAPE = 12
@@ -77,8 +79,10 @@ def make_shapes(
 class ShapesSource(BatchSource):
     """See `make_shapes`.
 
-    An example is a pure function of (seed, split, index): sums, products and
-    comparisons only touch the pixels, so not even rounding depends on the batch.
+    An example is a pure function of (seed, split, index), to the last bit. Pixels see
+    sums, products and comparisons only, and sums of sums are written as differences:
+    Grappler re-associates the former by their operands' shapes, so that rounding would
+    depend on the batch.
     """
 
     image_size: tuple[int, int]
@@ -103,7 +107,8 @@ class ShapesSource(BatchSource):
             draws, [8, _MAX_SHAPES * _DRAWS_PER_SHAPE, _GRID * _GRID * 3], axis=-1
         )
         per_shape = tf.reshape(per_shape, [-1, _MAX_SHAPES, _DRAWS_PER_SHAPE])
-        base = _lerp(60.0, 195.0, scene[:, :3])
+        # Mostly grey, so that a tint stands out.
+        base = _lerp(80.0, 150.0, scene[:, 3:4]) - _lerp(-30.0, 30.0, scene[:, :3])
         # Channels first while painting: broadcasting a plane over channels is three times
         # faster than broadcasting a number over them.
         images = tf.transpose(_draw_background(base, scene, grid, (height, width)), [0, 3, 1, 2])
@@ -111,9 +116,9 @@ class ShapesSource(BatchSource):
         for slot in range(_MAX_SHAPES):
             images, masks = _draw_shape(images, masks, base, per_shape[:, slot], _PRESENT[slot])
         images = tf.transpose(images, [0, 2, 3, 1])
-        grain = self._make_grain(scene[:, 3:6]) * _lerp(5.0, 20.0, scene[:, 6])[:, None, None, None]
+        grain = self._make_grain(scene[:, 3:6]) * _lerp(3.0, 14.0, scene[:, 6])[:, None, None, None]
         # Whole numbers, as in a photograph: what a cache of bytes holds is the same.
-        images = tf.round(tf.clip_by_value(images + grain, 0.0, 255.0))
+        images = tf.round(tf.clip_by_value(images - grain, 0.0, 255.0))
         batch = indices.shape[0]
         return (
             tf.ensure_shape(images, [batch, height, width, 3]),
@@ -140,7 +145,7 @@ def _draw_background(
 ) -> tf.Tensor:
     coarse = tf.reshape(grid, [-1, _GRID, _GRID, 3]) - 0.5
     coarse *= _lerp(30.0, 90.0, scene[:, 7])[:, None, None, None]
-    return tf.image.resize(base[:, None, None, :] + coarse, size)
+    return tf.image.resize(base[:, None, None, :] - coarse, size)
 
 
 def _draw_shape(
@@ -170,9 +175,7 @@ def _draw_shape(
         _lerp(-0.7, 0.7, draws[:, column])[:, None] * axis * (30.0 / short)
         for column, axis in ((6, ys), (7, xs))
     )
-    colour = _make_colours(base, draws[:, 8:12])[:, :, None, None]
-    # Subtracted, as Grappler re-associates sums of sums by their operands' shapes, and the
-    # last bit would depend on the batch.
+    colour = _make_colours(label, base, draws[:, 8:12])[:, :, None, None]
     paint = colour - (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
     cover = tf.clip_by_value(0.5 - distance, 0.0, 1.0)[:, None]
     images += (paint - images) * cover
@@ -208,16 +211,24 @@ def _get_distance(
     return distance
 
 
-def _make_colours(base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Returns a colour [batch, 3] that stands out from the background's mean."""
-    signs = tf.cast(draws[:, :1] * 8.0, tf.int32)
+def _make_colours(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    """Returns a colour [batch, 3] that stands out from the background's mean.
+
+    Nineteen shapes of twenty have their class's tint (circles red, squares green, triangles
+    blue), which makes them quick to learn; the others have any, so that only the outline tells
+    the classes apart for certain.
+    """
+    tinted = draws[:, :1] < _TINTED
+    high = tf.one_hot(label - 1, 3) > 0.0
+    tint = tf.where(high, _lerp(170.0, 250.0, draws[:, 1:4]), _lerp(10.0, 100.0, draws[:, 1:4]))
+    signs = tf.cast(draws[:, :1] * 1024.0, tf.int32)
     signs = tf.bitwise.bitwise_and(signs, [1, 2, 4]) > 0
-    step = _lerp(35.0, 105.0, draws[:, 1:4])
+    step = _lerp(45.0, 110.0, draws[:, 1:4])
     colour = base + tf.where(signs, step, -step)
     # Beyond black or white, step the other way instead.
     inside = (colour >= 0.0) & (colour <= 255.0)
-    return tf.where(inside, colour, 2.0 * base - colour)
+    return tf.where(tinted, tint, tf.where(inside, colour, 2.0 * base - colour))
 
 
 def _lerp(low: float, high: float, share: tf.Tensor) -> tf.Tensor:
-    return low + (high - low) * share
+    return low - (low - high) * share

@@ -1,6 +1,10 @@
 """`tfds:NAME`: data sets of TensorFlow Datasets that have segmentation masks."""
 
+import contextlib
 import dataclasses
+import importlib.resources.abc
+import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,7 +197,8 @@ def _make_builder(name: str, data_dir: str | None) -> Any:
     for feature in ("image", "segmentation_mask"):
         if feature not in features:
             raise TfdistError(
-                f"Cannot use tfds:{name}: it has no {feature}, only {', '.join(features)}. {_ADVICE}"
+                f"Cannot use tfds:{name}: it has no {feature}, only {', '.join(features)}. "
+                f"{_ADVICE}"
             )
     return builder
 
@@ -206,7 +211,8 @@ def _shorten(error: TfdistError) -> TfdistError:
 
 def _prepare(builder: Any, name: str, download_config: Any) -> None:
     try:
-        builder.download_and_prepare(download_config=download_config)
+        with _lend_importlib_resources():
+            builder.download_and_prepare(download_config=download_config)
     except Exception as error:
         # Whatever went wrong - network, disk, checksum - is the user's to mend.
         raise TfdistError(
@@ -214,6 +220,24 @@ def _prepare(builder: Any, name: str, download_config: Any) -> None:
             f"{type(error).__name__}: {_first_line(error)} Check the network, or name with "
             "--data_dir a directory where it is prepared already."
         ) from error
+
+
+@contextlib.contextmanager
+def _lend_importlib_resources() -> Iterator[None]:
+    """Makes the standard library's module answer for the package, if that is absent.
+
+    tensorflow_datasets 4.9.10 imports importlib_resources to prepare a data set but
+    requires it for Python < 3.9 only (tensorflow/datasets#11212). Goes when it does.
+    """
+    name = "importlib_resources"
+    if importlib.util.find_spec(name) is not None:
+        yield
+        return
+    sys.modules[name] = importlib.resources
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _find_split(builder: Any, name: str, split: str, info: TfdsInfo | None) -> str:

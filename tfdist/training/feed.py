@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.pipeline import (
+    BatchAugmentation,
     make_eval_dataset,
     make_train_dataset,
     split_batches,
@@ -74,7 +75,7 @@ def make_feed(
     num_replicas: int,
     seed: int = 0,
     shuffle: bool = True,
-    augmentation: Callable[..., Any] | None = None,
+    augmentation: BatchAugmentation | None = None,
 ) -> Feed:
     """Returns the feed of whatever Keras's `fit` would take, or of a tfdist source.
 

@@ -20,12 +20,12 @@ class LossTerm(NamedTuple):
 
     Attributes:
       total: float scalar, the weighted sum of the loss values.
-      count: float scalar, what the global sum of `total` is divided by, to be summed over
+      normalizer: float scalar, what the global sum of `total` is divided by, to be summed over
         the replicas as well; None for a loss that is a plain sum.
     """
 
     total: tf.Tensor
-    count: tf.Tensor | None
+    normalizer: tf.Tensor | None
 
 
 class RatioMetric(keras.metrics.Metric):
@@ -134,7 +134,9 @@ class Objective:
         """Adds a replica's measurement to the trackers; needs no communication."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for tracker, term in zip(self.trackers, measured.terms, strict=True):
-            tracker.update_state(term.total, 1 / replicas if term.count is None else term.count)
+            tracker.update_state(
+                term.total, 1 / replicas if term.normalizer is None else term.normalizer
+            )
         if measured.penalty is not None:
             self._penalty_tracker.update_state(measured.penalty * measured.rows, measured.rows)
 
@@ -175,16 +177,16 @@ class Measurement(NamedTuple):
         """
         dtype = self.rows.dtype
         local = [self.rows] + [
-            tf.cast(tf.stop_gradient(term.count), dtype)
+            tf.cast(tf.stop_gradient(term.normalizer), dtype)
             for term in self.terms
-            if term.count is not None
+            if term.normalizer is not None
         ]
         reduced = iter(tf.unstack(all_reduce(tf.stack(local))))
         global_rows = next(reduced)
         share = tf.zeros((), dtype)
         for term, weight in zip(self.terms, self.weights, strict=True):
             value = tf.cast(term.total, dtype)
-            if term.count is not None:
+            if term.normalizer is not None:
                 value = tf.math.divide_no_nan(value, next(reduced))
             share += tf.cast(weight, dtype) * value
         if self.penalty is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
+from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.training.averaging import WeightAverager
@@ -112,7 +113,7 @@ class Trainer:
         validation_data: Any = None,
         validation_steps: int | None = None,
         shuffle: bool = True,
-        augmentation: Callable[..., Any] | None = None,
+        augmentation: BatchAugmentation | None = None,
         callbacks: Iterable[keras.callbacks.Callback] = (),
         checkpoint_every: int | None = None,
         verbose: int | str = "auto",

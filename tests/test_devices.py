@@ -1,0 +1,42 @@
+import keras
+import pytest
+import tensorflow as tf
+
+from tfdist import devices
+from tfdist.errors import TfdistError
+
+
+def test_lists_the_cpus_without_accelerators():
+    assert devices.list_devices() == ("CPU:0", "CPU:1", "CPU:2")
+    assert devices.resolve_devices(None, purpose="a test") == devices.list_devices()
+
+
+def test_understands_long_and_short_names():
+    names = ["cpu:0", "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:2"]
+    assert devices.resolve_devices(names, purpose="a test") == ("CPU:0", "CPU:1", "CPU:2")
+
+
+def test_virtual_devices_come_before_everything_else():
+    assert tf.zeros(()).numpy() == 0
+    with pytest.raises(TfdistError, match="devices are already in use.*before the first tensor"):
+        devices.configure_virtual_devices(5)
+    with pytest.raises(TfdistError, match="--virtual_devices=-1 does not divide"):
+        devices.configure_virtual_devices(-1)
+    devices.configure_virtual_devices(0)
+
+
+def test_precision_is_keras_s():
+    try:
+        devices.configure_precision("float64")
+        assert keras.layers.Dense(1).compute_dtype == "float64"
+        devices.configure_precision("mixed_bfloat16")
+        layer = keras.layers.Dense(1)
+        assert (layer.compute_dtype, layer.variable_dtype) == ("bfloat16", "float32")
+    finally:
+        devices.configure_precision("float32")
+    with pytest.raises(TfdistError, match="Unknown --precision 'float46'. Valid: float64"):
+        devices.configure_precision("float46")
+
+
+def test_measures_memory():
+    assert devices.measure_peak_memory() > 50 * 2**20

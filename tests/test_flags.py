@@ -1,0 +1,65 @@
+import dataclasses
+
+import pytest
+
+from tfdist.errors import TfdistError
+from tfdist.flags import format_help, parse_train_flags
+from tfdist.options import TrainOptions
+
+
+def test_without_flags_everything_has_its_default():
+    assert parse_train_flags([]) == TrainOptions()
+
+
+def test_reads_every_kind_of_value():
+    options = parse_train_flags(
+        [
+            "--devices=GPU:0,GPU:1",
+            "--image_size=128,160",
+            "--scale=0.5,2",
+            "--noflip",
+            "--ignore_label=11",
+            "--learning_rate=1e-4",
+            "--data_dir=a folder with spaces",
+        ]
+    )
+    assert options.strategy.devices == ("GPU:0", "GPU:1")
+    assert options.data.image_size == (128, 160)
+    assert options.data.scale == (0.5, 2.0)
+    assert options.data.flip is False
+    assert options.data.ignore_label == 11
+    assert options.training.learning_rate == 1e-4
+    assert options.data.data_dir == "a folder with spaces"
+
+
+def test_reads_a_flagfile(path_with_spaces):
+    path = path_with_spaces / "flags"
+    path.write_text("--epochs=3\n--dataset=shapes\n")
+    assert parse_train_flags([f"--flagfile={path}"]).training.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--stratgy=mirrored", r"Unknown flag '--stratgy'\. Valid: --strategy, "),
+        ("--strategy=miror", r"Unknown --strategy 'miror'\. Valid: mirrored, "),
+        ("--epochs=three", r"--epochs=three.*See --help"),
+        ("--image_size=128", r"--image_size=128 is not H,W\. .*--image_size=96,96"),
+        ("--image_size=a,b", r"--image_size=a,b is not H,W"),
+        ("--model=unett", r"Unknown --model 'unett'\. Valid: unet, "),
+        ("shapes", r"Cannot read the argument 'shapes'"),
+    ],
+)
+def test_refuses_in_one_line(argument, message):
+    with pytest.raises(TfdistError, match=message) as caught:
+        parse_train_flags([argument])
+    assert "\n" not in str(caught.value)
+
+
+def test_help_names_every_flag_with_its_default():
+    text = format_help("tfdist.train")
+    for group in TrainOptions.list_groups().values():
+        for item in dataclasses.fields(group):
+            assert item.name in text
+    assert "[sync_batch]" in text
+    assert max(map(len, text.splitlines())) <= 100

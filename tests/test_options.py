@@ -1,0 +1,17 @@
+import json
+
+from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
+
+
+def test_what_changes_only_the_speed_is_not_part_of_the_result():
+    one = TrainOptions(strategy=StrategyOptions(strategy="one_device"))
+    two = TrainOptions(strategy=StrategyOptions(strategy="mirrored", virtual_devices=2))
+    assert one.select_result() == two.select_result()
+    other = TrainOptions(training=TrainingOptions(seed=1))
+    assert other.select_result() != one.select_result()
+
+
+def test_is_json():
+    options = TrainOptions()
+    assert json.loads(json.dumps(options.to_dict())) == options.to_dict()
+    assert json.loads(json.dumps(options.select_result())) == options.select_result()
