@@ -30,7 +30,7 @@ def run_training(options: TrainOptions) -> int:
       options: the run.
 
     Returns:
-      0, or 130 if Ctrl-C ended it after a checkpoint.
+      0, or 130 if Ctrl-C or SIGTERM ended it after a checkpoint.
 
     Raises:
       TfdistError: bad input; nothing was written.

@@ -27,8 +27,8 @@ def make_multi_worker_mirrored(
       A `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Raises:
-      TfdistError: an unknown algorithm, NCCL without GPUs, a TF_CONFIG that describes no such
-        cluster, or TensorFlow's devices are in use already.
+      TfdistError: an unknown algorithm, NCCL without GPUs, a CPU split into virtual devices, a
+        TF_CONFIG that describes no such cluster, or TensorFlow's devices are in use already.
       TrainingError: a worker did not come in time; it is named.
 
     Source:
@@ -40,6 +40,14 @@ def make_multi_worker_mirrored(
         raise TfdistError(
             "Cannot build MultiWorkerMirroredStrategy: --collective=nccl needs GPUs, but this "
             "worker sees none. Take auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
+        )
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if not tf.config.list_physical_devices("GPU") and (
+        len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
+    ):
+        raise TfdistError(
+            "Cannot build MultiWorkerMirroredStrategy: a worker without GPUs is one replica, but "
+            "--virtual_devices splits its CPU. Leave it out, or start more workers."
         )
     config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
     validate_cluster(config, "multi_worker_mirrored")
