@@ -8,8 +8,7 @@ import keras
 import tensorflow as tf
 
 import models
-from tfdist import devices
-from tfdist.cluster import resolve_cluster, validate_cluster
+from tfdist import cluster, devices
 from tfdist.data.augment import Augmentation
 from tfdist.data.class_weights import count_classes, make_class_weights
 from tfdist.data.registry import make_source
@@ -48,6 +47,22 @@ def configure_process(options: TrainOptions) -> None:
     )
 
 
+def join_cluster(options: TrainOptions) -> cluster.ClusterConfig | None:
+    """Finds the cluster this process belongs to and tells TensorFlow of it.
+
+    Returns:
+      The cluster, or None for a process by itself.
+
+    Raises:
+      TfdistError: the cluster is wrong, or does not suit the strategy.
+    """
+    config = cluster.resolve_cluster(strategy=options.strategy.strategy)
+    cluster.validate_cluster(config, options.strategy.strategy)
+    if config is not None:
+        cluster.set_tf_config(config)
+    return config
+
+
 def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
     """Returns the strategy that the options name."""
     chosen = options.strategy
@@ -55,18 +70,15 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         chosen.strategy,
         devices=list(chosen.devices) or None,
         all_reduce=chosen.all_reduce,
+        collective=chosen.collective,
+        worker_timeout_s=chosen.worker_timeout_s,
+        sync_every=chosen.sync_every,
+        average_optimizer=chosen.average_optimizer,
+        outer_learning_rate=chosen.outer_learning_rate,
+        outer_momentum=chosen.outer_momentum,
         parameter_device=chosen.parameter_device,
         tpu=chosen.tpu,
     )
-
-
-def serves_a_chief(options: TrainOptions) -> bool:
-    """Whether this process is a worker or parameter server that `run_server` is for."""
-    if options.strategy.strategy != "parameter_server":
-        return False
-    config = resolve_cluster(strategy="parameter_server")
-    validate_cluster(config, "parameter_server")
-    return config is not None and config.role != "chief"
 
 
 def build_data(options: TrainOptions) -> Data:

@@ -70,14 +70,16 @@ def start_tensorflow_quietly() -> None:
 
 
 def stop_on_interrupt(request_stop: Callable[[], None]) -> None:
-    """Calls `request_stop` at the first Ctrl-C; the second one interrupts at once."""
+    """Calls `request_stop` at the first Ctrl-C or SIGTERM; a second one interrupts at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.default_int_handler)
         print("\nStopping after this step (Ctrl-C again: at once) ...", file=sys.stderr)
         request_stop()
 
-    signal.signal(signal.SIGINT, handle)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, handle)
 
 
 def _print_error(error: BaseException) -> None:

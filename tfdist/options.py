@@ -17,7 +17,7 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
       help_text: one line for `--help`, units included.
       **metadata: `choices`, valid values shown in `--help`; `metavar`, how the value looks;
         `result=False`, for what may change when a run is continued because it does not
-        change what the run computes.
+        change what the run computes, or the name of the only strategy under which it does.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
@@ -29,7 +29,16 @@ class StrategyOptions:
     strategy: str = option(
         "auto",
         "how the work is distributed",
-        choices=("auto", "one_device", "mirrored", "central_storage", "parameter_server", "tpu"),
+        choices=(
+            "auto",
+            "one_device",
+            "mirrored",
+            "central_storage",
+            "multi_worker_mirrored",
+            "parameter_server",
+            "local_sgd",
+            "tpu",
+        ),
         result=False,
     )
     devices: tuple[str, ...] = option(
@@ -46,6 +55,27 @@ class StrategyOptions:
         "mirrored: how gradients are summed",
         choices=("auto", "nccl", "hierarchical_copy", "reduction_to_one_device"),
         result=False,
+    )
+    collective: str = option(
+        "auto",
+        "several workers: how they sum their gradients or weights",
+        choices=("auto", "ring", "nccl"),
+        result=False,
+    )
+    worker_timeout_s: float = option(
+        600.0, "several workers: seconds to wait for all of them to start", result=False
+    )
+    sync_every: int = option(
+        8, "local_sgd: steps between two averagings of the weights", result="local_sgd"
+    )
+    average_optimizer: bool = option(
+        True, "local_sgd: average the optimiser's state as well", result="local_sgd"
+    )
+    outer_learning_rate: float = option(
+        1.0, "local_sgd: of the step from one average to the next", result="local_sgd"
+    )
+    outer_momentum: float = option(
+        0.0, "local_sgd: of that step; 0 takes the plain average", result="local_sgd"
     )
     parameter_device: str = option(
         "CPU:0", "central_storage: where the variables live", metavar="CPU:0", result=False
@@ -137,7 +167,7 @@ class TrainingOptions:
     max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N")
     global_batch_size: int = option(16, "examples a step, over all replicas")
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
-    learning_rate: float = option(1e-3, "the highest learning rate")
+    learning_rate: float = option(2e-3, "the highest learning rate")
     schedule: str = option(
         "cosine", "of the learning rate, after the warm-up", choices=("cosine", "constant")
     )
@@ -211,7 +241,7 @@ class TrainOptions:
             item.name: values[name][item.name]
             for name, group in self.list_groups().items()
             for item in dataclasses.fields(group)
-            if item.metadata.get("result", True)
+            if item.metadata.get("result", True) in (True, self.strategy.strategy)
         }
 
     @classmethod

@@ -30,7 +30,7 @@ def run_training(options: TrainOptions) -> int:
       options: the run.
 
     Returns:
-      0, or 130 if Ctrl-C ended it after a checkpoint.
+      0, or 130 if Ctrl-C or SIGTERM ended it after a checkpoint.
 
     Raises:
       TfdistError: bad input; nothing was written.
@@ -45,11 +45,12 @@ def run_training(options: TrainOptions) -> int:
 
     started = time.perf_counter()
     training, run = options.training, RunDirectory(options.run.run_dir)
-    verbose = 0 if options.run.quiet else 1
+    cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
-    if assembly.serves_a_chief(options):
-        return run_server()
+    if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
+        return run_server(cluster)
     strategy = assembly.build_strategy(options)
+    augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
     total_steps = training.max_steps or training.epochs * epoch_steps
@@ -68,29 +69,39 @@ def run_training(options: TrainOptions) -> int:
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
-    run.open(
-        {**options.to_dict(), "versions": _list_versions(), "devices": _list_devices(strategy)},
-        result=options.select_result(),
-    )
+    verbose = 1 if trainer.is_chief and not options.run.quiet else 0
+    if trainer.is_chief:
+        run.open(
+            {
+                **options.to_dict(),
+                "versions": _list_versions(),
+                "devices": _list_devices(strategy),
+                "cluster": dict(cluster.tasks) if cluster else None,
+            },
+            result=options.select_result(),
+        )
+    trainer.wait_for_all()
     stop_on_interrupt(trainer.request_stop)
     throughput = callbacks.Throughput(training.global_batch_size)
-    hooks: list[Any] = [
-        callbacks.ProgressBar(),
-        throughput,
-        callbacks.MetricsLog(run, trainer, throughput),
-        callbacks.MarkBest(trainer),
-    ]
-    if options.run.tensorboard:
-        hooks.append(callbacks.make_tensorboard(run))
+    hooks: list[Any] = []
+    if trainer.is_chief:
+        hooks = [
+            callbacks.ProgressBar(),
+            throughput,
+            callbacks.MetricsLog(run, trainer, throughput),
+            callbacks.MarkBest(trainer),
+        ]
+        if options.run.tensorboard:
+            hooks.append(callbacks.make_tensorboard(run))
     if verbose:
-        print(_describe_run(options, strategy, data, total_steps))
+        print(_describe_run(options, trainer, data, total_steps))
     trainer.fit(
         data.train,
         validation_data=data.val,
         global_batch_size=training.global_batch_size,
         epochs=training.epochs,
         max_steps=training.max_steps,
-        augmentation=assembly.build_augmentation(options),
+        augmentation=augmentation,
         callbacks=hooks,
         checkpoint_every=options.run.checkpoint_every or None,
         verbose=verbose,
@@ -107,7 +118,11 @@ def run_training(options: TrainOptions) -> int:
         "images_per_second": round(throughput.images_per_second, 2),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    run.write_summary(summary)
+    if trainer.is_chief:
+        run.write_summary(summary)
+    elif not options.run.quiet:
+        print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
+    trainer.wait_for_all()
     if verbose:
         print(
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
@@ -124,7 +139,7 @@ def _finish(
     from tfdist.devices import measure_peak_memory
     from tfdist.training.evaluation import evaluate_segmentation, write_samples
 
-    final_hash = trainer.weights_sha256()
+    final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
     history = trainer.history.history
     best_step = trainer.restore_best_checkpoint()
     metrics = evaluate_segmentation(
@@ -137,7 +152,7 @@ def _finish(
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
     return {
         "strategy": options.strategy.strategy,
-        "replicas": trainer.strategy.num_replicas_in_sync,
+        "replicas": trainer.num_replicas,
         "global_batch_size": options.training.global_batch_size,
         "steps": trainer.step,
         "epochs": len(trainer.history.epoch),
@@ -147,13 +162,15 @@ def _finish(
         "resumed_from_step": trainer.resumed_from_step,
         "peak_memory_bytes": measure_peak_memory(),
         "weights_sha256": final_hash,
-        **trainer.summarize_strategy(),
+        **of_strategy,
     }
 
 
-def _describe_run(options: TrainOptions, strategy: Any, data: "Data", total_steps: int) -> str:
+def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:
+    strategy, workers = trainer.strategy, trainer.num_workers
     return (
-        f"{type(strategy).__name__} over {strategy.num_replicas_in_sync} x "
+        f"{type(strategy).__name__} over {f'{workers} workers, ' if workers > 1 else ''}"
+        f"{trainer.num_replicas} x "
         f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
         f"{options.training.precision}: {data.train.num_examples} training and "
         f"{data.val.num_examples} validation examples, {data.num_classes} classes, "

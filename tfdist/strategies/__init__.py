@@ -4,8 +4,11 @@ from tfdist._lazy import lazy_exports
 
 __all__ = [
     "STRATEGIES",
+    "LocalSgdStrategy",
     "make_central_storage",
+    "make_local_sgd",
     "make_mirrored",
+    "make_multi_worker_mirrored",
     "make_one_device",
     "make_parameter_server",
     "make_strategy",
@@ -16,9 +19,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "LocalSgdStrategy": "tfdist.strategies.local_sgd:LocalSgdStrategy",
         "STRATEGIES": "tfdist.strategies.registry:STRATEGIES",
         "make_central_storage": "tfdist.strategies.central_storage:make_central_storage",
+        "make_local_sgd": "tfdist.strategies.local_sgd:make_local_sgd",
         "make_mirrored": "tfdist.strategies.mirrored:make_mirrored",
+        "make_multi_worker_mirrored": (
+            "tfdist.strategies.multi_worker_mirrored:make_multi_worker_mirrored"
+        ),
         "make_one_device": "tfdist.strategies.one_device:make_one_device",
         "make_parameter_server": "tfdist.strategies.parameter_server:make_parameter_server",
         "make_strategy": "tfdist.strategies.registry:make_strategy",

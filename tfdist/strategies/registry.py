@@ -13,7 +13,9 @@ import tensorflow as tf
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.central_storage import make_central_storage
+from tfdist.strategies.local_sgd import make_local_sgd
 from tfdist.strategies.mirrored import make_mirrored
+from tfdist.strategies.multi_worker_mirrored import make_multi_worker_mirrored
 from tfdist.strategies.one_device import make_one_device
 from tfdist.strategies.parameter_server import make_parameter_server
 from tfdist.strategies.tpu import make_tpu
@@ -46,6 +48,23 @@ STRATEGIES: dict[str, StrategyEntry] = {
     ),
     "parameter_server": StrategyEntry(
         make_parameter_server, {}, "parameters on some tasks, asynchronous workers on others"
+    ),
+    "multi_worker_mirrored": StrategyEntry(
+        make_multi_worker_mirrored,
+        {"collective": "auto", "worker_timeout_s": 600.0},
+        "the devices of several workers",
+    ),
+    "local_sgd": StrategyEntry(
+        make_local_sgd,
+        {
+            "collective": "auto",
+            "worker_timeout_s": 600.0,
+            "sync_every": 8,
+            "average_optimizer": True,
+            "outer_learning_rate": 1.0,
+            "outer_momentum": 0.0,
+        },
+        "workers that train by themselves and average their weights every few steps",
     ),
     "tpu": StrategyEntry(make_tpu, {"tpu": ""}, "the cores of a TPU"),
 }

@@ -116,8 +116,8 @@ class AsynchronousSteps:
         """Returns the steps of a prediction."""
         return self._iterate_eval(feed, self._make_predict, None)
 
-    def train(self, stream: "_Stream") -> tf.Tensor:
-        """Applies the next step and returns its loss."""
+    def train(self, stream: "_Stream") -> tuple[tf.Tensor, tf.Tensor]:
+        """Applies the next step and returns its loss and the size of its batch."""
         with _explain_failures():
             step, place, result = stream.take()
             with self._strategy.scope():
@@ -128,7 +128,7 @@ class AsynchronousSteps:
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
         self._applied += 1
-        return result["loss"]
+        return result["loss"], result["rows"]
 
     def evaluate(self, stream: "_Stream") -> None:
         """Adds the next step of an evaluation to the metrics.
@@ -268,6 +268,7 @@ class AsynchronousSteps:
                 counts = count_batch(model, objective, measured, (y, y_pred, sample_weight))
             return {
                 "loss": share,
+                "rows": measured.rows,
                 "version": version,
                 "states": [_describe_update(old, new, state_tape) for _, old, new in changed],
                 "counts": counts,

@@ -33,15 +33,18 @@ def evaluate_segmentation(
 
 def write_samples(
     run: RunDirectory, trainer: Trainer, source: Source, *, num_examples: int, num_classes: int
-) -> str:
-    """Writes `samples/predictions.png`: image, truth and prediction of the first examples."""
+) -> str | None:
+    """Writes `samples/predictions.png`: image, truth and prediction of the first examples.
+
+    All workers predict; the chief writes. Returns the path, on the chief.
+    """
     count = min(num_examples, source.num_examples)
     examples = [source.load(tf.constant(index, tf.int64)) for index in range(count)]
     images = np.stack([image.numpy() for image, _ in examples])
     truths = np.stack([mask.numpy() for _, mask in examples]).reshape(images.shape[:3])
-    logits = trainer.predict(
-        images, global_batch_size=max(count, trainer.strategy.num_replicas_in_sync)
-    )
+    logits = trainer.predict(images, global_batch_size=max(count, trainer.num_replicas))
+    if not trainer.is_chief:
+        return None
     png = make_comparison(
         images, truths.astype(np.int64), np.argmax(logits, -1), num_classes=num_classes
     )

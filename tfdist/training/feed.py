@@ -19,6 +19,8 @@ from tfdist.data.pipeline import (
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
 
+Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -43,19 +45,31 @@ class Feed:
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], tuple[Any, tf.Tensor]] | None = None
 
-    def iterate_train(self, strategy: tf.distribute.Strategy, *, start_step: int) -> Any:
-        """Returns a distributed iterator that starts with global batch `start_step`."""
+    def iterate_train(
+        self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
+    ) -> Any:
+        """Returns a distributed iterator that starts with global batch `start_step`.
+
+        Args:
+          strategy: whose replicas are fed.
+          start_step: the first batch's number.
+          place: says where among all pipelines the one is that the strategy asks for.
+        """
         # Known to be endless, TensorFlow need not ask before each step whether a batch is left.
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return iter(
             strategy.distribute_datasets_from_function(
-                lambda context: self.make_train(context, start_step).apply(endless)
+                lambda context: self.make_train(place(context), start_step).apply(endless)
             )
         )
 
-    def iterate_eval(self, strategy: tf.distribute.Strategy) -> Any:
-        """Returns a distributed iterator over one pass."""
-        return iter(strategy.distribute_datasets_from_function(self.make_eval))
+    def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
+        """Returns a distributed iterator over one pass; arguments as of `iterate_train`."""
+        return iter(
+            strategy.distribute_datasets_from_function(
+                lambda context: self.make_eval(place(context))
+            )
+        )
 
 
 def make_feed(

@@ -5,6 +5,7 @@ backward pass, one all-reduce of the gradients, and the Keras optimiser on the r
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +19,8 @@ SUM = tf.distribute.ReduceOp.SUM
 
 def make_train_step(
     model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
-) -> Callable[[Any], tf.Tensor]:
-    """Returns a compiled function: distributed iterator -> the global batch's loss.
+) -> Callable[[Any], tuple[tf.Tensor, tf.Tensor]]:
+    """Returns a compiled function: distributed iterator -> the global batch's loss and size.
 
     The gradient is that of the global batch's loss, summed over the replicas before the
     optimiser sees it: clipping, weight decay and constraints act on the global gradient.
@@ -31,7 +32,7 @@ def make_train_step(
     """
     optimizer = model.optimizer
 
-    def replica_step(batch: Any) -> tf.Tensor:
+    def replica_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
@@ -48,16 +49,19 @@ def make_train_step(
         variables = model.trainable_variables
         gradients = tape.gradient(share, [variable.value for variable in variables])
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-        *reduced, loss = context.all_reduce(SUM, [g for g, _ in pairs] + [share])
+        *reduced, loss, rows = context.all_reduce(
+            SUM, [g for g, _ in pairs] + [share, measured.rows]
+        )
         optimizer.apply(reduced, [v for _, v in pairs])
         _accumulate(model, objective, measured, (y, y_pred, sample_weight))
-        return loss
+        return loss, rows
 
     @tf.function
-    def train_step(iterator: Any) -> tf.Tensor:
+    def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
         with gradients_already_reduced(optimizer):
-            losses = strategy.run(replica_step, args=(next(iterator),))
-        return strategy.experimental_local_results(losses)[0]
+            results = strategy.run(replica_step, args=(next(iterator),))
+        loss, rows = (strategy.experimental_local_results(result)[0] for result in results)
+        return loss, rows
 
     return train_step
 
@@ -113,17 +117,67 @@ def make_predict_step(
 def make_read_logs(model: keras.Model, objective: Objective) -> Callable[[], dict[str, tf.Tensor]]:
     """Returns a compiled function that reads the losses and metrics of everything seen so far.
 
-    Under a strategy of several workers every worker must call it at the same step.
+    Under several workers each variable costs an all-reduce: see `make_read_sums`.
     """
 
     @tf.function
     def read_logs() -> dict[str, tf.Tensor]:
-        logs = objective.result()
-        for metric in list_metrics(model):
-            logs |= _flatten(metric.name, metric.result())
-        return logs
+        return _compute_logs(model, objective)
 
     return read_logs
+
+
+def make_read_sums(
+    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy, *, is_chief: bool
+) -> Callable[[], tf.Tensor]:
+    """Returns a compiled function that reads all metric variables as one vector.
+
+    Added up over the workers, the vectors are what `make_logs_of_sums` takes. Nothing is
+    communicated here.
+
+    Args:
+      model, objective, strategy: as for the steps.
+      is_chief: whether this worker holds the first replica.
+    """
+
+    def read(variable: keras.Variable) -> tf.Tensor:
+        parts = [
+            tf.cast(v, tf.float64) for v in strategy.experimental_local_results(variable.value)
+        ]
+        if variable.aggregation == "only_first_replica":
+            parts = parts[:1] if is_chief else [tf.zeros_like(parts[0])]
+        return tf.reshape(tf.add_n(parts), [-1])
+
+    @tf.function
+    def read_sums() -> tf.Tensor:
+        return tf.concat([read(v) for v in list_metric_variables(model, objective)], 0)
+
+    return read_sums
+
+
+def split_sums(model: keras.Model, objective: Objective, sums: Any) -> list[tf.Tensor]:
+    """Returns the value of each metric variable, from what `make_read_sums` read."""
+    variables = list_metric_variables(model, objective)
+    parts = tf.split(sums, [math.prod(variable.shape) for variable in variables])
+    return [
+        tf.cast(tf.reshape(part, variable.shape), variable.dtype)
+        for part, variable in zip(parts, variables, strict=True)
+    ]
+
+
+def make_logs_of_sums(
+    model: keras.Model, objective: Objective
+) -> Callable[[Any], dict[str, tf.Tensor]]:
+    """Returns a compiled function: the sum of the workers' `read_sums` -> losses and metrics."""
+
+    @tf.function
+    def logs_of_sums(sums: tf.Tensor) -> dict[str, tf.Tensor]:
+        variables = list_metric_variables(model, objective)
+        values = split_sums(model, objective, sums)
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return _compute_logs(model, objective)
+
+    return logs_of_sums
 
 
 def list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -201,6 +255,13 @@ def _accumulate(
     counts = count_batch(model, objective, measured, compared)
     for variable, count in zip(variables, counts, strict=True):
         variable.value.assign_add(count)
+
+
+def _compute_logs(model: keras.Model, objective: Objective) -> dict[str, tf.Tensor]:
+    logs = objective.result()
+    for metric in list_metrics(model):
+        logs |= _flatten(metric.name, metric.result())
+    return logs
 
 
 def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:

@@ -15,6 +15,8 @@ from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.training.averaging import WeightAverager
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.objective import Objective
@@ -22,10 +24,14 @@ from tfdist.training.step import (
     list_metric_variables,
     list_metrics,
     make_eval_step,
+    make_logs_of_sums,
     make_predict_step,
     make_read_logs,
+    make_read_sums,
     make_train_step,
+    split_sums,
 )
+from tfdist.training.workers import Workers, explain_lost_worker
 
 
 class Trainer:
@@ -33,6 +39,10 @@ class Trainer:
 
     The strategy changes the speed, never the result: losses, metrics, clipping and
     normalisation are those of the global batch.
+
+    Under a strategy of several workers every worker runs the same program: each method is called
+    by all of them, returns the same on each, and only the chief writes. Callbacks run on every
+    worker; give those that write to the chief alone (`is_chief`), or each worker its own path.
 
     Example:
 
@@ -46,9 +56,10 @@ class Trainer:
 
     Args:
       build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope.
-      strategy: any `tf.distribute.Strategy`; one device by default. Under
-        `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
-      checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none.
+      strategy: any `tf.distribute.Strategy` or a `LocalSgdStrategy`; one device by default.
+        Under `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
+      checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none. All
+        workers must see it.
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
@@ -71,7 +82,9 @@ class Trainer:
         self.step = 0
         self.resumed_from_step: int | None = None
         self.images_per_second = 0.0
-        self._stop_requested = False
+        self._stop_requested = self._stop_agreed = False
+        self._workers = Workers(self.strategy)
+        self._averager: WeightAverager | None = None
         self._checkpoints = (
             CheckpointStore(checkpoint_dir, keep=keep_checkpoints) if checkpoint_dir else None
         )
@@ -96,6 +109,7 @@ class Trainer:
         self._steps: dict[str, Any] = {}
         self._asynchronous: AsynchronousSteps | None = None
 
+    @explain_lost_worker
     @show_user_errors()
     def fit(
         self,
@@ -162,20 +176,22 @@ class Trainer:
         steps_per_epoch = steps_per_epoch or total_steps
         epochs = math.ceil(total_steps / steps_per_epoch)
         self._build(feed)
-        objective, model = self._objective, self.model
-        assert objective is not None
+        model, averager = self.model, self._averager
+        verbose = self._find_verbosity(verbose)
         callback_list = keras.callbacks.CallbackList(
             [self.history, *callbacks],
             add_progbar=verbose != 0,
             model=model,
-            verbose=1 if verbose == "auto" else verbose,
+            verbose=verbose,
             epochs=epochs,
             steps=steps_per_epoch,
         )
         model.history = self.history
         model.stop_training = False
-        self._stop_requested = False
+        self._stop_requested = self._stop_agreed = False
         restored = self._restore()
+        if averager:
+            averager.begin(restored=restored is not None)
         callback_list.on_train_begin()
         if restored:
             self.history.epoch = list(restored["history"]["epoch"])
@@ -183,6 +199,7 @@ class Trainer:
         epoch_logs: dict[str, float] = {}
         if self.step < total_steps:
             iterator = self._iterate_train(feed, steps_per_epoch, total_steps)
+        agreed_step = self.step
         while self.step < total_steps and not model.stop_training:
             epoch, first = divmod(self.step, steps_per_epoch)
             last = min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
@@ -193,20 +210,33 @@ class Trainer:
             callback_list.on_epoch_begin(epoch)
             for batch in range(first, last):
                 callback_list.on_train_batch_begin(batch)
-                loss = float(self._steps["train"](iterator))
+                loss, num_examples = map(float, self._steps["train"](iterator))
                 self.step += 1
                 if not math.isfinite(loss):
                     raise TrainingError(
                         f"The loss of step {self.step} is {loss}. {self._describe_last_good()} "
                         "Lower --learning_rate, clip the gradients, or check the data."
                     )
+                if averager:
+                    averager.count(num_examples)
+                    if batch + 1 < last and not averager.is_due(self.step):
+                        # Workers that train by themselves know only their own part.
+                        callback_list.on_train_batch_end(batch, self._read_own_logs())
+                        continue
+                    averager.average()
                 epoch_logs = self._read_logs() | self._read_staleness()
                 callback_list.on_train_batch_end(batch, epoch_logs)
-                if self._stop_requested or model.stop_training:
+                self._agree_to_stop()
+                if self._stop_agreed or model.stop_training:
                     break
-                if checkpoint_every and self.step % checkpoint_every == 0 and batch + 1 < last:
+                before, agreed_step = agreed_step, self.step
+                if (
+                    checkpoint_every
+                    and self.step // checkpoint_every > before // checkpoint_every
+                    and batch + 1 < last
+                ):
                     self.save_checkpoint()
-            if self._stop_requested and batch + 1 < last:
+            if self._stop_agreed and batch + 1 < last:
                 self.save_checkpoint()
                 break
             if validation_data is not None:
@@ -219,13 +249,15 @@ class Trainer:
                 epoch_logs |= {f"val_{name}": value for name, value in validation_logs.items()}
             callback_list.on_epoch_end(epoch, epoch_logs)
             self.save_checkpoint()
-            if self._stop_requested:
+            self._agree_to_stop()
+            if self._stop_agreed:
                 break
         if self._asynchronous:
             self._asynchronous.wait()
         callback_list.on_train_end(epoch_logs)
         return self.history
 
+    @explain_lost_worker
     @show_user_errors()
     def evaluate(
         self,
@@ -254,6 +286,7 @@ class Trainer:
             verbose=verbose,
         )
 
+    @explain_lost_worker
     @show_user_errors()
     def predict(self, x: Any, *, global_batch_size: int = 32) -> Any:
         """Returns the model's outputs for every example, in order.
@@ -274,19 +307,22 @@ class Trainer:
             iterator: Any = self._asynchronous.iterate_predict(feed)
         else:
             predict_step = make_predict_step(self.model, self.strategy)
-            iterator = _unwrap_inputs(feed).iterate_eval(self.strategy)
-        parts: list[Any] = []
+            iterator = _unwrap_inputs(feed).iterate_eval(self.strategy, self._workers.place_input)
+        batches: list[Any] = []
         while True:
             try:
                 replicas = predict_step(iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
-            for outputs, count in replicas:
-                n = int(count)
-                parts.append(keras.tree.map_structure(lambda t, n=n: t.numpy()[:n], outputs))
-        if not parts:
+            parts = [
+                keras.tree.map_structure(lambda t, n=int(count): t.numpy()[:n], outputs)
+                for outputs, count in replicas
+            ]
+            batches.append(keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts))
+        if not batches:
             raise TfdistError("Cannot predict: the data are empty.")
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+        batches = [keras.tree.map_structure(self._workers.gather, batch) for batch in batches]
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
         """Checks the data against model and strategy and creates every variable.
@@ -300,45 +336,80 @@ class Trainer:
 
     def save_model(self, path: str) -> None:
         """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`."""
+        if not (self.is_chief or self._must_read_together()):
+            return
         with tempfile.TemporaryDirectory() as directory:
             local = f"{directory}/model.keras"
             self.model.save(local)
+            if not self.is_chief:
+                return
             tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
         tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
 
     def request_stop(self) -> None:
-        """Lets `fit` finish its step, write a checkpoint and return. Safe in a signal handler."""
+        """Lets `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
+
+        Asked of any worker, all of them stop after the same step.
+        """
         self._stop_requested = True
 
     @property
     def stop_requested(self) -> bool:
         """Whether `fit` ended because of `request_stop`."""
-        return self._stop_requested
+        return self._stop_agreed
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes: with one process it does."""
+        return self._workers.is_chief
+
+    @property
+    def num_replicas(self) -> int:
+        """The replicas that share a global batch, over all workers."""
+        return self._workers.num_replicas
+
+    @property
+    def num_workers(self) -> int:
+        """The processes that train together."""
+        return self._workers.count
+
+    def wait_for_all(self) -> None:
+        """Returns once every worker has called it."""
+        self._workers.wait_for_all()
 
     def save_checkpoint(self) -> None:
         """Writes a checkpoint of the present step, if the trainer has a directory for them."""
         if self._checkpoints is None:
             return
-        self._checkpoints.save(
-            step=self.step,
-            variables=self._list_state(),
-            state={
-                "step": self.step,
-                "history": {"epoch": self.history.epoch, "logs": self.history.history},
-                "metrics": [variable.numpy().tolist() for variable in self._list_metric_state()],
-            },
-        )
+        if self._averager:
+            self._averager.collect()
+        state = {
+            "step": self.step,
+            "history": {"epoch": self.history.epoch, "logs": self.history.history},
+            "metrics": [value.tolist() for value in self._read_metrics()],
+        }
+        if self.is_chief:
+            self._checkpoints.save(step=self.step, variables=self._list_state(), state=state)
+        elif self._must_read_together():
+            with tempfile.TemporaryDirectory() as directory:
+                CheckpointStore(directory).save(
+                    step=self.step, variables=self._list_state(), state=state
+                )
 
     def mark_best_checkpoint(self) -> None:
         """Lets the checkpoint of the present step stay until another one is marked."""
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self.is_chief:
             self._checkpoints.mark_best(self.step)
 
     def restore_best_checkpoint(self) -> int | None:
         """Gives the model the weights of the marked checkpoint; returns its step, if any."""
-        best = self._checkpoints.best_step() if self._checkpoints else None
-        if self._checkpoints is not None and best is not None:
-            self._checkpoints.restore_step(best, self._list_state())
+        if self._checkpoints is None:
+            return None
+        found = self._checkpoints.best_step() if self.is_chief else None
+        best = self._workers.ask_chief(-1 if found is None else found)
+        if best < 0:
+            return None
+        self._restore_step_of_chief(best)
         return best
 
     def count_traces(self) -> dict[str, int]:
@@ -361,7 +432,7 @@ class Trainer:
             x,
             y,
             sample_weight,
-            num_replicas=1 if self._is_asynchronous else self.strategy.num_replicas_in_sync,
+            num_replicas=self.num_replicas,
             seed=self.seed,
             **options,
         )
@@ -388,6 +459,15 @@ class Trainer:
             "evaluate": make_eval_step(self.model, self._objective, self.strategy),
             "read_logs": make_read_logs(self.model, self._objective),
         }
+        if self.num_workers > 1:
+            self._steps |= {
+                "read_sums": make_read_sums(
+                    self.model, self._objective, self.strategy, is_chief=self.is_chief
+                ),
+                "logs_of_sums": make_logs_of_sums(self.model, self._objective),
+            }
+        if self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy):
+            self._averager = WeightAverager(self.model, self.strategy, self._workers)
 
     def _iterate_train(self, feed: Feed, steps_per_epoch: int, total_steps: int) -> Any:
         if self._asynchronous:
@@ -397,13 +477,41 @@ class Trainer:
                 steps_per_epoch=steps_per_epoch,
                 total_steps=total_steps,
             )
-        return feed.iterate_train(self.strategy, start_step=self.step)
+        return feed.iterate_train(
+            self.strategy, start_step=self.step, place=self._workers.place_input
+        )
 
     def _read_staleness(self) -> dict[str, float]:
         return self._asynchronous.read_staleness() if self._asynchronous else {}
 
     def _read_logs(self) -> dict[str, float]:
+        """Reads the losses and metrics of all workers."""
+        if self.num_workers == 1:
+            return self._read_own_logs()
+        logs = self._steps["logs_of_sums"](self._workers.sum(self._steps["read_sums"]()))
+        return {name: float(value) for name, value in logs.items()}
+
+    def _read_own_logs(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._steps["read_logs"]().items()}
+
+    def _read_metrics(self) -> list[np.ndarray]:
+        """Reads the metrics' variables, summed over all workers."""
+        assert self._objective is not None
+        if self.num_workers == 1:
+            return [variable.numpy() for variable in self._list_metric_state()]
+        sums = self._workers.sum(self._steps["read_sums"]())
+        return [value.numpy() for value in split_sums(self.model, self._objective, sums)]
+
+    def _agree_to_stop(self) -> None:
+        """Lets all workers stop where one was asked to, or a callback of one wants it."""
+        self._stop_agreed, self.model.stop_training = self._workers.any(
+            self._stop_requested, self.model.stop_training
+        )
+
+    def _find_verbosity(self, verbose: int | str) -> int:
+        if not self.is_chief:
+            return 0
+        return 1 if verbose == "auto" else int(verbose)
 
     def _evaluate(
         self,
@@ -419,22 +527,23 @@ class Trainer:
         feed = self._make_feed(*parts, global_batch_size=global_batch_size)
         self._build(feed)
         steps = steps or feed.num_steps
+        verbose = self._find_verbosity(verbose)
         if callback_list is None:
             callback_list = keras.callbacks.CallbackList(
                 list(callbacks),
                 add_progbar=verbose != 0,
                 model=self.model,
-                verbose=1 if verbose == "auto" else verbose,
+                verbose=verbose,
                 epochs=1,
                 steps=steps,
             )
-        saved = [variable.numpy() for variable in self._list_metric_state()]
+        saved = self._read_metrics()
         self._reset_metrics()
         callback_list.on_test_begin()
         if self._asynchronous:
             iterator: Any = self._asynchronous.iterate_eval(feed, steps=steps)
         else:
-            iterator = feed.iterate_eval(self.strategy)
+            iterator = feed.iterate_eval(self.strategy, self._workers.place_input)
         batch = 0
         while steps is None or batch < steps:
             callback_list.on_test_batch_begin(batch)
@@ -450,7 +559,16 @@ class Trainer:
         return logs
 
     def _list_state(self) -> list[keras.Variable]:
-        return [*self.model.variables, *self.model.optimizer.variables]
+        extra = self._averager.state if self._averager else []
+        return [*self.model.variables, *self.model.optimizer.variables, *extra]
+
+    def _must_read_together(self) -> bool:
+        """Whether reading a variable takes all workers, so that all of them have to save it."""
+        on_read = tf.VariableSynchronization.ON_READ
+        return self.num_workers > 1 and any(
+            getattr(variable.value, "synchronization", None) == on_read
+            for variable in self._list_state()
+        )
 
     def _list_metric_state(self) -> list[keras.Variable]:
         assert self._objective is not None
@@ -462,17 +580,36 @@ class Trainer:
             metric.reset_state()
 
     def _restore(self) -> dict[str, Any] | None:
-        state = self._checkpoints.restore(self._list_state()) if self._checkpoints else None
+        """Restores the checkpoint that the chief finds whole, on every worker."""
+        if self._checkpoints is None:
+            return None
+        state = self._checkpoints.restore(self._list_state()) if self.is_chief else None
+        step = self._workers.ask_chief(state["step"] if state else -1)
+        if step >= 0 and not self.is_chief:
+            state = self._restore_step_of_chief(step)
         if state is not None:
             self.step = self.resumed_from_step = state["step"]
             self._restore_metrics(state["metrics"])
         return state
 
+    def _restore_step_of_chief(self, step: int) -> dict[str, Any]:
+        assert self._checkpoints is not None
+        try:
+            return self._checkpoints.restore_step(step, self._list_state())
+        except (tf.errors.NotFoundError, OSError) as error:
+            if self.is_chief:
+                raise
+            raise TfdistError(
+                f"Worker {self._workers.index} does not find the chief's checkpoint of step {step} "
+                f"in {self._checkpoints.directory}. Put --run_dir where all workers see it."
+            ) from error
+
     def _restore_metrics(self, values: Sequence[Any]) -> None:
         """Gives the sums back to the first replica; the others start from zero."""
 
         def assign() -> None:
-            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            first = tf.logical_and(tf.equal(replica, 0), self.is_chief)
             for variable, value in zip(self._list_metric_state(), values, strict=True):
                 value = tf.cast(value, variable.dtype)
                 variable.assign(tf.where(first, value, tf.zeros_like(value)))

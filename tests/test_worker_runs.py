@@ -1,0 +1,98 @@
+"""`tfdist.launch` and `tfdist.train` together: a run of several workers is a run like any other."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(280),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
+]
+
+
+def start(run_dir, *flags, workers=2):
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist.launch",
+        f"--workers={workers}",
+        "--timeout_s=120",
+        "--",
+    ]
+    small = ["--dataset=shapes", "--image_size=32,32", "--base_filters=4", "--depth=2"]
+    counts = ["--train_examples=32", "--val_examples=9", f"--run_dir={run_dir}"]
+    return subprocess.Popen(
+        [*command, *small, *counts, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path, process):
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_run_is_interrupted_and_continued(path_with_spaces):
+    run_dir = path_with_spaces / "run"
+    flags = ("--strategy=multi_worker_mirrored", "--epochs=8")
+    with start(run_dir, *flags) as process:
+        wait_for(run_dir / "metrics.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "The same command continues the run" in output
+    assert not (run_dir / "summary.json").exists()
+
+    with start(run_dir, *flags) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    summary = check_run(run_dir, num_steps=16)
+    assert 2 <= summary["resumed_from_step"] < 16
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 9))
+
+
+def test_local_sgd_is_a_run_like_any_other(tmp_path):
+    run_dir = tmp_path / "run"
+    with start(run_dir, "--strategy=local_sgd", "--sync_every=3", "--max_steps=5") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    check_run(run_dir, num_steps=5)
+    with start(run_dir, "--strategy=local_sgd", "--sync_every=2", "--max_steps=5") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 2, output
+    assert "holds a run of another command: --sync_every=2 (there: 3)" in output
+
+
+def check_run(run_dir, *, num_steps):
+    """Looks at what a run of two workers leaves; returns its summary."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["steps"], summary["replicas"]) == (num_steps, 2)
+    log = (run_dir / "logs" / "worker-1.log").read_text()
+    assert f"weights_sha256 {summary['weights_sha256']}" in log
+    assert {path.name for path in run_dir.iterdir()} == {
+        "checkpoints", "logs", "metrics.jsonl", "model.keras", "options.json", "samples",
+        "summary.json", "tensorboard",
+    }  # fmt: skip
+    options = json.loads((run_dir / "options.json").read_text())
+    assert len(options["cluster"]["worker"]) == 2
+    return summary
+
+
+def test_bad_input_costs_one_line(tmp_path):
+    run_dir = tmp_path / "run"
+    with start(run_dir, "--strategy=multi_worker_mirrored", "--collective=nccl") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 2, output
+    assert "--collective=nccl needs GPUs" in output
+    assert "Traceback" not in output
+    assert not run_dir.exists()

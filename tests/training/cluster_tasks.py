@@ -1,0 +1,213 @@
+"""What the processes of the cluster tests run: `python -m tests.training.cluster_tasks NAME DIR`.
+
+Each writes what it found to DIR/worker-<index>.json, and the chief its arrays to DIR.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tfdist import strategies
+from tfdist.errors import TrainingError
+
+STEPS = 20
+BATCH = 16
+MODELS = tuple(zoo.EXAMPLES)
+
+
+def make_sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+
+
+def make_plain_sgd():
+    return keras.optimizers.SGD(0.05)
+
+
+def make_adam():
+    return keras.optimizers.Adam(1e-3)
+
+
+def set_precision(name):
+    keras.config.set_floatx(name)
+    keras.config.set_dtype_policy(name)
+
+
+def make_trainer(model_name, optimizer, strategy, **options):
+    example = zoo.EXAMPLES[model_name]
+    return tfdist.Trainer(lambda: example.build(optimizer()), strategy=strategy, seed=5, **options)
+
+
+def train(model_name, optimizer, strategy):
+    """Trains and evaluates: (trainer, history, logs)."""
+    example = zoo.EXAMPLES[model_name]
+    (x, y), weight = example.data, example.sample_weight
+    trainer = make_trainer(model_name, optimizer, strategy)
+    history = trainer.fit(
+        x, y, sample_weight=weight, global_batch_size=BATCH, max_steps=STEPS, verbose=0
+    )
+    logs = trainer.evaluate(x, y, sample_weight=weight, global_batch_size=BATCH, verbose=0)
+    return trainer, history.history, logs
+
+
+def read_weights(trainer):
+    return [weight.numpy() for weight in trainer.model.weights]
+
+
+class Task:
+    """One process's strategy and findings."""
+
+    def __init__(self, directory, strategy):
+        self.directory = Path(directory)
+        self.strategy = strategy
+        self.found = {}
+
+    def compare(self, key, model_name, optimizer):
+        trainer, history, logs = train(model_name, optimizer, self.strategy)
+        self.found[key] = {"sha": trainer.weights_sha256(), "history": history, "logs": logs}
+        if trainer.is_chief:
+            np.savez(self.directory / f"{key}.npz", *read_weights(trainer))
+        return trainer
+
+
+def run_two(task):
+    """Everything that two workers must do as one device does."""
+    for name in MODELS:
+        task.compare(name, name, make_sgd)
+    check_evaluation(task)
+    check_callbacks(task)
+    check_resume(task, make_adam)
+    set_precision("float64")
+    task.compare("adam", "unet", make_adam)
+
+
+def run_three(task):
+    """16 examples over three workers are 6, 5 and 5."""
+    task.compare("unet", "unet", make_sgd)
+    set_precision("float64")
+    task.compare("adam", "unet", make_adam)
+
+
+def check_evaluation(task):
+    """The last global batch of 17 has one row: nothing for the second worker."""
+    example = zoo.EXAMPLES["two_inputs"]
+    x, y = keras.tree.map_structure(lambda t: t[:17], example.data)
+    trainer = make_trainer("two_inputs", make_sgd, task.strategy)
+    task.found["evaluated"] = trainer.evaluate(x, y, global_batch_size=BATCH, verbose=0)
+    outputs = trainer.predict(x, global_batch_size=BATCH)
+    task.found["predicted"] = keras.tree.map_structure(lambda t: t.tolist(), outputs)
+
+
+def check_callbacks(task):
+    """A callback of one worker stops both; all see the same logs."""
+    x, y = zoo.EXAMPLES["dense"].data
+    trainer = make_trainer("dense", make_sgd, task.strategy)
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10)
+    history = trainer.fit(
+        x, y, validation_data=(x, y), global_batch_size=BATCH, epochs=9, callbacks=[stop]
+    )
+    task.found["early"] = {"step": trainer.step, "history": history.history}
+    trainer = make_trainer("dense", make_sgd, task.strategy)
+
+    def stop_one(batch, logs):
+        if trainer.step == 4 and not trainer.is_chief:
+            trainer.model.stop_training = True
+
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=stop_one)
+    trainer.fit(x, y, global_batch_size=BATCH, epochs=9, callbacks=[stop])
+    task.found["stopped_by_one"] = trainer.step
+
+
+def check_resume(task, optimizer, prefix=""):
+    """Stopped at step 5, on the second worker's request, and continued."""
+    x, y = zoo.EXAMPLES["convolutional"].data
+    options = {"global_batch_size": BATCH, "epochs": 3, "verbose": 0, "validation_data": (x, y)}
+
+    def make(name):
+        path = str(task.directory / f"{prefix}{name} checkpoints")
+        return make_trainer("convolutional", optimizer, task.strategy, checkpoint_dir=path)
+
+    whole = make("whole")
+    expected = whole.fit(x, y, **options).history
+    stopped = make("stopped")
+
+    def stop_one(batch, logs):
+        if stopped.step == 5 and not stopped.is_chief:
+            stopped.request_stop()
+
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=stop_one)
+    stopped.fit(x, y, callbacks=[stop], **options)
+    continued = make("stopped")
+    history = continued.fit(x, y, **options).history
+    task.found["resume"] = {
+        "stopped": [stopped.step, stopped.stop_requested],
+        "resumed_from_step": continued.resumed_from_step,
+        "shas": [whole.weights_sha256(), continued.weights_sha256()],
+        "histories": [expected, history],
+    }
+
+
+def run_killed(task):
+    """Trains until the second worker is killed from outside."""
+    x, y = zoo.EXAMPLES["dense"].data
+    trainer = make_trainer("dense", make_sgd, task.strategy)
+
+    def say(batch, logs):
+        if trainer.step == 5 and not trainer.is_chief:
+            (task.directory / "ready").touch()
+        time.sleep(0.02)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=say)
+    try:
+        trainer.fit(x, y, global_batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[callback])
+    except TrainingError as error:
+        print(f"said: {error}", flush=True)
+        raise
+
+
+def run_local_sgd(task):
+    """Averaging at every step is synchronous training; less often, all still end alike."""
+    task.strategy = remake(task, sync_every=1)
+    task.compare("dense", "dense", make_plain_sgd)
+    check_evaluation(task)
+    for average in (True, False):
+        task.strategy = remake(
+            task, sync_every=2, average_optimizer=average, outer_momentum=0.5 * (not average)
+        )
+        check_resume(task, make_sgd, f"{average} ")
+        task.found[f"resume {average}"] = task.found.pop("resume")
+    task.strategy = remake(task, sync_every=8)
+    task.compare("rarely", "dense", make_sgd)
+
+
+def remake(task, **options):
+    """Returns another local SGD over the same channel: there is one in a process."""
+    return strategies.LocalSgdStrategy(task.strategy.channel, **options)
+
+
+TASKS = {
+    "two": (run_two, strategies.make_multi_worker_mirrored),
+    "three": (run_three, strategies.make_multi_worker_mirrored),
+    "killed": (run_killed, strategies.make_multi_worker_mirrored),
+    "local_sgd": (run_local_sgd, strategies.make_local_sgd),
+}
+
+
+def main(name, directory):
+    run, make_strategy = TASKS[name]
+    task = Task(directory, make_strategy())
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    run(task)
+    (task.directory / f"worker-{index}.json").write_text(json.dumps(task.found))
+
+
+if __name__ == "__main__":
+    tf.get_logger().setLevel("ERROR")
+    main(*sys.argv[1:])

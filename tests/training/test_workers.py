@@ -1,0 +1,187 @@
+"""Contract 1 over several processes: workers end where one device ends, and end together."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests import zoo
+from tests.training import cluster_tasks as tasks
+from tfdist.launch import run_local_cluster
+
+pytestmark = pytest.mark.timeout(280)
+
+TIMEOUT_S = 240
+
+
+def run_cluster(name, directory, workers):
+    result = run_local_cluster(
+        workers=workers,
+        command=[sys.executable, "-m", "tests.training.cluster_tasks", name, str(directory)],
+        run_dir=directory,
+        timeout_s=TIMEOUT_S,
+        stream=False,
+        environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    logs = "\n".join(task.log.read_text()[-3000:] for task in result.tasks)
+    return result, logs
+
+
+def read_findings(name, directory, workers):
+    """Runs a task's processes; returns what each found."""
+    result, logs = run_cluster(name, directory, workers)
+    assert result.status == 0, logs
+    found = [json.loads((directory / f"worker-{i}.json").read_text()) for i in range(workers)]
+    for other in found[1:]:
+        assert other == found[0]  # weights, logs, predictions, all of it
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two workers")
+    return directory, read_findings("two", directory, 2)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("three workers")
+    return directory, read_findings("three", directory, 3)
+
+
+@pytest.fixture(scope="module")
+def local_sgd(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("local sgd")
+    return directory, read_findings("local_sgd", directory, 2)
+
+
+_references = {}
+
+
+def compare(cluster, key, model_name, optimizer, tolerance):
+    """Compares what a cluster computed with one device."""
+    directory, found = cluster
+    if (model_name, optimizer) not in _references:
+        strategy = zoo.STRATEGIES["one_device"]()
+        trainer, history, logs = tasks.train(model_name, optimizer, strategy)
+        _references[model_name, optimizer] = tasks.read_weights(trainer), history, logs
+    weights, history, logs = _references[model_name, optimizer]
+    with np.load(directory / f"{key}.npz") as arrays:
+        ours = [arrays[name] for name in arrays.files]
+    assert zoo.largest_difference(ours, weights) < tolerance
+    assert found[key]["logs"].keys() == logs.keys()
+    for name, value in logs.items():
+        np.testing.assert_allclose(
+            found[key]["logs"][name], value, rtol=20 * tolerance, err_msg=name
+        )
+    np.testing.assert_allclose(found[key]["history"]["loss"], history["loss"], rtol=20 * tolerance)
+
+
+@pytest.fixture
+def float64():
+    tasks.set_precision("float64")
+    yield
+    tasks.set_precision("float32")
+
+
+@pytest.mark.parametrize("model_name", zoo.EXAMPLES)
+def test_two_workers_end_where_one_device_ends(two, model_name):
+    compare(two, model_name, model_name, tasks.make_sgd, 1e-5)
+
+
+def test_three_workers_share_sixteen_examples(three):
+    compare(three, "unet", "unet", tasks.make_sgd, 1e-5)
+
+
+def test_adam_in_float64_on_two_workers(two, float64):
+    compare(two, "adam", "unet", tasks.make_adam, 1e-10)
+
+
+def test_adam_in_float64_on_three_workers(three, float64):
+    compare(three, "adam", "unet", tasks.make_adam, 1e-10)
+
+
+@pytest.mark.parametrize("cluster", ["two", "local_sgd"])
+def test_evaluates_and_predicts_every_example_once(request, cluster):
+    _, found = request.getfixturevalue(cluster)
+    trainer = tasks.make_trainer("two_inputs", tasks.make_sgd, zoo.STRATEGIES["one_device"]())
+    x, y = zoo.EXAMPLES["two_inputs"].data
+    x, y = ({name: t[:17] for name, t in part.items()} for part in (x, y))
+    expected = trainer.evaluate(x, y, global_batch_size=tasks.BATCH, verbose=0)
+    assert found["evaluated"] == pytest.approx(expected, rel=1e-5)
+    for name, outputs in trainer.predict(x, global_batch_size=tasks.BATCH).items():
+        np.testing.assert_allclose(found["predicted"][name], outputs, rtol=1e-4, atol=1e-6)
+
+
+def test_one_callback_stops_all_workers(two):
+    _, found = two
+    assert found["early"]["step"] == 9  # patience 2: three epochs of three steps
+    assert len(found["early"]["history"]["val_loss"]) == 3
+    assert found["stopped_by_one"] == 4
+
+
+def check_resumed(resume, stopped_at):
+    assert resume["stopped"] == [stopped_at, True]
+    assert resume["resumed_from_step"] == stopped_at
+    assert resume["shas"][0] == resume["shas"][1]
+    expected, history = resume["histories"]
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_continues_to_the_same_bits(two):
+    check_resumed(two[1]["resume"], 5)
+
+
+def test_a_killed_worker_is_named_and_the_others_end(tmp_path):
+    outcome = []
+    cluster = threading.Thread(target=lambda: outcome.append(run_cluster("killed", tmp_path, 2)))
+    cluster.start()
+    until = time.monotonic() + 120
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < until, "the workers do not train"
+        time.sleep(0.05)
+    os.kill(find_task(tmp_path, 1), signal.SIGKILL)
+    cluster.join()
+    ((result, logs),) = outcome
+    assert result.first_failed == "worker-1"
+    assert result.status == 128 + signal.SIGKILL
+    assert result.seconds < 120
+    assert find_task(tmp_path, 0) is None, logs
+
+
+def find_task(directory, index):
+    """Returns the process of a worker of the cluster that works in a directory."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline") as file:
+                arguments = file.read().split("\0")
+            with open(f"/proc/{name}/environ") as file:
+                environment = file.read().split("\0")
+        except OSError:
+            continue
+        config = next((v[10:] for v in environment if v.startswith("TF_CONFIG=")), "")
+        is_task = str(directory) in arguments and config
+        if is_task and json.loads(config)["task"]["index"] == index:
+            return int(name)
+    return None
+
+
+def test_averaging_at_every_step_is_synchronous_training(local_sgd):
+    compare(local_sgd, "dense", "dense", tasks.make_plain_sgd, 1e-5)
+
+
+@pytest.mark.parametrize("average_optimizer", [True, False])
+def test_local_sgd_continues_to_the_same_bits(local_sgd, average_optimizer):
+    """Asked to stop at step 5, workers that average every two steps stop at 6."""
+    check_resumed(local_sgd[1][f"resume {average_optimizer}"], 6)
+
+
+def test_averaging_rarely_learns_too(local_sgd):
+    losses = local_sgd[1]["rarely"]["history"]["loss"]
+    assert losses[-1] < losses[0]

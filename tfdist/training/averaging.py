@@ -1,0 +1,125 @@
+"""Averages the weights of workers that train by themselves (local SGD)."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.training.workers import Workers
+
+
+class WeightAverager:
+    """Makes the workers' weights their mean, weighted by the examples each has seen.
+
+    Every method but `is_due` and `count` communicates: all workers call it at the same step.
+
+    Args:
+      model: the worker's model, every variable of it and of its optimiser created.
+      strategy: whose options say how to average.
+      workers: who averages.
+
+    Source: Stich 2019, arXiv:1805.09767; the outer step is that of Wang et al. 2020,
+      arXiv:1910.00643, algorithm 1, without its division by the learning rate.
+    """
+
+    def __init__(self, model: keras.Model, strategy: LocalSgdStrategy, workers: Workers):
+        self._strategy = strategy
+        self._workers = workers
+        trainable = model.trainable_variables
+        others = [v for v in model.variables if not any(v is other for other in trainable)]
+        slots = [v for v in model.optimizer.variables if v is not model.optimizer._learning_rate]
+        weights = [*trainable, *_select_floats(others)]
+        slots = _select_floats(slots)
+        own_slots = [] if strategy.average_optimizer else slots
+        self._averaged = _Vector(weights + (slots if strategy.average_optimizer else []))
+        self._own = _Vector(own_slots)
+        self._num_trainable = sum(_count(v) for v in trainable)
+        self._examples = 0.0
+        self._has_outer_step = strategy.outer_momentum > 0 or strategy.outer_learning_rate != 1
+        self._anchor = np.zeros(0)
+        self._momentum = _make_state([self._num_trainable], self._averaged.dtype)
+        self._slots_of_workers = _make_state([workers.count, self._own.size], self._own.dtype)
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """What a checkpoint holds besides the model and its optimiser, `collect` called before."""
+        momentum = [self._momentum] if self._has_outer_step else []
+        return momentum + ([self._slots_of_workers] if self._own.size else [])
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the weights are to be averaged after a step."""
+        return step % self._strategy.sync_every == 0
+
+    def count(self, num_examples: float) -> None:
+        """Adds to the examples that this worker has seen since the last average."""
+        self._examples += num_examples
+
+    def begin(self, *, restored: bool) -> None:
+        """Gives all workers the chief's weights, and each its own state of a checkpoint."""
+        mine = self._averaged.read()
+        self._anchor = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
+        self._averaged.write(self._anchor)
+        if restored and self._own.size:
+            self._own.write(self._slots_of_workers.numpy()[self._workers.index])
+        self._examples = 0.0
+
+    def average(self) -> None:
+        """Replaces every worker's weights by the mean and the outer step from it."""
+        mine = np.append(self._averaged.read(), 1).astype(self._averaged.dtype)
+        total = self._workers.sum(mine * mine.dtype.type(self._examples))
+        mean = total[:-1] / total[-1]
+        if self._has_outer_step:
+            end = self._num_trainable
+            momentum = self._strategy.outer_momentum * self._momentum.numpy()
+            momentum += self._anchor[:end] - mean[:end]
+            self._momentum.assign(momentum)
+            mean[:end] = self._anchor[:end] - self._strategy.outer_learning_rate * momentum
+        self._averaged.write(mean)
+        self._anchor = mean
+        self._examples = 0.0
+
+    def collect(self) -> None:
+        """Brings what each worker keeps for itself to all of them, for a checkpoint."""
+        if self._own.size:
+            self._slots_of_workers.assign(self._workers.gather(self._own.read()[None]))
+
+
+class _Vector:
+    """Variables, read and written as one vector."""
+
+    def __init__(self, variables: Sequence[keras.Variable]):
+        wide = any(variable.dtype == "float64" for variable in variables)
+        self.dtype = "float64" if wide else "float32"
+        self.size = sum(_count(variable) for variable in variables)
+        self._variables = variables
+        self._read = tf.function(self._pack)
+        self._write = tf.function(self._unpack)
+
+    def read(self) -> np.ndarray:
+        return self._read().numpy() if self._variables else np.zeros(0, self.dtype)
+
+    def write(self, vector: np.ndarray) -> None:
+        self._write(tf.constant(vector, self.dtype))
+
+    def _pack(self) -> tf.Tensor:
+        flat = [tf.reshape(tf.convert_to_tensor(v.value), [-1]) for v in self._variables]
+        return tf.concat([tf.cast(part, self.dtype) for part in flat], 0)
+
+    def _unpack(self, vector: tf.Tensor) -> None:
+        parts = tf.split(vector, [_count(variable) for variable in self._variables])
+        for variable, part in zip(self._variables, parts, strict=True):
+            variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def _select_floats(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+
+
+def _count(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape))
+
+
+def _make_state(shape: Sequence[int], dtype: str) -> keras.Variable:
+    return keras.Variable(np.zeros(shape), dtype=dtype, trainable=False)

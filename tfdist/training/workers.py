@@ -1,0 +1,144 @@
+"""The processes that train together, and what they tell one another besides gradients."""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TrainingError
+from tfdist.strategies.local_sgd import LocalSgdStrategy
+
+# What TensorFlow raises where a peer is gone.
+_LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class Workers:
+    """The workers of a strategy; one process alone where it has no others.
+
+    Every method that communicates must be called by all workers, in the same order.
+
+    Args:
+      strategy: the trainer's strategy.
+
+    Attributes:
+      count: how many there are.
+      index: this process's place among them; 0 is the chief.
+      num_replicas: replicas over all of them.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        channel = strategy.channel if isinstance(strategy, LocalSgdStrategy) else strategy
+        # Under parameter servers each worker computes a global batch of its own.
+        is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        self._local_replicas = 1 if is_asynchronous else len(strategy.extended.worker_devices)
+        self.count, self.index = _find_place(channel)
+        self.num_replicas = self._local_replicas * self.count
+        self._channel = channel
+        self._has_own_strategies = channel is not strategy
+        self._sum = tf.function(self._all_reduce, reduce_retracing=True)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what the run leaves."""
+        return self.index == 0
+
+    def sum(self, values: np.ndarray | tf.Tensor) -> np.ndarray:
+        """Returns the sum of the workers' vectors: [n], of the same n and dtype on each."""
+        if self.count == 1:
+            return np.asarray(values)
+        return self._sum(tf.convert_to_tensor(values)).numpy()
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns for each flag whether it is up on any worker."""
+        return [bool(number) for number in self.sum(np.array(flags, "f8"))]
+
+    def wait_for_all(self) -> None:
+        """Returns once every worker has come here."""
+        self.any(False)
+
+    def ask_chief(self, number: int) -> int:
+        """Returns the chief's number."""
+        mine = number if self.is_chief else 0
+        return int(self.sum(np.array([mine], "f8"))[0])
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the workers' rows one after another; they may have different numbers of them.
+
+        Args:
+          rows: [rows, ...] of any numeric dtype.
+        """
+        if self.count == 1:
+            return rows
+        lengths = np.zeros(self.count, "f8")
+        lengths[self.index] = len(rows)
+        ends = np.cumsum(self.sum(lengths)).astype(int)
+        table = np.zeros((ends[-1], *rows.shape[1:]), rows.dtype)
+        table[ends[self.index] - len(rows) : ends[self.index]] = rows
+        return self.sum(table.reshape(-1)).reshape(table.shape)
+
+    def place_input(self, context: tf.distribute.InputContext) -> tf.distribute.InputContext:
+        """Returns an input pipeline's place among all workers', where it knows only its own."""
+        if not self._has_own_strategies:
+            return context
+        return tf.distribute.InputContext(
+            num_input_pipelines=self.count,
+            input_pipeline_id=self.index,
+            num_replicas_in_sync=self.num_replicas,
+        )
+
+    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        def reduce(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            replica = context.replica_id_in_sync_group
+            # A worker counts once, however many replicas it has.
+            first = tf.equal(replica % self._replicas_of_channel, 0)
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
+            )
+
+        reduced = self._channel.run(reduce, args=(values,))
+        return self._channel.experimental_local_results(reduced)[0]
+
+    @property
+    def _replicas_of_channel(self) -> int:
+        return len(self._channel.extended.worker_devices)
+
+
+def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
+    """Returns how many workers there are, and which of them this process is."""
+    if not isinstance(channel, tf.distribute.MultiWorkerMirroredStrategy):
+        return 1, 0
+    resolver = channel.cluster_resolver
+    cluster: dict[str, Sequence[Any]] = resolver.cluster_spec().as_dict()
+    chiefs = len(cluster.get("chief", ()))
+    count = chiefs + len(cluster.get("worker", ()))
+    if count < 2:
+        return 1, 0
+    return count, resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
+
+
+def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a trainer's method raise a `TrainingError` when another worker is lost."""
+
+    @functools.wraps(method)
+    def explained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(trainer, *args, **kwargs)
+        except _LOST_PEER as error:
+            if trainer.num_workers == 1:
+                raise
+            raise TrainingError(
+                f"Lost {_find_peer(error.message)} after step {trainer.step}. Start all workers "
+                "again with the same command: the run continues from its last checkpoint."
+            ) from error
+
+    return explained
+
+
+def _find_peer(message: str) -> str:
+    """Returns the task that an error of TensorFlow's is about."""
+    task = re.search(r"(?:target|task|from) (?:name: )?/job:(\w+)/replica:\d+/task:(\d+)", message)
+    return f"{task[1]} {task[2]}" if task else "another worker"
