@@ -13,9 +13,9 @@ import tensorflow as tf
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
-from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.training.averaging import WeightAverager
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
