@@ -44,7 +44,16 @@ def make_parameter_server(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         _make_cluster_spec(config), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    return tf.distribute.ParameterServerStrategy(resolver)
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    make_coordinator(strategy)
+    return strategy
+
+
+def make_coordinator(
+    strategy: tf.distribute.ParameterServerStrategy,
+) -> tf.distribute.coordinator.ClusterCoordinator:
+    """Returns the strategy's coordinator, of which there is one, made at the first call."""
+    return _Coordinator(strategy)
 
 
 def run_server(cluster: ClusterConfig | None = None) -> int:
@@ -121,6 +130,17 @@ def make_placement(
         return variable
 
     return create
+
+
+class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
+    """A coordinator whose process can end while a worker is gone.
+
+    TensorFlow 2.21 stops its threads when the coordinator is deleted, and waits for one that
+    waits for the worker to come back. They are daemons: they need not be stopped.
+    """
+
+    def __del__(self) -> None:
+        pass
 
 
 def _find_cluster(cluster: ClusterConfig | None) -> ClusterConfig:

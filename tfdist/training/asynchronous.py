@@ -18,6 +18,7 @@ the weights and its own update, by `max_in_flight - 1`.
 import collections
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TrainingError
+from tfdist.strategies.parameter_server import make_coordinator
 from tfdist.training.feed import Feed
 from tfdist.training.objective import Objective
 from tfdist.training.step import (
@@ -39,6 +41,7 @@ from tfdist.training.step import (
 
 # What a function holds is sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
+_RETRY_S = 0.05
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -64,7 +67,7 @@ class AsynchronousSteps:
         self._model = model
         self._objective = objective
         self._strategy = strategy
-        self._coordinator = _Coordinator(strategy)
+        self._coordinator = make_coordinator(strategy)
         self.max_in_flight = max_in_flight or 2 * strategy.extended._num_workers
         metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
@@ -338,17 +341,6 @@ class AsynchronousSteps:
             variable.value.assign_add(count)
 
 
-class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
-    """A coordinator whose process can end while a worker is gone.
-
-    TensorFlow 2.21 stops its threads when the coordinator is deleted, and waits for one that
-    waits for the worker to come back. They are daemons: they need not be stopped.
-    """
-
-    def __del__(self) -> None:
-        pass
-
-
 class _Stream:
     """Steps in flight, taken in order.
 
@@ -388,10 +380,28 @@ class _Stream:
             self._next += 1
         if not self._pending:
             raise StopIteration
-        result = self._pending.popleft().get()
+        result = _fetch(self._pending.popleft())
         step = self._taken
         self._taken += 1
         return step, step % self._max_in_flight, result
+
+
+def _fetch(remote: Any) -> Any:
+    """Returns a step's result, from the worker that was able to give it.
+
+    A worker may die when it has computed the step and before the numbers are here. TensorFlow
+    gives the step to another one then, but raises what came of asking the first.
+    """
+    before: BaseException | None = None
+    while True:
+        try:
+            return remote.get()
+        except tf.errors.OpError as error:
+            # The step's own error is the same object each time; that of asking is a new one.
+            if error is before:
+                raise
+            before = error
+            time.sleep(_RETRY_S)
 
 
 @dataclass(frozen=True)
