@@ -76,7 +76,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert {"loss", "mean_iou", "val_mean_iou", "val_iou/circle"} <= lines[0].keys()
     assert list((run / "tensorboard").rglob("*tfevents*"))
     picture = tf.io.decode_png((run / "samples" / "predictions.png").read_bytes())
-    assert picture.shape == (6 * 20, 3 * 20, 3)
+    assert picture.shape == (6 * 132, 3 * 132, 3)
     model = keras.saving.load_model(run / "model.keras")
     assert model(np.zeros((1, 16, 16, 3))).shape == (1, 16, 16, 4)
 

@@ -37,8 +37,10 @@ class RatioMetric(keras.metrics.Metric):
 
     def __init__(self, name: str):
         super().__init__(name=name, dtype="float64")
-        self.numerator = self.add_variable((), initializer="zeros", name="numerator")
-        self.denominator = self.add_variable((), initializer="zeros", name="denominator")
+        self.numerator, self.denominator = (
+            self.add_variable((), initializer="zeros", dtype="float64", name=part)
+            for part in ("numerator", "denominator")
+        )
 
     def update_state(self, numerator: tf.Tensor, denominator: tf.Tensor) -> None:
         """Adds to both sums."""

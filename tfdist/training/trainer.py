@@ -27,6 +27,7 @@ from tfdist.training.step import (
     make_read_logs,
     make_read_sums,
     make_train_step,
+    make_write_metrics,
     split_sums,
 )
 from tfdist.training.workers import Workers, explain_lost_worker
@@ -176,6 +177,7 @@ class Trainer:
             steps=steps_per_epoch,
         )
         model.history = self.history
+        self.history.history = {}
         model.stop_training = False
         self._stop_requested = self._stop_agreed = False
         restored = self._restore()
@@ -425,6 +427,9 @@ class Trainer:
             "train": make_train_step(self.model, self._objective, self.strategy),
             "evaluate": make_eval_step(self.model, self._objective, self.strategy),
             "read_logs": make_read_logs(self.model, self._objective),
+            "write_metrics": make_write_metrics(
+                self.model, self._objective, self.strategy, is_chief=self.is_chief
+            ),
         }
         if self.num_workers > 1:
             self._steps |= {
@@ -554,16 +559,13 @@ class Trainer:
             ) from error
 
     def _restore_metrics(self, values: Sequence[Any]) -> None:
-        """Gives the sums back to the first replica; the others start from zero."""
-
-        def assign() -> None:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            first = tf.logical_and(tf.equal(replica, 0), self.is_chief)
-            for variable, value in zip(self._list_metric_state(), values, strict=True):
-                value = tf.cast(value, variable.dtype)
-                variable.assign(tf.where(first, value, tf.zeros_like(value)))
-
-        self.strategy.run(tf.function(assign))
+        """Gives the metrics' variables back the values that `_read_metrics` read."""
+        self._steps["write_metrics"](
+            [
+                tf.constant(value, variable.dtype, variable.shape)
+                for value, variable in zip(values, self._list_metric_state(), strict=True)
+            ]
+        )
 
     def _describe_last_good(self) -> str:
         steps = self._checkpoints.list_steps() if self._checkpoints else []
