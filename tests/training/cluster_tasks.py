@@ -83,7 +83,6 @@ def run_two(task):
         task.compare(name, name, make_sgd)
     check_evaluation(task)
     check_callbacks(task)
-    check_resume(task, make_adam)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
 
@@ -154,6 +153,28 @@ def check_resume(task, optimizer, prefix=""):
     }
 
 
+def run_two_of_two(task):
+    """Two workers of two replicas each, as with two GPUs: 16 examples are 4, 4, 4 and 4."""
+    assert task.strategy.num_replicas_in_sync == 4
+    task.compare("convolutional", "convolutional", make_sgd)
+    check_evaluation(task)
+    check_resume(task, make_adam)
+
+
+def make_two_replicas_a_worker():
+    """Builds the strategy over two logical CPUs a worker, where TensorFlow would take one."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    strategy = tf.distribute.MultiWorkerMirroredStrategy
+    extended = sys.modules[strategy.__module__].CollectiveAllReduceExtended
+    extended._initialize_local_devices = lambda self, resolver, worker: (
+        (f"{worker}/device:CPU:0", f"{worker}/device:CPU:1"),
+        "CPU",
+    )
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    options = tf.distribute.experimental.CommunicationOptions()
+    return strategy(communication_options=options)
+
+
 def run_killed(task):
     """Trains until the second worker is killed from outside."""
     x, y = zoo.EXAMPLES["dense"].data
@@ -195,6 +216,7 @@ def remake(task, **options):
 TASKS = {
     "two": (run_two, strategies.make_multi_worker_mirrored),
     "three": (run_three, strategies.make_multi_worker_mirrored),
+    "two_of_two": (run_two_of_two, make_two_replicas_a_worker),
     "killed": (run_killed, strategies.make_multi_worker_mirrored),
     "local_sgd": (run_local_sgd, strategies.make_local_sgd),
 }
