@@ -13,7 +13,9 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	touch $@
 
 train: setup
-	$(BIN)/python -m tfdist.train --strategy=mirrored --virtual_devices=2 --dataset=shapes --run_dir=runs/demo
+	$(BIN)/python -m tfdist.train --strategy=mirrored --virtual_devices=2 --dataset=shapes \
+	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
+	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
 test: setup
 	$(BIN)/python -m pytest

@@ -160,7 +160,7 @@ class TrainingOptions:
     max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N")
     global_batch_size: int = option(16, "examples a step, over all replicas")
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
-    learning_rate: float = option(1e-3, "the highest learning rate")
+    learning_rate: float = option(2e-3, "the highest learning rate")
     schedule: str = option(
         "cosine", "of the learning rate, after the warm-up", choices=("cosine", "constant")
     )

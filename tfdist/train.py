@@ -47,6 +47,7 @@ def run_training(options: TrainOptions) -> int:
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     strategy = assembly.build_strategy(options)
+    augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
     total_steps = training.max_steps or training.epochs * epoch_steps
@@ -96,7 +97,7 @@ def run_training(options: TrainOptions) -> int:
         global_batch_size=training.global_batch_size,
         epochs=training.epochs,
         max_steps=training.max_steps,
-        augmentation=assembly.build_augmentation(options),
+        augmentation=augmentation,
         callbacks=hooks,
         checkpoint_every=options.run.checkpoint_every or None,
         verbose=verbose,

@@ -1,5 +1,6 @@
 """The directory of a run: what goes where, and whether a command may continue it."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,14 +58,11 @@ class RunDirectory:
             tf.io.gfile.makedirs(self.path)
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
         except tf.errors.OpError as error:
-            raise TfdistError(
-                f"Cannot write to --run_dir={self.path}: {error.message.splitlines()[0]}. "
-                "Check its permissions and the free space, or take another --run_dir."
-            ) from error
+            raise TfdistError(self._describe_failure(error)) from error
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`."""
-        with tf.io.gfile.GFile(f"{self.path}/metrics.jsonl", "a") as file:
+        with self._show_failure(), tf.io.gfile.GFile(f"{self.path}/metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
@@ -83,19 +81,38 @@ class RunDirectory:
         """Drops the lines of steps that a continued run does again."""
         if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
             kept = [json.dumps(line) for line in self.read_metrics() if line["step"] <= step]
-            write_atomically(f"{self.path}/metrics.jsonl", "".join(f"{line}\n" for line in kept))
+            with self._show_failure():
+                write_atomically(
+                    f"{self.path}/metrics.jsonl", "".join(f"{line}\n" for line in kept)
+                )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
-        write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
+        with self._show_failure():
+            write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
 
     def write_sample(self, name: str, png: bytes) -> str:
         """Writes a picture under `samples/` and returns its path."""
-        tf.io.gfile.makedirs(f"{self.path}/samples")
         path = f"{self.path}/samples/{name}.png"
-        with tf.io.gfile.GFile(path, "wb") as file:
-            file.write(png)
+        with self._show_failure():
+            tf.io.gfile.makedirs(f"{self.path}/samples")
+            with tf.io.gfile.GFile(path, "wb") as file:
+                file.write(png)
         return path
+
+    @contextlib.contextmanager
+    def _show_failure(self) -> Iterator[None]:
+        """Raises a file system's error as an OSError of one line."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise OSError(self._describe_failure(error)) from error
+
+    def _describe_failure(self, error: tf.errors.OpError) -> str:
+        return (
+            f"Cannot write to --run_dir={self.path}: {error.message.splitlines()[0]}. "
+            "Check its permissions and the free space, then run the same command again."
+        )
 
     def _describe_difference(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

@@ -1,0 +1,237 @@
+"""The command: what it leaves, how it is continued, and what bad input costs."""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.command import run_command
+from tfdist.train import run_training
+
+ROOT = pathlib.Path(__file__).parents[1]
+SMALL = [
+    "--dataset=shapes",
+    "--image_size=16,16",
+    "--train_examples=40",
+    "--val_examples=10",
+    "--base_filters=4",
+    "--depth=2",
+    "--global_batch_size=8",
+    "--epochs=2",
+    "--seed=4",
+]
+TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
+
+
+@pytest.fixture(autouse=True)
+def _restore_signals():
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+def train(*arguments):
+    return run_command("tfdist.train", run_training, list(arguments))
+
+
+def start(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tfdist.train", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
+    run = path_with_spaces / "run"
+    assert train(*SMALL, *TWO_CPUS, f"--run_dir={run}") == 0
+    out, err = capfd.readouterr()
+    assert f"Everything is in {run}" in out.splitlines()[-1]
+    assert not err.strip()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["strategy"] == "mirrored"
+    assert (summary["replicas"], summary["global_batch_size"]) == (2, 8)
+    assert (summary["steps"], summary["epochs"], summary["resumed_from_step"]) == (10, 2, None)
+    assert 0 < summary["val_pixel_accuracy"] <= 1
+    assert set(summary["per_class_iou"]) == {"background", "circle", "square", "triangle"}
+    assert min(summary["images_per_second"], summary["peak_memory_bytes"]) > 0
+    assert len(summary["weights_sha256"]) == 64
+    options = json.loads((run / "options.json").read_text())
+    assert options["data"]["image_size"] == [16, 16]
+    assert options["versions"]["tensorflow"] == tf.__version__
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["epoch"]) for line in lines] == [(5, 1), (10, 2)]
+    assert {"loss", "mean_iou", "val_mean_iou", "val_iou/circle"} <= lines[0].keys()
+    assert list((run / "tensorboard").rglob("*tfevents*"))
+    picture = tf.io.decode_png((run / "samples" / "predictions.png").read_bytes())
+    assert picture.shape == (6 * 20, 3 * 20, 3)
+    model = keras.saving.load_model(run / "model.keras")
+    assert model(np.zeros((1, 16, 16, 3))).shape == (1, 16, 16, 4)
+
+
+def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
+    for strategy in (["--strategy=one_device"], TWO_CPUS):
+        options = [*SMALL, *strategy, "--precision=float64", "--quiet"]
+        assert train(*options, f"--run_dir={tmp_path / strategy[0]}") == 0
+    assert capfd.readouterr().out == ""
+    one, two = (
+        json.loads((tmp_path / name / "summary.json").read_text())
+        for name in ("--strategy=one_device", "--strategy=mirrored")
+    )
+    for name in ("loss", "val_loss", "val_mean_iou"):
+        assert one[name] == pytest.approx(two[name], rel=1e-9)
+
+
+def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path):
+    options = [*SMALL, "--strategy=one_device", "--epochs=40", "--deterministic"]
+    assert train(*options, f"--run_dir={tmp_path}/whole", "--quiet") == 0
+    stopped = [*options, f"--run_dir={tmp_path}/stopped"]
+    process = start(*stopped)
+    log = tmp_path / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not log.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "The same command continues the run" in err
+    assert train(*stopped, "--quiet") == 0
+    whole, continued = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "stopped")
+    )
+    assert 0 < continued["resumed_from_step"] < 200
+    assert continued["weights_sha256"] == whole["weights_sha256"]
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == list(range(5, 205, 5))
+
+
+def test_a_full_disk_costs_one_line_and_keeps_the_last_checkpoint(tmp_path):
+    """A limit on the size of files stands in for the end of the disk."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    process = start(*SMALL, "--strategy=one_device", f"--run_dir={tmp_path}", preexec_fn=limit)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Cannot write the checkpoint" in err
+    assert len(err.strip().splitlines()) == 1, err
+
+
+JPEG = tf.io.encode_jpeg(np.zeros((8, 8, 3), np.uint8)).numpy()
+
+
+def _write_folder(path, *, mask=None, image=JPEG):
+    images, masks = path / "train" / "images", path / "train" / "masks"
+    for directory in (images, masks, path / "val" / "images", path / "val" / "masks"):
+        directory.mkdir(parents=True)
+    (images / "a.jpg").write_bytes(image)
+    if mask is not None:
+        (masks / "a.png").write_bytes(tf.io.encode_png(mask).numpy())
+    return [f"--data_dir={path}", "--dataset=folder", "--num_classes=3", "--image_size=8,8"]
+
+
+GOOD_MASK = np.zeros((8, 8, 1), np.uint8)
+BAD = {
+    "an unknown strategy": (["--strategy=miror"], "Unknown --strategy 'miror'. Valid: mirrored"),
+    "an unknown data set": (["--dataset=shape"], "Unknown --dataset 'shape'. Valid: shapes"),
+    "an unknown model": (["--model=umet"], "Unknown --model 'umet'. Valid: unet"),
+    "an unknown device": (
+        ["--strategy=mirrored", "--devices=GPU:3"],
+        "names GPU:3, but 0 GPUs are visible. Name only those, or check CUDA_VISIBLE_DEVICES",
+    ),
+    "nccl on cpus": ([*TWO_CPUS, "--all_reduce=nccl"], "needs GPUs"),
+    "no tpu": (["--strategy=tpu", "--tpu=local"], "no TPU found"),
+    "an argument of another strategy": (
+        ["--strategy=one_device", "--all_reduce=hierarchical_copy"],
+        "does not take --all_reduce",
+    ),
+    "a batch smaller than the replicas": (
+        [*TWO_CPUS, "--global_batch_size=1"],
+        "Cannot split a global batch of 1 over 2 replicas. Give --global_batch_size=2",
+    ),
+    "a size that the depth does not divide": (["--image_size=18,16"], "18"),
+    "a directory that is not there": (
+        ["--dataset=folder", "--data_dir=/nowhere", "--num_classes=3"],
+        "/nowhere",
+    ),
+    "a folder without classes": (["--dataset=folder", "--data_dir=/nowhere"], "--num_classes"),
+    "a run directory that cannot be made": (
+        ["--run_dir=/proc/run"],
+        "Cannot write to --run_dir=/proc/run",
+    ),
+    "an augmentation that is none": (["--scale=2,1"], "Cannot scale images by (2.0, 1.0)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_costs_one_line(name, tmp_path, capfd):
+    arguments, message = BAD[name]
+    run = tmp_path / "run"
+    assert train(*SMALL, f"--run_dir={run}", "--quiet", *arguments) == 2
+    _check_one_line(capfd, message)
+    assert not run.exists()
+
+
+BAD_FOLDERS = {
+    "an image without a mask": ({}, "a"),
+    "a class out of range": ({"mask": GOOD_MASK + 7}, "7"),
+    "a truncated image": ({"mask": GOOD_MASK, "image": JPEG[: len(JPEG) // 2]}, "a.jpg"),
+    "an empty folder": ({"mask": GOOD_MASK}, "val"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_bad_data_cost_one_line(name, path_with_spaces, tmp_path, capfd):
+    content, message = BAD_FOLDERS[name]
+    arguments = _write_folder(path_with_spaces, **content)
+    run = tmp_path / "run"
+    assert train(*SMALL, f"--run_dir={run}", *arguments, "--quiet") == 2
+    _check_one_line(capfd, message, str(path_with_spaces))
+    assert not run.exists()
+
+
+def test_refuses_the_directory_of_another_command(tmp_path, capfd):
+    short = [*SMALL, f"--run_dir={tmp_path}", "--max_steps=1", "--quiet"]
+    assert train(*short) == 0
+    assert train(*short, "--seed=5") == 2
+    _check_one_line(capfd, "another command: --seed=5 (there: 4)")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):
+    arguments = ["--optimizer=sgd", "--learning_rate=1e30", "--clip_norm=0", "--quiet"]
+    assert train(*SMALL, f"--run_dir={tmp_path}", *arguments) == 1
+    _check_one_line(capfd, "The loss of step")
+
+
+def test_help_answers_at_once(capfd):
+    assert train("--help") == 0
+    assert "--strategy=NAME" in capfd.readouterr().out
+
+
+def test_continues_in_a_directory_that_holds_logs_already(tmp_path):
+    os.makedirs(tmp_path / "run" / "logs")
+    assert train(*SMALL, f"--run_dir={tmp_path / 'run'}", "--max_steps=1", "--quiet") == 0
+
+
+def _check_one_line(capfd, *messages):
+    out, err = capfd.readouterr()
+    assert out == ""
+    # libjpeg has a line of its own for a broken file.
+    lines = [line for line in err.splitlines() if "JPEG library" not in line]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("tfdist: ")
+    for message in messages:
+        assert message in err
