@@ -124,14 +124,14 @@ def check_callbacks(task):
     task.found["stopped_by_one"] = trainer.step
 
 
-def check_resume(task, optimizer, prefix=""):
+def check_resume(task, model_name, optimizer, prefix=""):
     """Stopped at step 5, on the second worker's request, and continued."""
-    x, y = zoo.EXAMPLES["convolutional"].data
+    x, y = zoo.EXAMPLES[model_name].data
     options = {"global_batch_size": BATCH, "epochs": 3, "verbose": 0, "validation_data": (x, y)}
 
     def make(name):
         path = str(task.directory / f"{prefix}{name} checkpoints")
-        return make_trainer("convolutional", optimizer, task.strategy, checkpoint_dir=path)
+        return make_trainer(model_name, optimizer, task.strategy, checkpoint_dir=path)
 
     whole = make("whole")
     expected = whole.fit(x, y, **options).history
@@ -158,7 +158,7 @@ def run_two_of_two(task):
     assert task.strategy.num_replicas_in_sync == 4
     task.compare("convolutional", "convolutional", make_sgd)
     check_evaluation(task)
-    check_resume(task, make_adam)
+    check_resume(task, "convolutional", make_adam)
 
 
 def make_two_replicas_a_worker():
@@ -202,7 +202,7 @@ def run_local_sgd(task):
         task.strategy = remake(
             task, sync_every=2, average_optimizer=average, outer_momentum=0.5 * (not average)
         )
-        check_resume(task, make_sgd, f"{average} ")
+        check_resume(task, "dense", make_sgd, f"{average} ")
         task.found[f"resume {average}"] = task.found.pop("resume")
     task.strategy = remake(task, sync_every=8)
     task.compare("rarely", "dense", make_sgd)
