@@ -31,6 +31,10 @@ def make_plain_sgd():
     return keras.optimizers.SGD(0.05)
 
 
+def make_momentum_sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
 def make_adam():
     return keras.optimizers.Adam(1e-3)
 
@@ -197,6 +201,8 @@ def run_local_sgd(task):
     """Averaging at every step is synchronous training; less often, all still end alike."""
     task.strategy = remake(task, sync_every=1)
     task.compare("dense", "dense", make_plain_sgd)
+    task.strategy = remake(task, sync_every=1, outer_momentum=0.9)
+    task.compare("outer", "dense", make_plain_sgd)
     check_evaluation(task)
     for average in (True, False):
         task.strategy = remake(

@@ -186,6 +186,10 @@ def test_averaging_at_every_step_is_synchronous_training(local_sgd):
     compare(local_sgd, "dense", "dense", tasks.make_plain_sgd, 1e-5)
 
 
+def test_an_outer_momentum_at_every_step_is_momentum(local_sgd):
+    compare(local_sgd, "outer", "dense", tasks.make_momentum_sgd, 1e-5)
+
+
 @pytest.mark.parametrize("average_optimizer", [True, False])
 def test_local_sgd_continues_to_the_same_bits(local_sgd, average_optimizer):
     """Asked to stop at step 5, workers that average every two steps stop at 6."""

@@ -565,7 +565,8 @@ class Trainer:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             first = tf.logical_and(tf.equal(replica, 0), self.is_chief)
             for variable, value in zip(self._list_metric_state(), values, strict=True):
-                value = tf.cast(value, variable.dtype)
+                # Not a cast, which would take a checkpoint's numbers for float32 and int32 first.
+                value = tf.convert_to_tensor(value, variable.dtype)
                 variable.assign(tf.where(first, value, tf.zeros_like(value)))
 
         self.strategy.run(tf.function(assign))
