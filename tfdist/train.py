@@ -163,8 +163,10 @@ def _finish(
 
 def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:
     strategy, workers = trainer.strategy, trainer.num_workers
+    # What TensorFlow calls it is not what it is documented as.
+    name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
     return (
-        f"{type(strategy).__name__} over {f'{workers} workers, ' if workers > 1 else ''}"
+        f"{name} over {f'{workers} workers, ' if workers > 1 else ''}"
         f"{trainer.num_replicas} x "
         f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
         f"{options.training.precision}: {data.train.num_examples} training and "

@@ -361,7 +361,10 @@ class Trainer:
         self._workers.wait_for_all()
 
     def save_checkpoint(self) -> None:
-        """Writes a checkpoint of the present step, if the trainer has a directory for them."""
+        """Writes a checkpoint of the present step, if the trainer has a directory for them.
+
+        Every worker calls it, and none returns before the chief has written.
+        """
         if self._checkpoints is None:
             return
         if self._averager:
@@ -378,6 +381,8 @@ class Trainer:
                 CheckpointStore(directory).save(
                     step=self.step, variables=self._list_state(), state=state
                 )
+        # What this says is written, is: a worker that went on could end before the chief is done.
+        self.wait_for_all()
 
     def mark_best_checkpoint(self) -> None:
         """Lets the checkpoint of the present step stay until another one is marked."""
