@@ -216,6 +216,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):
     _check_one_line(capfd, "The loss of step")
 
 
+def test_logs_within_an_epoch_on_request(tmp_path):
+    assert train(*SMALL, f"--run_dir={tmp_path}", "--log_every=2", "--max_steps=6", "--quiet") == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "val_loss" in line) for line in lines] == [
+        (2, False),
+        (4, False),
+        (5, True),
+        (6, False),
+        (6, True),
+    ]
+
+
 def test_help_answers_at_once(capfd):
     assert train("--help") == 0
     assert "--strategy=NAME" in capfd.readouterr().out

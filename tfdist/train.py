@@ -84,7 +84,7 @@ def run_training(options: TrainOptions) -> int:
         hooks = [
             callbacks.ProgressBar(),
             throughput,
-            callbacks.MetricsLog(run, trainer, throughput),
+            callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
             callbacks.MarkBest(trainer),
         ]
         if options.run.tensorboard:

@@ -17,6 +17,8 @@ from tfdist.data.pipeline import (
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
 
+_SKIPPING = ", past the batches of the dataset that were seen: they are read once more"
+
 Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 
 
@@ -31,6 +33,7 @@ class Feed:
       num_examples: examples in one pass; None if the data do not say.
       make_train: (context, start step) -> an endless dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica `(batch, num_valid)`.
+      how_to_continue: what a continued run says of how it comes to its step.
     """
 
     batch_spec: Any
@@ -38,6 +41,7 @@ class Feed:
     num_examples: int | None
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
+    how_to_continue: str = ""
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -139,6 +143,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
             dataset.repeat().skip(start_step), pad=False, **_find_place(context)
         ),
         make_eval=lambda context: split_batches(dataset, pad=True, **_find_place(context)),
+        how_to_continue=_SKIPPING,
     )
 
 
@@ -164,6 +169,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         num_examples=None,
         make_train=make_train,
         make_eval=make_eval,
+        how_to_continue=_SKIPPING,
     )
 
 

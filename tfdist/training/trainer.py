@@ -185,6 +185,8 @@ class Trainer:
             averager.begin(restored=restored is not None)
         callback_list.on_train_begin()
         if restored:
+            if verbose:
+                print(f"Continuing after step {self.step} of {total_steps}{feed.how_to_continue}.")
             self.history.epoch = list(restored["history"]["epoch"])
             self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
         epoch_logs: dict[str, float] = {}
