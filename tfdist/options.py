@@ -35,6 +35,7 @@ class StrategyOptions:
             "mirrored",
             "central_storage",
             "multi_worker_mirrored",
+            "parameter_server",
             "local_sgd",
             "tpu",
         ),
@@ -78,6 +79,12 @@ class StrategyOptions:
     )
     parameter_device: str = option(
         "CPU:0", "central_storage: where the variables live", metavar="CPU:0", result=False
+    )
+    max_in_flight: int = option(
+        0,
+        "parameter_server: steps given out to workers at a time, one more than the highest "
+        "staleness; 0 for two a worker",
+        result=False,
     )
     tpu: str = option(
         "",

@@ -38,6 +38,7 @@ def run_training(options: TrainOptions) -> int:
     """
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
+    from tfdist.strategies.parameter_server import run_server
     from tfdist.training import callbacks
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
@@ -46,6 +47,8 @@ def run_training(options: TrainOptions) -> int:
     training, run = options.training, RunDirectory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
+    if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
+        return run_server(cluster)
     strategy = assembly.build_strategy(options)
     augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
@@ -63,6 +66,7 @@ def run_training(options: TrainOptions) -> int:
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
+        max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
     verbose = 1 if trainer.is_chief and not options.run.quiet else 0
@@ -135,7 +139,7 @@ def _finish(
     from tfdist.devices import measure_peak_memory
     from tfdist.training.evaluation import evaluate_segmentation, write_samples
 
-    final_hash = trainer.weights_sha256()
+    final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
     history = trainer.history.history
     best_step = trainer.restore_best_checkpoint()
     metrics = evaluate_segmentation(
@@ -158,6 +162,7 @@ def _finish(
         "resumed_from_step": trainer.resumed_from_step,
         "peak_memory_bytes": measure_peak_memory(),
         "weights_sha256": final_hash,
+        **of_strategy,
     }
 
 

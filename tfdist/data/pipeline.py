@@ -90,16 +90,55 @@ def make_train_dataset(
         start_step is out of range.
     """
     ids = _check_replicas(global_batch_size, num_replicas, replicas)
-    if not 0 <= seed <= MAX_SEED:
-        raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
-    augment = _make_augment(augmentation, source)
+    read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
     rows = _make_row_reader(global_batch_size, num_replicas, ids)
 
     def make_batch(number: tf.Tensor) -> Any:
         step = number // len(ids)
-        positions = step * global_batch_size + rows(number % len(ids))
+        return read(step * global_batch_size + rows(number % len(ids)))
+
+    return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
+
+
+def make_train_reader(
+    source: Source,
+    *,
+    global_batch_size: int,
+    seed: int,
+    augmentation: BatchAugmentation | None = None,
+    shuffle: bool = True,
+) -> Callable[[tf.Tensor], Any]:
+    """Returns a function from a step's number, an int64 scalar, to its global batch.
+
+    The batches are those of `make_train_dataset`; the function can be called in any graph.
+
+    Args:
+      source, global_batch_size, seed, augmentation, shuffle: as in `make_train_dataset`.
+
+    Raises:
+      TfdistError: as in `make_train_dataset`.
+    """
+    _check_replicas(global_batch_size, 1, None)
+    read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
+    rows = tf.range(global_batch_size, dtype=tf.int64)
+    return lambda step: read(step * global_batch_size + rows)
+
+
+def _make_position_reader(
+    source: Source,
+    *,
+    seed: int,
+    augmentation: BatchAugmentation | None,
+    shuffle: bool,
+) -> Callable[[tf.Tensor], Any]:
+    """Returns a function from positions in the training stream, int64 [batch], to a batch."""
+    if not 0 <= seed <= MAX_SEED:
+        raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
+    augment = _make_augment(augmentation, source)
+
+    def read(positions: tf.Tensor) -> Any:
         passes, offsets = positions // source.num_examples, positions % source.num_examples
         if shuffle:
             indices = _shuffle(offsets, seed, passes, source.num_examples)
@@ -109,7 +148,7 @@ def make_train_dataset(
         seeds = tf.stack([tf.fill(tf.shape(positions), tf.constant(seed, tf.int64)), positions], 1)
         return batch if augment is None else augment(batch, seeds)
 
-    return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
+    return read
 
 
 def make_eval_dataset(
@@ -150,6 +189,31 @@ def make_eval_dataset(
         return source.load_batch(indices), tf.cast(num_valid, tf.int32)
 
     return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch)
+
+
+def make_eval_reader(
+    source: Source, *, global_batch_size: int
+) -> Callable[[tf.Tensor], tuple[Any, tf.Tensor]]:
+    """Returns a function from a step's number, an int64 scalar, to its (batch, num_valid).
+
+    The steps are those of `make_eval_dataset` for one replica; the function can be called in
+    any graph.
+
+    Args:
+      source, global_batch_size: as in `make_eval_dataset`.
+
+    Raises:
+      TfdistError: the global batch has no row.
+    """
+    _check_replicas(global_batch_size, 1, None)
+
+    def read(step: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        first = step * global_batch_size
+        last = tf.minimum(first + global_batch_size, source.num_examples)
+        indices = tf.minimum(first + tf.range(global_batch_size, dtype=tf.int64), last - 1)
+        return source.load_batch(indices), tf.cast(last - first, tf.int32)
+
+    return read
 
 
 def split_batches(

@@ -10,8 +10,10 @@ __all__ = [
     "make_mirrored",
     "make_multi_worker_mirrored",
     "make_one_device",
+    "make_parameter_server",
     "make_strategy",
     "make_tpu",
+    "run_server",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -26,7 +28,9 @@ __getattr__, __dir__ = lazy_exports(
             "tfdist.strategies.multi_worker_mirrored:make_multi_worker_mirrored"
         ),
         "make_one_device": "tfdist.strategies.one_device:make_one_device",
+        "make_parameter_server": "tfdist.strategies.parameter_server:make_parameter_server",
         "make_strategy": "tfdist.strategies.registry:make_strategy",
         "make_tpu": "tfdist.strategies.tpu:make_tpu",
+        "run_server": "tfdist.strategies.parameter_server:run_server",
     },
 )

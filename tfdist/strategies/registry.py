@@ -18,6 +18,7 @@ from tfdist.strategies.local_sgd import make_local_sgd
 from tfdist.strategies.mirrored import make_mirrored
 from tfdist.strategies.multi_worker_mirrored import make_multi_worker_mirrored
 from tfdist.strategies.one_device import make_one_device
+from tfdist.strategies.parameter_server import make_parameter_server
 from tfdist.strategies.tpu import make_tpu
 
 
@@ -45,6 +46,9 @@ STRATEGIES: dict[str, StrategyEntry] = {
         make_central_storage,
         {"devices": None, "parameter_device": "CPU:0"},
         "variables on the CPU, computation on the accelerators",
+    ),
+    "parameter_server": StrategyEntry(
+        make_parameter_server, {}, "parameters on some tasks, asynchronous workers on others"
     ),
     "multi_worker_mirrored": StrategyEntry(
         make_multi_worker_mirrored,

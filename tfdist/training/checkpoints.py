@@ -49,7 +49,7 @@ class CheckpointStore:
             if tf.io.gfile.exists(path):
                 self._delete(path)
             tf.io.gfile.makedirs(path)
-            _make_checkpoint(variables).write(f"{path}/variables")
+            _make_checkpoint(variables).write(f"{path}/variables", _read_and_write_here())
             files = {
                 name: tf.io.gfile.stat(f"{path}/{name}").length
                 for name in tf.io.gfile.listdir(path)
@@ -121,7 +121,8 @@ class CheckpointStore:
                 f"The checkpoint {path} is of another model or optimiser: it holds {saved} where "
                 f"this run has {here}. Give the same flags as before, or another --run_dir."
             )
-        _make_checkpoint(variables).read(f"{path}/variables").assert_consumed()
+        checkpoint = _make_checkpoint(variables)
+        checkpoint.read(f"{path}/variables", _read_and_write_here()).assert_consumed()
         return record["state"]
 
     def list_steps(self) -> list[int]:
@@ -167,6 +168,12 @@ def write_atomically(path: str, text: str) -> None:
 
 def _make_checkpoint(variables: Sequence[keras.Variable]) -> tf.train.Checkpoint:
     return tf.train.Checkpoint(variables=[variable.value for variable in variables])
+
+
+def _read_and_write_here() -> tf.train.CheckpointOptions:
+    # Else the parameter servers would, each on its own machine's disk.
+    here = tf.config.list_logical_devices("CPU")[0].name
+    return tf.train.CheckpointOptions(experimental_io_device=here)
 
 
 def _describe(variable: keras.Variable) -> str:

@@ -10,7 +10,9 @@ import tensorflow as tf
 from tfdist.data.pipeline import (
     BatchAugmentation,
     make_eval_dataset,
+    make_eval_reader,
     make_train_dataset,
+    make_train_reader,
     split_batches,
     steps_per_epoch,
 )
@@ -34,6 +36,8 @@ class Feed:
       make_train: (context, start step) -> an endless dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica `(batch, num_valid)`.
       how_to_continue: what a continued run says of how it comes to its step.
+      read_train: step -> its global batch, in any graph; None where only a dataset can.
+      read_eval: step -> its `(batch, num_valid)`, likewise.
     """
 
     batch_spec: Any
@@ -42,6 +46,8 @@ class Feed:
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
     how_to_continue: str = ""
+    read_train: Callable[[tf.Tensor], Any] | None = None
+    read_eval: Callable[[tf.Tensor], tuple[Any, tf.Tensor]] | None = None
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -127,6 +133,14 @@ def make_feed(
         make_eval=lambda context: make_eval_dataset(
             source, global_batch_size=global_batch_size, **_find_place(context)
         ),
+        read_train=make_train_reader(
+            source,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            augmentation=augmentation,
+            shuffle=shuffle,
+        ),
+        read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
     )
 
 

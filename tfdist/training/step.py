@@ -58,7 +58,7 @@ def make_train_step(
 
     @tf.function
     def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        with _gradients_already_reduced(optimizer):
+        with gradients_already_reduced(optimizer):
             results = strategy.run(replica_step, args=(next(iterator),))
         loss, rows = (strategy.experimental_local_results(result)[0] for result in results)
         return loss, rows
@@ -76,23 +76,7 @@ def make_eval_step(
     """
 
     def replica_step(batch: Any, num_valid: tf.Tensor) -> None:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        # Padding goes before the model, where activity penalties would see it, but for one row:
-        # some kernels refuse an empty batch.
-        x = keras.tree.map_structure(lambda t: t[: tf.maximum(num_valid, 1)], x)
-        y_pred = model(x, training=False)
-        x, y, y_pred, sample_weight = keras.tree.map_structure(
-            lambda t: None if t is None else t[:num_valid], (x, y, y_pred, sample_weight)
-        )
-        measured = objective.measure(
-            x=x,
-            y=y,
-            y_pred=y_pred,
-            sample_weight=sample_weight,
-            num_rows=num_valid,
-            training=False,
-        )
-        _accumulate(model, objective, measured, (y, y_pred, sample_weight))
+        _accumulate(model, objective, *measure_valid(model, objective, batch, num_valid))
 
     @tf.function
     def eval_step(iterator: Any) -> None:
@@ -239,6 +223,51 @@ def count_rows(x: Any) -> tf.Tensor:
     return tf.shape(keras.tree.flatten(x)[0])[0]
 
 
+def measure_valid(
+    model: keras.Model, objective: Objective, batch: Any, num_valid: tf.Tensor
+) -> tuple[Measurement, tuple[Any, Any, Any]]:
+    """Evaluates the model on the first rows of one replica's batch.
+
+    Args:
+      model, objective: what to evaluate.
+      batch: `x`, `(x, y)` or `(x, y, sample_weight)`; rows past `num_valid` count nowhere.
+      num_valid: int32 scalar, from 0.
+
+    Returns:
+      What was measured, and `(y, y_pred, sample_weight)` for the metrics.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    # Padding goes before the model, where activity penalties would see it, but for one row:
+    # some kernels refuse an empty batch.
+    x = keras.tree.map_structure(lambda t: t[: tf.maximum(num_valid, 1)], x)
+    y_pred = model(x, training=False)
+    x, y, y_pred, sample_weight = keras.tree.map_structure(
+        lambda t: None if t is None else t[:num_valid], (x, y, y_pred, sample_weight)
+    )
+    measured = objective.measure(
+        x=x,
+        y=y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        num_rows=num_valid,
+        training=False,
+    )
+    return measured, (y, y_pred, sample_weight)
+
+
+def count_batch(
+    model: keras.Model, objective: Objective, measured: Measurement, compared: tuple[Any, Any, Any]
+) -> list[tf.Tensor]:
+    """Returns what one batch adds to each of `list_metric_variables`."""
+    variables = list_metric_variables(model, objective)
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    with keras.StatelessScope(list(zip(variables, zeros, strict=True))) as scope:
+        objective.track(measured)
+        if model._compile_metrics is not None:
+            model._compile_metrics.update_state(*compared)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
 def _accumulate(
     model: keras.Model, objective: Objective, measured: Measurement, compared: tuple[Any, Any, Any]
 ) -> None:
@@ -249,13 +278,9 @@ def _accumulate(
     batch is counted from zero, without touching the variables, and then added atomically.
     """
     variables = list_metric_variables(model, objective)
-    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    with keras.StatelessScope(list(zip(variables, zeros, strict=True))) as scope:
-        objective.track(measured)
-        if model._compile_metrics is not None:
-            model._compile_metrics.update_state(*compared)
-    for variable in variables:
-        variable.value.assign_add(scope.get_current_value(variable))
+    counts = count_batch(model, objective, measured, compared)
+    for variable, count in zip(variables, counts, strict=True):
+        variable.value.assign_add(count)
 
 
 def _compute_logs(model: keras.Model, objective: Objective) -> dict[str, tf.Tensor]:
@@ -272,7 +297,7 @@ def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def _gradients_already_reduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def gradients_already_reduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Keeps a Keras optimiser, while a step is traced, from summing the gradients once more.
 
     Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part;

@@ -14,6 +14,8 @@ from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.strategies.parameter_server import make_placement
+from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.averaging import WeightAverager
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
@@ -55,12 +57,14 @@ class Trainer:
 
     Args:
       build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope.
-      strategy: any synchronous `tf.distribute.Strategy`, or a `LocalSgdStrategy`; one device by
-        default.
+      strategy: any `tf.distribute.Strategy` or a `LocalSgdStrategy`; one device by default.
+        Under `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
       checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none. All
         workers must see it.
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
+      max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
+        at a time; 0 for two a worker.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Trainer:
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
         seed: int = 0,
+        max_in_flight: int = 0,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
         self.seed = seed
@@ -84,7 +89,12 @@ class Trainer:
         self._checkpoints = (
             CheckpointStore(checkpoint_dir, keep=keep_checkpoints) if checkpoint_dir else None
         )
-        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+        self._max_in_flight = max_in_flight
+        self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        self._create_variable = (
+            make_placement(self.strategy) if self._is_asynchronous else _aggregate_state
+        )
+        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model = build_model()
         if not isinstance(self.model, keras.Model) or not self.model.compiled:
             raise TfdistError(
@@ -98,6 +108,7 @@ class Trainer:
             )
         self._objective: Objective | None = None
         self._steps: dict[str, Any] = {}
+        self._asynchronous: AsynchronousSteps | None = None
 
     @explain_lost_worker
     @show_user_errors()
@@ -191,15 +202,15 @@ class Trainer:
             self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
         epoch_logs: dict[str, float] = {}
         if self.step < total_steps:
-            iterator = feed.iterate_train(
-                self.strategy, start_step=self.step, place=self._workers.place_input
-            )
+            iterator = self._iterate_train(feed, steps_per_epoch, total_steps)
         agreed_step = self.step
         while self.step < total_steps and not model.stop_training:
             epoch, first = divmod(self.step, steps_per_epoch)
             last = min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
             if first == 0:
                 self._reset_metrics()
+                if self._asynchronous:
+                    self._asynchronous.reset_staleness()
             callback_list.on_epoch_begin(epoch)
             for batch in range(first, last):
                 callback_list.on_train_batch_begin(batch)
@@ -217,7 +228,7 @@ class Trainer:
                         callback_list.on_train_batch_end(batch, self._read_own_logs())
                         continue
                     averager.average()
-                epoch_logs = self._read_logs()
+                epoch_logs = self._read_logs() | self._read_staleness()
                 callback_list.on_train_batch_end(batch, epoch_logs)
                 self._agree_to_stop()
                 if self._stop_agreed or model.stop_training:
@@ -245,6 +256,8 @@ class Trainer:
             self._agree_to_stop()
             if self._stop_agreed:
                 break
+        if self._asynchronous:
+            self._asynchronous.wait()
         callback_list.on_train_end(epoch_logs)
         return self.history
 
@@ -291,8 +304,14 @@ class Trainer:
           float array [examples, ...], or the model's structure of them.
         """
         feed = self._make_feed(x, global_batch_size=global_batch_size)
-        predict_step = make_predict_step(self.model, self.strategy)
-        iterator = _unwrap_inputs(feed).iterate_eval(self.strategy, self._workers.place_input)
+        if self._is_asynchronous:
+            self._build(feed)
+        if self._asynchronous:
+            predict_step: Any = self._asynchronous.predict
+            iterator: Any = self._asynchronous.iterate_predict(feed)
+        else:
+            predict_step = make_predict_step(self.model, self.strategy)
+            iterator = _unwrap_inputs(feed).iterate_eval(self.strategy, self._workers.place_input)
         batches: list[Any] = []
         while True:
             try:
@@ -406,6 +425,10 @@ class Trainer:
         """Returns how often each step was traced: once, or an input changed its shape."""
         return {name: step.experimental_get_tracing_count() for name, step in self._steps.items()}
 
+    def summarize_strategy(self) -> dict[str, Any]:
+        """Returns what only this strategy has to say for a summary, such as the staleness."""
+        return self._asynchronous.summarize() if self._asynchronous else {}
+
     def weights_sha256(self) -> str:
         """Returns a hash over the float32 bytes of all weights, in the model's order."""
         digest = hashlib.sha256()
@@ -427,9 +450,20 @@ class Trainer:
         """Creates every variable that is not there yet, and the compiled steps, once."""
         if self._objective is not None:
             return
-        with self.strategy.scope(), tf.variable_creator_scope(_aggregate_state):
+        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model._symbolic_build(data_batch=feed.batch_spec)
             self._objective = Objective(self.model)
+        if self._is_asynchronous:
+            self._asynchronous = AsynchronousSteps(
+                self.model, self._objective, self.strategy, max_in_flight=self._max_in_flight
+            )
+            self._steps = {
+                "train": self._asynchronous.train,
+                "evaluate": self._asynchronous.evaluate,
+                "read_logs": self._asynchronous.read_logs,
+                "write_metrics": self._asynchronous.write_metrics,
+            }
+            return
         self._steps = {
             "train": make_train_step(self.model, self._objective, self.strategy),
             "evaluate": make_eval_step(self.model, self._objective, self.strategy),
@@ -447,6 +481,21 @@ class Trainer:
             }
         if self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy):
             self._averager = WeightAverager(self.model, self.strategy, self._workers)
+
+    def _iterate_train(self, feed: Feed, steps_per_epoch: int, total_steps: int) -> Any:
+        if self._asynchronous:
+            return self._asynchronous.iterate_train(
+                feed,
+                start_step=self.step,
+                steps_per_epoch=steps_per_epoch,
+                total_steps=total_steps,
+            )
+        return feed.iterate_train(
+            self.strategy, start_step=self.step, place=self._workers.place_input
+        )
+
+    def _read_staleness(self) -> dict[str, float]:
+        return self._asynchronous.read_staleness() if self._asynchronous else {}
 
     def _read_logs(self) -> dict[str, float]:
         """Reads the losses and metrics of all workers."""
@@ -504,7 +553,10 @@ class Trainer:
         saved = self._read_metrics()
         self._reset_metrics()
         callback_list.on_test_begin()
-        iterator = feed.iterate_eval(self.strategy, self._workers.place_input)
+        if self._asynchronous:
+            iterator: Any = self._asynchronous.iterate_eval(feed, steps=steps)
+        else:
+            iterator = feed.iterate_eval(self.strategy, self._workers.place_input)
         batch = 0
         while steps is None or batch < steps:
             callback_list.on_test_batch_begin(batch)

@@ -1,0 +1,232 @@
+"""A task of the cluster that `test_asynchronous.py` starts: `python FILE SCENARIO DIRECTORY`.
+
+A worker runs in a child that its task starts again when a signal has ended it, unless there is
+a file `gone` in the directory. The chief runs the scenario and writes what it found as JSON.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tfdist.cluster import resolve_cluster
+from tfdist.strategies.parameter_server import make_parameter_server, run_server
+
+BATCH = 16
+SCENARIO, HERE = sys.argv[1], pathlib.Path(sys.argv[2])
+
+
+def make_sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(1.0),
+    "momentum": lambda: keras.optimizers.SGD(1.0, momentum=0.5),
+    "adam": lambda: keras.optimizers.Adam(0.5),
+}
+
+
+class ConstantGradient(keras.layers.Layer):
+    """Its output's derivative by each weight is 1, and it keeps a moving mean of ones."""
+
+    def build(self, shape):
+        self.large = self.add_weight(shape=(5000,), initializer="zeros", name="large")
+        self.small = self.add_weight(shape=(7,), initializer="zeros", name="small")
+        self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x):
+        self.mean.assign(self.mean * 0.9 + 0.1)
+        return 0 * x + keras.ops.sum(self.large) + keras.ops.sum(self.small)
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills a task's process after given numbers of steps of an epoch."""
+
+    def __init__(self, task, steps):
+        super().__init__()
+        self.path, self.steps = HERE / task, steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in self.steps:
+            wait_until(self.path.exists)
+            pid = int(self.path.read_text())
+            self.path.unlink()
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+
+
+def build_constant(optimizer):
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, ConstantGradient()(inputs))
+    model.compile(optimizer, lambda y_true, y_pred: y_pred)
+    return model
+
+
+def train_constant(strategy, name, steps, **options):
+    """Trains on a gradient of ones; says how far from all weights equal the result is."""
+    trainer = tfdist.Trainer(
+        lambda: build_constant(OPTIMIZERS[name]()),
+        strategy=strategy,
+        checkpoint_dir=options.pop("checkpoint_dir", None),
+    )
+    x = np.ones((64, 1), "f4")
+    trainer.fit(
+        x, x, global_batch_size=BATCH, max_steps=steps, steps_per_epoch=steps, verbose=0, **options
+    )
+    large, small, mean = (weight.numpy() for weight in trainer.model.weights)
+    return trainer, {
+        "iterations": int(trainer.model.optimizer.iterations.numpy()),
+        "weights": sorted({float(value) for value in [*large, *small]}),
+        "mean": float(mean),
+        **trainer.summarize_strategy(),
+    }
+
+
+def train_example(strategy, name, **options):
+    """Trains a model of the zoo for 20 steps."""
+    example = zoo.EXAMPLES[name]
+    trainer = tfdist.Trainer(
+        lambda: example.build(make_sgd()), strategy=strategy, seed=5, **options
+    )
+    arguments = {"sample_weight": example.sample_weight, "global_batch_size": BATCH, "verbose": 0}
+    history = trainer.fit(*example.data, max_steps=20, **arguments).history
+    logs = trainer.evaluate(*example.data, **arguments)
+    return trainer, [w.numpy() for w in trainer.model.weights], history["loss"], logs
+
+
+def compare_with_one_device(strategy, name):
+    _, expected, expected_losses, expected_logs = train_example(
+        tf.distribute.OneDeviceStrategy("CPU:0"), name
+    )
+    trainer, weights, losses, logs = train_example(strategy, name, max_in_flight=1)
+    x = keras.tree.map_structure(lambda array: array[:19], zoo.EXAMPLES[name].data[0])
+    ours = keras.tree.flatten(trainer.predict(x, global_batch_size=8))
+    theirs = keras.tree.flatten(trainer.model(x, training=False))
+    return {
+        "weights": zoo.largest_difference(weights, expected),
+        "losses": zoo.largest_difference([np.array(losses)], [np.array(expected_losses)]),
+        "logs": {key: [logs[key], value] for key, value in expected_logs.items()},
+        "predictions": zoo.largest_difference(ours, [output.numpy() for output in theirs]),
+    }
+
+
+def list_bytes(trainer):
+    """Returns how many bytes of weights and slots each parameter server holds."""
+    num_bytes = [0, 0]
+    for variable in [*trainer.model.variables, *trainer.model.optimizer.variables]:
+        spec = tf.DeviceSpec.from_string(variable.value.device)
+        if spec.job == "ps":
+            num_bytes[spec.task] += int(np.prod(variable.shape)) * variable.value.dtype.size
+    return num_bytes
+
+
+def train_on_a_dataset(strategy):
+    """Batches of 12, 12, 12 and 4, which the chief reads; against Keras on one device."""
+    example = zoo.EXAMPLES["dense"]
+    dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(12)
+    trainer = tfdist.Trainer(lambda: example.build(make_sgd()), strategy=strategy, max_in_flight=1)
+    trainer.fit(dataset, epochs=2, verbose=0)
+    model = example.build(make_sgd())
+    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
+    ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
+    return {
+        "weights": zoo.largest_difference(ours, theirs),
+        "accuracy": trainer.evaluate(dataset, verbose=0)["accuracy"],
+        "expected": model.evaluate(dataset, verbose=0, return_dict=True)["accuracy"],
+    }
+
+
+def continue_a_run(strategy):
+    """Stops after 23 of 50 steps, then continues, to the same count and sum."""
+    directory = str(HERE / "continued")
+    trainer = None
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 22:
+                self.model.stop_training = True
+
+    trainer, _ = train_constant(
+        strategy, "momentum", 50, checkpoint_dir=directory, callbacks=[Stop()]
+    )
+    stopped_at = trainer.step
+    trainer, found = train_constant(strategy, "momentum", 50, checkpoint_dir=directory)
+    return {"stopped_at": stopped_at, "resumed_from": trainer.resumed_from_step, **found}
+
+
+def run_exactness(strategy):
+    results = {"models": {name: compare_with_one_device(strategy, name) for name in zoo.EXAMPLES}}
+    trainer, *_ = train_example(strategy, "dense", max_in_flight=4)
+    results["asynchronous"] = {
+        "logged": {k: v[-1] for k, v in trainer.history.history.items()},
+        **trainer.summarize_strategy(),
+    }
+    trainer = tfdist.Trainer(
+        lambda: zoo.EXAMPLES["unet"].build(keras.optimizers.Adam()), strategy=strategy
+    )
+    x, y = zoo.EXAMPLES["unet"].data
+    trainer.prepare(x, y)
+    results["bytes"] = list_bytes(trainer)
+    results["dataset"] = train_on_a_dataset(strategy)
+    return results
+
+
+def run_updates(strategy):
+    results = {name: train_constant(strategy, name, 60)[1] for name in OPTIMIZERS}
+    results["continued"] = continue_a_run(strategy)
+    results["killed"] = {
+        name: train_constant(strategy, name, 80, callbacks=[Kill("worker-1", (10, 45))])[1]
+        for name in OPTIMIZERS
+    }
+    (HERE / "gone").touch()
+    # The last one: TensorFlow waits for the worker, and so might the end of the process.
+    results["gone"] = train_constant(strategy, "adam", 60, callbacks=[Kill("worker-1", (10,))])[1]
+    return results
+
+
+def run_lost_server(strategy):
+    try:
+        train_constant(strategy, "sgd", 200, callbacks=[Kill("ps-1", (10,))])
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def serve():
+    """Runs the server in a child, and again after it was killed."""
+    while True:
+        child = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "IN_CHILD": "1"})
+        status = child.wait()
+        if status >= 0 or (HERE / "gone").exists() or config.role == "ps":
+            break
+    while status < 0:
+        time.sleep(1)  # the launcher would end the others
+    return status
+
+
+if __name__ == "__main__":
+    config = resolve_cluster()
+    if config.role == "chief":
+        found = globals()[f"run_{SCENARIO}"](make_parameter_server())
+        (HERE / "found.json").write_text(json.dumps(found))
+    elif "IN_CHILD" in os.environ:
+        (HERE / config.task_name).write_text(str(os.getpid()))
+        sys.exit(run_server())
+    else:
+        sys.exit(serve())

@@ -1,0 +1,169 @@
+"""Training on parameter servers, in real processes: each step is applied exactly once."""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+from tests import zoo
+from tfdist.launch import run_local_cluster
+
+TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
+TIMEOUT_S = 280
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="the launcher's tests read /proc"),
+]
+
+
+def _run(scenario, directory, *, workers, train_flags=(), task=True):
+    """Runs a cluster; returns its result, and fails where a process is left."""
+    mark = f"TFDIST_TEST_{uuid.uuid4().hex}"
+    result = run_local_cluster(
+        workers=workers,
+        ps=2,
+        command=[sys.executable, str(TASK), scenario, str(directory)] if task else None,
+        train_flags=train_flags,
+        run_dir=directory,
+        timeout_s=TIMEOUT_S,
+        environ={**os.environ, mark: "1"},
+    )
+    until = time.monotonic() + 10
+    while left := _find_marked(mark):
+        assert time.monotonic() < until, f"left behind: {left}"
+        time.sleep(0.05)
+    return result
+
+
+def _find_marked(mark):
+    found = []
+    for path in pathlib.Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (path / "environ").read_bytes():
+                    found.append(path.name)
+    return found
+
+
+def _find(scenario, directory, *, workers):
+    result = _run(scenario, directory, workers=workers)
+    assert result.status == 0, (directory / "logs" / "chief-0.log").read_text()[-3000:]
+    return json.loads((directory / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def exactness(tmp_path_factory):
+    return _find("exactness", tmp_path_factory.mktemp("a cluster"), workers=2)
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory):
+    return _find("updates", tmp_path_factory.mktemp("a cluster"), workers=3)
+
+
+@pytest.mark.parametrize("name", zoo.EXAMPLES)
+def test_one_step_in_flight_ends_where_one_device_ends(exactness, name):
+    found = exactness["models"][name]
+    assert found["weights"] < 1e-5
+    assert found["losses"] < 1e-5
+    assert found["predictions"] < 1e-5
+    for ours, theirs in found["logs"].values():
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_staleness_is_bounded_and_reported(exactness):
+    found = exactness["asynchronous"]
+    assert (found["updates"], found["workers"], found["max_in_flight"]) == (20, 2, 4)
+    assert 0 < found["staleness_mean"] <= found["staleness_max"] <= 3
+    assert found["logged"]["staleness_max"] <= 3
+
+
+def test_variables_are_spread_by_size(exactness):
+    assert max(exactness["bytes"]) < 1.3 * min(exactness["bytes"])
+
+
+def test_takes_a_keras_dataset_with_an_uneven_last_batch(exactness):
+    found = exactness["dataset"]
+    assert found["weights"] < 1e-5
+    assert found["accuracy"] == pytest.approx(found["expected"], rel=1e-6)
+
+
+def _sum_updates(name, steps):
+    if name == "sgd":
+        return -float(steps)
+    if name == "adam":
+        return -0.5 * steps
+    velocity = total = 0.0
+    for _ in range(steps):
+        velocity = 0.5 * velocity - 1
+        total += velocity
+    return total
+
+
+def _check(found, name, steps):
+    assert found["iterations"] == found["updates"] == steps
+    np.testing.assert_allclose(found["weights"], _sum_updates(name, steps), rtol=1e-5)
+    assert found["mean"] == pytest.approx(1 - 0.9**steps, rel=1e-5)
+    assert found["staleness_max"] < found["max_in_flight"] == 6
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_the_sum_of_the_updates_is_exact(updates, name):
+    _check(updates[name], name, 60)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_a_killed_worker_s_steps_are_applied_once(updates, name):
+    _check(updates["killed"][name], name, 80)
+
+
+def test_goes_on_without_a_worker_that_does_not_come_back(updates):
+    _check(updates["gone"], "adam", 60)
+
+
+def test_continues_at_the_exact_count(updates):
+    found = updates["continued"]
+    assert found["stopped_at"] == found["resumed_from"] == 23
+    _check(found, "momentum", 50)
+
+
+def test_a_lost_parameter_server_is_named(tmp_path):
+    found = _find("lost_server", tmp_path, workers=1)
+    assert found["type"] == "TrainingError"
+    assert found["message"].startswith("Parameter server 1 is gone")
+    assert "\n" not in found["message"]
+
+
+def test_the_command_trains_and_fills_the_run_directory(path_with_spaces):
+    run_dir = path_with_spaces / "a run"
+    flags = [
+        "--strategy=parameter_server",
+        "--dataset=shapes",
+        "--train_examples=32",
+        "--val_examples=16",
+        "--image_size=16,16",
+        "--base_filters=2",
+        "--depth=1",
+        "--cache=none",
+        "--global_batch_size=8",
+        "--epochs=2",
+        "--quiet",
+        f"--run_dir={run_dir}",
+    ]
+    result = _run("", run_dir, workers=1, train_flags=flags, task=False)
+    assert result.status == 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["strategy"] == "parameter_server"
+    assert summary["steps"] == summary["updates"] == 8
+    assert summary["staleness_max"] <= 1
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8]
+    assert all("staleness_mean" in line for line in lines)
+    assert (run_dir / "model.keras").exists()
