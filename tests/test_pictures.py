@@ -13,12 +13,19 @@ def test_classes_have_colours_of_their_own_and_void_is_black():
 
 
 def test_a_row_an_example_and_void_hidden_in_the_prediction():
-    images = np.full((2, 8, 10, 3), 300.0)
-    truths = np.zeros((2, 8, 10), int)
+    images = np.full((2, 80, 100, 3), 300.0)
+    truths = np.zeros((2, 80, 100), int)
     truths[:, 0] = 9
     picture = tf.io.decode_png(make_comparison(images, truths, truths * 0, num_classes=2)).numpy()
-    assert picture.shape == (2 * 12, 3 * 14, 3)
-    assert (picture[2, 2:12] == 255).all()
-    assert not picture[2, 16:26].any()
-    assert not picture[2, 30:40].any()
-    assert (picture[3, 30:40] == make_palette(2)[0]).all()
+    assert picture.shape == (2 * 84, 3 * 104, 3)
+    assert (picture[2, 2:102] == 255).all()
+    assert not picture[2, 106:206].any()
+    assert not picture[2, 210:310].any()
+    assert (picture[3, 210:310] == make_palette(2)[0]).all()
+
+
+def test_small_pictures_are_enlarged():
+    images = np.zeros((1, 16, 16, 3))
+    masks = np.zeros((1, 16, 16), int)
+    picture = tf.io.decode_png(make_comparison(images, masks, masks, num_classes=2))
+    assert picture.shape == (132, 3 * 132, 3)

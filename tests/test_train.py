@@ -76,7 +76,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert {"loss", "mean_iou", "val_mean_iou", "val_iou/circle"} <= lines[0].keys()
     assert list((run / "tensorboard").rglob("*tfevents*"))
     picture = tf.io.decode_png((run / "samples" / "predictions.png").read_bytes())
-    assert picture.shape == (6 * 20, 3 * 20, 3)
+    assert picture.shape == (6 * 132, 3 * 132, 3)
     model = keras.saving.load_model(run / "model.keras")
     assert model(np.zeros((1, 16, 16, 3))).shape == (1, 16, 16, 4)
 
@@ -214,6 +214,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):
     arguments = ["--optimizer=sgd", "--learning_rate=1e30", "--clip_norm=0", "--quiet"]
     assert train(*SMALL, f"--run_dir={tmp_path}", *arguments) == 1
     _check_one_line(capfd, "The loss of step")
+
+
+def test_logs_within_an_epoch_on_request(tmp_path):
+    assert train(*SMALL, f"--run_dir={tmp_path}", "--log_every=2", "--max_steps=6", "--quiet") == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "val_loss" in line) for line in lines] == [
+        (2, False),
+        (4, False),
+        (5, True),
+        (6, False),
+        (6, True),
+    ]
 
 
 def test_help_answers_at_once(capfd):

@@ -43,7 +43,7 @@ def wait_for(path, process):
 
 def test_a_run_is_interrupted_and_continued(path_with_spaces):
     run_dir = path_with_spaces / "run"
-    flags = ("--strategy=multi_worker_mirrored", "--epochs=8")
+    flags = ("--strategy=multi_worker_mirrored", "--epochs=6")
     with start(run_dir, *flags) as process:
         wait_for(run_dir / "metrics.jsonl", process)
         process.send_signal(signal.SIGINT)
@@ -55,10 +55,10 @@ def test_a_run_is_interrupted_and_continued(path_with_spaces):
     with start(run_dir, *flags) as process:
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    summary = check_run(run_dir, num_steps=16)
-    assert 2 <= summary["resumed_from_step"] < 16
+    summary = check_run(run_dir, num_steps=12)
+    assert 2 <= summary["resumed_from_step"] < 12
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == list(range(1, 9))
+    assert [line["epoch"] for line in lines] == list(range(1, 7))
 
 
 def test_local_sgd_is_a_run_like_any_other(tmp_path):
@@ -67,10 +67,6 @@ def test_local_sgd_is_a_run_like_any_other(tmp_path):
         output, _ = process.communicate()
     assert process.returncode == 0, output
     check_run(run_dir, num_steps=5)
-    with start(run_dir, "--strategy=local_sgd", "--sync_every=2", "--max_steps=5") as process:
-        output, _ = process.communicate()
-    assert process.returncode == 2, output
-    assert "holds a run of another command: --sync_every=2 (there: 3)" in output
 
 
 def check_run(run_dir, *, num_steps):

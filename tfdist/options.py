@@ -205,6 +205,9 @@ class RunOptions:
         0, "steps between checkpoints, besides one an epoch; 0 for none besides", result=False
     )
     keep_checkpoints: int = option(3, "newest checkpoints that stay", result=False)
+    log_every: int = option(
+        0, "steps between lines of metrics.jsonl, besides one an epoch; 0 for none", result=False
+    )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
     quiet: bool = option(False, "print nothing but errors", result=False)
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 _VOID = (0, 0, 0)
+_MIN_HEIGHT = 128  # Smaller pictures are shown enlarged.
 _GOLDEN_RATIO = 0.61803398875
 _LIGHTNESS = (0.35, 0.55, 0.72)
 
@@ -38,12 +39,16 @@ def make_comparison(
       num_classes: classes that have a colour.
     """
     palette = make_palette(num_classes)
+    enlarge = max(1, _MIN_HEIGHT // images.shape[1])
     unknown = (truths < 0) | (truths >= num_classes)
     predictions = np.where(unknown, num_classes, predictions)
     rows = []
     for image, truth, prediction in zip(images, truths, predictions, strict=True):
         image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 255).astype(np.uint8)
-        panels = [image, colour_mask(truth, palette), colour_mask(prediction, palette)]
+        panels = [
+            np.kron(panel, np.ones((enlarge, enlarge, 1), np.uint8))
+            for panel in (image, colour_mask(truth, palette), colour_mask(prediction, palette))
+        ]
         rows.append(
             np.concatenate(
                 [np.pad(p, ((2, 2), (2, 2), (0, 0)), constant_values=255) for p in panels], axis=1

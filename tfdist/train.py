@@ -88,7 +88,7 @@ def run_training(options: TrainOptions) -> int:
         hooks = [
             callbacks.ProgressBar(),
             throughput,
-            callbacks.MetricsLog(run, trainer, throughput),
+            callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
             callbacks.MarkBest(trainer),
         ]
         if options.run.tensorboard:
@@ -168,8 +168,10 @@ def _finish(
 
 def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:
     strategy, workers = trainer.strategy, trainer.num_workers
+    # What TensorFlow calls it is not what it is documented as.
+    name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
     return (
-        f"{type(strategy).__name__} over {f'{workers} workers, ' if workers > 1 else ''}"
+        f"{name} over {f'{workers} workers, ' if workers > 1 else ''}"
         f"{trainer.num_replicas} x "
         f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
         f"{options.training.precision}: {data.train.num_examples} training and "

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import tensorflow as tf
 
@@ -29,3 +31,19 @@ def test_refuses_an_argument_that_the_strategy_does_not_take():
     with pytest.raises(TfdistError, match="one_device does not take --all_reduce .*mirrored"):
         registry.make_strategy("one_device", all_reduce="hierarchical_copy")
     registry.make_strategy("one_device", all_reduce="auto", tpu="", devices=None)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ({"worker": ["a:1", "b:1"]}, "multi_worker_mirrored"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "multi_worker_mirrored"),
+        ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "parameter_server"),
+        ({"worker": ["a:1"]}, "one_device"),
+    ],
+)
+def test_auto_takes_what_the_cluster_is_for(monkeypatch, cluster, name):
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setattr(registry, "list_devices", lambda: ("CPU:0",))
+    assert registry.choose_strategy() == name

@@ -31,6 +31,10 @@ def make_plain_sgd():
     return keras.optimizers.SGD(0.05)
 
 
+def make_momentum_sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
 def make_adam():
     return keras.optimizers.Adam(1e-3)
 
@@ -83,7 +87,6 @@ def run_two(task):
         task.compare(name, name, make_sgd)
     check_evaluation(task)
     check_callbacks(task)
-    check_resume(task, make_adam)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
 
@@ -125,14 +128,14 @@ def check_callbacks(task):
     task.found["stopped_by_one"] = trainer.step
 
 
-def check_resume(task, optimizer, prefix=""):
+def check_resume(task, model_name, optimizer, prefix=""):
     """Stopped at step 5, on the second worker's request, and continued."""
-    x, y = zoo.EXAMPLES["convolutional"].data
+    x, y = zoo.EXAMPLES[model_name].data
     options = {"global_batch_size": BATCH, "epochs": 3, "verbose": 0, "validation_data": (x, y)}
 
     def make(name):
         path = str(task.directory / f"{prefix}{name} checkpoints")
-        return make_trainer("convolutional", optimizer, task.strategy, checkpoint_dir=path)
+        return make_trainer(model_name, optimizer, task.strategy, checkpoint_dir=path)
 
     whole = make("whole")
     expected = whole.fit(x, y, **options).history
@@ -152,6 +155,28 @@ def check_resume(task, optimizer, prefix=""):
         "shas": [whole.weights_sha256(), continued.weights_sha256()],
         "histories": [expected, history],
     }
+
+
+def run_two_of_two(task):
+    """Two workers of two replicas each, as with two GPUs: 16 examples are 4, 4, 4 and 4."""
+    assert task.strategy.num_replicas_in_sync == 4
+    task.compare("convolutional", "convolutional", make_sgd)
+    check_evaluation(task)
+    check_resume(task, "convolutional", make_adam)
+
+
+def make_two_replicas_a_worker():
+    """Builds the strategy over two logical CPUs a worker, where TensorFlow would take one."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    strategy = tf.distribute.MultiWorkerMirroredStrategy
+    extended = sys.modules[strategy.__module__].CollectiveAllReduceExtended
+    extended._initialize_local_devices = lambda self, resolver, worker: (
+        (f"{worker}/device:CPU:0", f"{worker}/device:CPU:1"),
+        "CPU",
+    )
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    options = tf.distribute.experimental.CommunicationOptions()
+    return strategy(communication_options=options)
 
 
 def run_killed(task):
@@ -176,12 +201,14 @@ def run_local_sgd(task):
     """Averaging at every step is synchronous training; less often, all still end alike."""
     task.strategy = remake(task, sync_every=1)
     task.compare("dense", "dense", make_plain_sgd)
+    task.strategy = remake(task, sync_every=1, outer_momentum=0.9)
+    task.compare("outer", "dense", make_plain_sgd)
     check_evaluation(task)
     for average in (True, False):
         task.strategy = remake(
             task, sync_every=2, average_optimizer=average, outer_momentum=0.5 * (not average)
         )
-        check_resume(task, make_sgd, f"{average} ")
+        check_resume(task, "dense", make_sgd, f"{average} ")
         task.found[f"resume {average}"] = task.found.pop("resume")
     task.strategy = remake(task, sync_every=8)
     task.compare("rarely", "dense", make_sgd)
@@ -195,6 +222,7 @@ def remake(task, **options):
 TASKS = {
     "two": (run_two, strategies.make_multi_worker_mirrored),
     "three": (run_three, strategies.make_multi_worker_mirrored),
+    "two_of_two": (run_two_of_two, make_two_replicas_a_worker),
     "killed": (run_killed, strategies.make_multi_worker_mirrored),
     "local_sgd": (run_local_sgd, strategies.make_local_sgd),
 }

@@ -49,6 +49,12 @@ def two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def two_of_two(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two workers of two replicas")
+    return directory, read_findings("two_of_two", directory, 2)
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory):
     directory = tmp_path_factory.mktemp("three workers")
     return directory, read_findings("three", directory, 3)
@@ -98,6 +104,10 @@ def test_three_workers_share_sixteen_examples(three):
     compare(three, "unet", "unet", tasks.make_sgd, 1e-5)
 
 
+def test_two_workers_of_two_replicas_end_where_one_device_ends(two_of_two):
+    compare(two_of_two, "convolutional", "convolutional", tasks.make_sgd, 1e-5)
+
+
 def test_adam_in_float64_on_two_workers(two, float64):
     compare(two, "adam", "unet", tasks.make_adam, 1e-10)
 
@@ -106,7 +116,7 @@ def test_adam_in_float64_on_three_workers(three, float64):
     compare(three, "adam", "unet", tasks.make_adam, 1e-10)
 
 
-@pytest.mark.parametrize("cluster", ["two", "local_sgd"])
+@pytest.mark.parametrize("cluster", ["two", "two_of_two", "local_sgd"])
 def test_evaluates_and_predicts_every_example_once(request, cluster):
     _, found = request.getfixturevalue(cluster)
     trainer = tasks.make_trainer("two_inputs", tasks.make_sgd, zoo.STRATEGIES["one_device"]())
@@ -134,8 +144,8 @@ def check_resumed(resume, stopped_at):
         np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
 
 
-def test_continues_to_the_same_bits(two):
-    check_resumed(two[1]["resume"], 5)
+def test_continues_to_the_same_bits(two_of_two):
+    check_resumed(two_of_two[1]["resume"], 5)
 
 
 def test_a_killed_worker_is_named_and_the_others_end(tmp_path):
@@ -174,6 +184,10 @@ def find_task(directory, index):
 
 def test_averaging_at_every_step_is_synchronous_training(local_sgd):
     compare(local_sgd, "dense", "dense", tasks.make_plain_sgd, 1e-5)
+
+
+def test_an_outer_momentum_at_every_step_is_momentum(local_sgd):
+    compare(local_sgd, "outer", "dense", tasks.make_momentum_sgd, 1e-5)
 
 
 @pytest.mark.parametrize("average_optimizer", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import parse_tf_config, read_environment
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.central_storage import make_central_storage
@@ -74,8 +75,8 @@ def make_strategy(name: str, **arguments: Any) -> tf.distribute.Strategy:
     """Builds a strategy by name.
 
     Args:
-      name: a key of `STRATEGIES`, or `auto`: mirrored where there are two or more
-        accelerators, else one device.
+      name: a key of `STRATEGIES`, or `auto`: in a cluster the one that its roles are for,
+        else mirrored where there are two or more accelerators, else one device.
       **arguments: the factories' arguments. One that the chosen strategy does not take may
         be given only with its default value (None, or as in `STRATEGIES`).
 
@@ -98,7 +99,12 @@ def make_strategy(name: str, **arguments: Any) -> tf.distribute.Strategy:
 
 
 def choose_strategy() -> str:
-    """Returns the name that `auto` stands for on this machine."""
+    """Returns the name that `auto` stands for: in TF_CONFIG's cluster, or on this machine."""
+    config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
+    if config is not None and config.num_ps:
+        return "parameter_server"
+    if config is not None and config.num_workers > 1:
+        return "multi_worker_mirrored"
     accelerators = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
     return "mirrored" if len(accelerators) > 1 else "one_device"
 

@@ -158,6 +158,11 @@ class AsynchronousSteps:
         with _explain_failures():
             return self._read_logs()
 
+    def write_metrics(self, values: Sequence[tf.Tensor]) -> None:
+        """Sets the metrics' variables, of which there is one each, to values read before."""
+        for variable, value in zip(self._metric_variables, values, strict=True):
+            variable.assign(value)
+
     def wait(self) -> None:
         """Waits until no step is in flight."""
         with _explain_failures():

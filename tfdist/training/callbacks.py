@@ -56,25 +56,40 @@ class Throughput(keras.callbacks.Callback):
 
 
 class MetricsLog(keras.callbacks.Callback):
-    """Writes a line an epoch to `metrics.jsonl`.
+    """Writes lines of `metrics.jsonl`: one an epoch, and one every `log_every` steps.
 
     Args:
       run: the run's directory.
       trainer: whose step is logged.
       throughput: whose speed is logged.
+      log_every: steps between two lines within an epoch; 0 for none.
     """
 
-    def __init__(self, run: RunDirectory, trainer: Trainer, throughput: Throughput):
+    def __init__(
+        self, run: RunDirectory, trainer: Trainer, throughput: Throughput, *, log_every: int = 0
+    ):
         super().__init__()
         self._run = run
         self._trainer = trainer
         self._throughput = throughput
+        self._log_every = log_every
+        self._epoch = 0
 
     def on_train_begin(self, logs=None):
         self._run.forget_metrics_after(self._trainer.step)
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
+        if self._log_every and self._trainer.step % self._log_every == 0:
+            self._write(logs)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        line = {"step": self._trainer.step, "epoch": epoch + 1, **(logs or {})}
+        self._write(logs)
+
+    def _write(self, logs: dict[str, Any] | None) -> None:
+        line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
         line["images_per_second"] = round(self._throughput.images_per_second, 2)
         self._run.append_metrics(line)
 

@@ -19,6 +19,8 @@ from tfdist.data.pipeline import (
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
 
+_SKIPPING = ", past the batches of the dataset that were seen: they are read once more"
+
 Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 
 
@@ -33,6 +35,7 @@ class Feed:
       num_examples: examples in one pass; None if the data do not say.
       make_train: (context, start step) -> an endless dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica `(batch, num_valid)`.
+      how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its `(batch, num_valid)`, likewise.
     """
@@ -42,6 +45,7 @@ class Feed:
     num_examples: int | None
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
+    how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], tuple[Any, tf.Tensor]] | None = None
 
@@ -153,6 +157,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
             dataset.repeat().skip(start_step), pad=False, **_find_place(context)
         ),
         make_eval=lambda context: split_batches(dataset, pad=True, **_find_place(context)),
+        how_to_continue=_SKIPPING,
     )
 
 
@@ -178,6 +183,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         num_examples=None,
         make_train=make_train,
         make_eval=make_eval,
+        how_to_continue=_SKIPPING,
     )
 
 

@@ -37,8 +37,9 @@ class RatioMetric(keras.metrics.Metric):
 
     def __init__(self, name: str):
         super().__init__(name=name, dtype="float64")
-        self.numerator = self.add_variable((), initializer="zeros", name="numerator")
-        self.denominator = self.add_variable((), initializer="zeros", name="denominator")
+        # Keras gives a metric's variables its floatx unless they say otherwise.
+        self.numerator = self.add_variable((), "zeros", dtype=self.dtype, name="numerator")
+        self.denominator = self.add_variable((), "zeros", dtype=self.dtype, name="denominator")
 
     def update_state(self, numerator: tf.Tensor, denominator: tf.Tensor) -> None:
         """Adds to both sums."""

@@ -180,6 +180,32 @@ def make_logs_of_sums(
     return logs_of_sums
 
 
+def make_write_metrics(
+    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy, *, is_chief: bool
+) -> Callable[[list[tf.Tensor]], None]:
+    """Returns a compiled function that sets the metric variables to values read before.
+
+    The first replica takes the sums, the others start from zero.
+
+    Args:
+      model, objective, strategy: as for the steps.
+      is_chief: whether this worker holds the first replica.
+    """
+
+    def replica_write(values: list[tf.Tensor]) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        first = tf.logical_and(tf.equal(replica, 0), is_chief)
+        variables = list_metric_variables(model, objective)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.where(first, value, tf.zeros_like(value)))
+
+    @tf.function
+    def write_metrics(values: list[tf.Tensor]) -> None:
+        strategy.run(replica_write, args=(values,))
+
+    return write_metrics
+
+
 def list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns the model's metrics without Keras's own loss trackers, which `Objective` replaces."""
     replaced = [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else ())]

@@ -29,6 +29,7 @@ from tfdist.training.step import (
     make_read_logs,
     make_read_sums,
     make_train_step,
+    make_write_metrics,
     split_sums,
 )
 from tfdist.training.workers import Workers, explain_lost_worker
@@ -187,6 +188,7 @@ class Trainer:
             steps=steps_per_epoch,
         )
         model.history = self.history
+        self.history.history = {}
         model.stop_training = False
         self._stop_requested = self._stop_agreed = False
         restored = self._restore()
@@ -194,6 +196,8 @@ class Trainer:
             averager.begin(restored=restored is not None)
         callback_list.on_train_begin()
         if restored:
+            if verbose:
+                print(f"Continuing after step {self.step} of {total_steps}{feed.how_to_continue}.")
             self.history.epoch = list(restored["history"]["epoch"])
             self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
         epoch_logs: dict[str, float] = {}
@@ -378,7 +382,10 @@ class Trainer:
         self._workers.wait_for_all()
 
     def save_checkpoint(self) -> None:
-        """Writes a checkpoint of the present step, if the trainer has a directory for them."""
+        """Writes a checkpoint of the present step, if the trainer has a directory for them.
+
+        Every worker calls it, and none returns before the chief has written.
+        """
         if self._checkpoints is None:
             return
         if self._averager:
@@ -395,6 +402,8 @@ class Trainer:
                 CheckpointStore(directory).save(
                     step=self.step, variables=self._list_state(), state=state
                 )
+        # What this says is written, is: a worker that went on could end before the chief is done.
+        self.wait_for_all()
 
     def mark_best_checkpoint(self) -> None:
         """Lets the checkpoint of the present step stay until another one is marked."""
@@ -452,12 +461,16 @@ class Trainer:
                 "train": self._asynchronous.train,
                 "evaluate": self._asynchronous.evaluate,
                 "read_logs": self._asynchronous.read_logs,
+                "write_metrics": self._asynchronous.write_metrics,
             }
             return
         self._steps = {
             "train": make_train_step(self.model, self._objective, self.strategy),
             "evaluate": make_eval_step(self.model, self._objective, self.strategy),
             "read_logs": make_read_logs(self.model, self._objective),
+            "write_metrics": make_write_metrics(
+                self.model, self._objective, self.strategy, is_chief=self.is_chief
+            ),
         }
         if self.num_workers > 1:
             self._steps |= {
@@ -605,20 +618,13 @@ class Trainer:
             ) from error
 
     def _restore_metrics(self, values: Sequence[Any]) -> None:
-        """Gives the sums back to the first replica; the others start from zero."""
-
-        def assign() -> None:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            first = tf.logical_and(tf.equal(replica, 0), self.is_chief)
-            for variable, value in zip(self._list_metric_state(), values, strict=True):
-                value = tf.cast(value, variable.dtype)
-                variable.assign(tf.where(first, value, tf.zeros_like(value)))
-
-        if self._is_asynchronous:
-            for variable, value in zip(self._list_metric_state(), values, strict=True):
-                variable.assign(value)
-        else:
-            self.strategy.run(tf.function(assign))
+        """Gives the metrics' variables back the values that `_read_metrics` read."""
+        self._steps["write_metrics"](
+            [
+                tf.constant(value, variable.dtype, variable.shape)
+                for value, variable in zip(values, self._list_metric_state(), strict=True)
+            ]
+        )
 
     def _describe_last_good(self) -> str:
         steps = self._checkpoints.list_steps() if self._checkpoints else []

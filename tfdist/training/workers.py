@@ -31,13 +31,13 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         channel = strategy.channel if isinstance(strategy, LocalSgdStrategy) else strategy
-        # Under parameter servers each worker computes a global batch of its own.
-        is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        self._local_replicas = 1 if is_asynchronous else len(strategy.extended.worker_devices)
         self.count, self.index = _find_place(channel)
-        self.num_replicas = self._local_replicas * self.count
         self._channel = channel
-        self._has_own_strategies = channel is not strategy
+        # Under local SGD each worker has a strategy of its own, which knows of no other.
+        self._has_own_strategy = channel is not strategy
+        self.num_replicas = strategy.num_replicas_in_sync * (
+            self.count if self._has_own_strategy else 1
+        )
         self._sum = tf.function(self._all_reduce, reduce_retracing=True)
 
     @property
@@ -81,7 +81,7 @@ class Workers:
 
     def place_input(self, context: tf.distribute.InputContext) -> tf.distribute.InputContext:
         """Returns an input pipeline's place among all workers', where it knows only its own."""
-        if not self._has_own_strategies:
+        if not self._has_own_strategy:
             return context
         return tf.distribute.InputContext(
             num_input_pipelines=self.count,
@@ -94,17 +94,13 @@ class Workers:
             context = tf.distribute.get_replica_context()
             replica = context.replica_id_in_sync_group
             # A worker counts once, however many replicas it has.
-            first = tf.equal(replica % self._replicas_of_channel, 0)
+            first = tf.equal(replica % (self._channel.num_replicas_in_sync // self.count), 0)
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
             )
 
         reduced = self._channel.run(reduce, args=(values,))
         return self._channel.experimental_local_results(reduced)[0]
-
-    @property
-    def _replicas_of_channel(self) -> int:
-        return len(self._channel.extended.worker_devices)
 
 
 def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
