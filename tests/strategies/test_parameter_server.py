@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.cluster import parse_hosts
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies import make_parameter_server, run_server
 
 
@@ -16,3 +16,9 @@ def test_needs_a_parameter_server():
     cluster = parse_hosts("chief=a:1,worker=b:1", "chief:0")
     with pytest.raises(TfdistError, match="needs at least one ps"):
         make_parameter_server(cluster=cluster)
+
+
+def test_names_the_tasks_that_do_not_come():
+    cluster = parse_hosts("chief=127.0.0.1:1,worker=127.0.0.1:2,ps=127.0.0.1:3", "chief:0")
+    with pytest.raises(TrainingError, match=r"0 s in vain for worker 0 .*refused.*ps 0"):
+        make_parameter_server(cluster=cluster, worker_timeout_s=0)

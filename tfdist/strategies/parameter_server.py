@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig, resolve_cluster, split_address, validate_cluster
+from tfdist.strategies.rendezvous import wait_for_servers
 
 _POLL_S = 0.25
 _CONNECT_TIMEOUT_S = 1.0
@@ -18,7 +19,7 @@ _GRACE_S = 30.0
 
 
 def make_parameter_server(
-    *, cluster: ClusterConfig | None = None
+    *, cluster: ClusterConfig | None = None, worker_timeout_s: float = 600.0
 ) -> tf.distribute.ParameterServerStrategy:
     """Builds a ParameterServerStrategy in the chief, which coordinates the other tasks.
 
@@ -30,17 +31,20 @@ def make_parameter_server(
 
     Args:
       cluster: the cluster; that of the environment by default.
+      worker_timeout_s: how long to wait for the other tasks to start.
 
     Returns:
       A `tf.distribute.ParameterServerStrategy`.
 
     Raises:
       TfdistError: no cluster, or one without a chief, a worker or a parameter server.
+      TrainingError: a task did not start in time; it is named.
 
     Source:
       https://www.tensorflow.org/tutorials/distribute/parameter_server_training
     """
     config = _find_cluster(cluster)
+    wait_for_servers(config, timeout_s=worker_timeout_s)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         _make_cluster_spec(config), task_type="chief", task_id=0, rpc_layer="grpc"
     )

@@ -48,7 +48,9 @@ STRATEGIES: dict[str, StrategyEntry] = {
         "variables on the CPU, computation on the accelerators",
     ),
     "parameter_server": StrategyEntry(
-        make_parameter_server, {}, "parameters on some tasks, asynchronous workers on others"
+        make_parameter_server,
+        {"worker_timeout_s": 600.0},
+        "parameters on some tasks, asynchronous workers on others",
     ),
     "multi_worker_mirrored": StrategyEntry(
         make_multi_worker_mirrored,

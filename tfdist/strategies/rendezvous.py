@@ -39,27 +39,51 @@ def wait_for_peers(config: ClusterConfig, *, timeout_s: float) -> None:
     }
     if not peers or config.address is None:
         return
+    with _answering(config.address):
+        _reach_all(peers, timeout_s=timeout_s)
+
+
+def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
+    """Returns once every worker and parameter server of a chief answers at its address.
+
+    Args:
+      config: the chief's cluster.
+      timeout_s: how long to wait for the last of them.
+
+    Raises:
+      TrainingError: a task did not come in time; it is named.
+    """
+    servers = {
+        f"{role} {index}": address
+        for role in ("worker", "ps")
+        for index, address in enumerate(config.tasks.get(role, ()))
+    }
+    _reach_all(servers, timeout_s=timeout_s)
+
+
+def _reach_all(tasks: dict[str, str], *, timeout_s: float) -> None:
+    """Returns once all tasks, name -> address, answer."""
+    tasks = dict(tasks)
     deadline = time.monotonic() + timeout_s
     problems: dict[str, str] = {}
-    with _answering(config.address):
-        while peers:
-            for name, address in list(peers.items()):
-                problem = _try_to_reach(address)
-                if problem is None:
-                    del peers[name]
-                else:
-                    problems[name] = problem
-            if not peers:
-                break
-            if time.monotonic() > deadline:
-                missing = ", ".join(
-                    f"{name} at {address} ({problems[name]})" for name, address in peers.items()
-                )
-                raise TrainingError(
-                    f"Waited {timeout_s:g} s in vain for {missing}. Start every task of the "
-                    "cluster; python -m tfdist.launch --check says what is wrong with an address."
-                )
-            time.sleep(_RETRY_S)
+    while tasks:
+        for name, address in list(tasks.items()):
+            problem = _try_to_reach(address)
+            if problem is None:
+                del tasks[name]
+            else:
+                problems[name] = problem
+        if not tasks:
+            break
+        if time.monotonic() > deadline:
+            missing = ", ".join(
+                f"{name} at {address} ({problems[name]})" for name, address in tasks.items()
+            )
+            raise TrainingError(
+                f"Waited {timeout_s:g} s in vain for {missing}. Start every task of the "
+                "cluster; python -m tfdist.launch --check says what is wrong with an address."
+            )
+        time.sleep(_RETRY_S)
 
 
 @contextmanager
