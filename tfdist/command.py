@@ -63,6 +63,7 @@ def start_tensorflow_quietly() -> None:
             os.dup2(nowhere.fileno(), 2)
         import tensorflow as tf
 
+        tf.get_logger().setLevel("ERROR")
         tf.config.list_physical_devices()
     finally:
         os.dup2(kept, 2)
