@@ -83,7 +83,7 @@ class StrategyOptions:
     max_in_flight: int = option(
         0,
         "parameter_server: steps given out to workers at a time, one more than the highest "
-        "staleness; 0 for two a worker",
+        "staleness; 0 for one a worker",
         result=False,
     )
     tpu: str = option(

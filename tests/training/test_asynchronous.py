@@ -112,7 +112,7 @@ def _check(found, name, steps):
     # Adam's epsilon makes its steps a little shorter; one step is more than 1 %.
     np.testing.assert_allclose(found["weights"], _sum_updates(name, steps), rtol=5e-5)
     assert found["mean"] == pytest.approx(1 - 0.9**steps, rel=1e-5)
-    assert found["staleness_max"] < found["max_in_flight"] == 6
+    assert found["staleness_max"] < found["max_in_flight"] == 3
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
@@ -163,7 +163,7 @@ def test_the_command_trains_and_fills_the_run_directory(path_with_spaces):
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["strategy"] == "parameter_server"
     assert summary["steps"] == summary["updates"] == 8
-    assert summary["staleness_max"] <= 1
+    assert summary["staleness_max"] == 0  # one step a worker
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8]
     assert all("staleness_mean" in line for line in lines)

@@ -26,7 +26,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import TrainingError
+from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies.parameter_server import make_coordinator
 from tfdist.training.feed import Feed
 from tfdist.training.objective import Objective
@@ -52,8 +52,11 @@ class AsynchronousSteps:
       model: a compiled and built model, made in the strategy's scope.
       objective: its losses.
       strategy: the strategy.
-      max_in_flight: steps given out at a time; 0 for two a worker. With 1 the result is that
+      max_in_flight: steps given out at a time; 0 for one a worker. With 1 the result is that
         of one device.
+
+    Raises:
+      TfdistError: `max_in_flight` is negative.
     """
 
     def __init__(
@@ -64,11 +67,15 @@ class AsynchronousSteps:
         *,
         max_in_flight: int = 0,
     ):
+        if max_in_flight < 0:
+            raise TfdistError(
+                f"--max_in_flight={max_in_flight} is negative. Give 1 or more, or 0: one a worker."
+            )
         self._model = model
         self._objective = objective
         self._strategy = strategy
         self._coordinator = make_coordinator(strategy)
-        self.max_in_flight = max_in_flight or 2 * strategy.extended._num_workers
+        self.max_in_flight = max_in_flight or strategy.extended._num_workers
         metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
         trainable = {id(variable) for variable in self._trainable}

@@ -64,7 +64,7 @@ class Trainer:
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
-        at a time; 0 for two a worker.
+        at a time; 0 for one a worker.
     """
 
     def __init__(
