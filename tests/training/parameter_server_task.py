@@ -22,7 +22,8 @@ from tfdist.cluster import resolve_cluster
 from tfdist.strategies.parameter_server import make_parameter_server, run_server
 
 BATCH = 16
-SCENARIO, HERE = sys.argv[1], pathlib.Path(sys.argv[2])
+SCENARIO = sys.argv[1] if __name__ == "__main__" else ""
+HERE = pathlib.Path(sys.argv[2] if __name__ == "__main__" else ".")
 
 
 def make_sgd():
