@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test lint format types check clean
+.PHONY: setup train test test-all lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -18,6 +18,9 @@ train: setup
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
 test: setup
+	$(BIN)/python -m pytest -m "not cluster"
+
+test-all: setup
 	$(BIN)/python -m pytest
 
 lint: setup
@@ -31,7 +34,7 @@ format: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test-all
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -9,6 +9,7 @@ import time
 import pytest
 
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.timeout(280),
     pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
 ]

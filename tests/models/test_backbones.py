@@ -111,7 +111,8 @@ def test_pretrained_encoder_is_the_application(name, imagenet):
     features = keras.Model(model.input, model.get_layer(f"encoder_4_{last}").output)
     expected = application(raw)
     assert np.ptp(expected) > 0
-    assert np.abs(features(images) - expected).max() < 1e-4 * np.ptp(expected)
+    # A hundred layers of float32, in another order of operations, with weights of any size.
+    assert np.abs(features(images) - expected).max() < 1e-3 * np.ptp(expected)
 
 
 def test_norm_none_gives_biases_and_no_statistics():

@@ -18,6 +18,7 @@ TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
 TIMEOUT_S = 280
 
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="the launcher's tests read /proc"),
 ]

@@ -23,7 +23,8 @@ def test_a_short_run_warms_up_for_a_tenth_of_it():
 
 
 def test_a_constant_is_a_number():
-    assert make_schedule(TrainingOptions(schedule="constant"), total_steps=9) == 1e-3
+    options = TrainingOptions(schedule="constant", learning_rate=0.25)
+    assert make_schedule(options, total_steps=9) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests import zoo
 from tests.training import cluster_tasks as tasks
 from tfdist.launch import run_local_cluster
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 
 TIMEOUT_S = 240
 
