@@ -126,7 +126,7 @@ class Objective:
             losses = self._model.losses
             penalty = (
                 tf.add_n([tf.reduce_sum(tf.cast(v, rows.dtype)) for v in losses])
-                if (losses)
+                if losses
                 else None
             )
         return Measurement(terms=terms, weights=self._weights, penalty=penalty, rows=rows)

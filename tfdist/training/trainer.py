@@ -1,5 +1,6 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
+import dataclasses
 import hashlib
 import math
 import tempfile
@@ -82,7 +83,6 @@ class Trainer:
         self.history = keras.callbacks.History()
         self.step = 0
         self.resumed_from_step: int | None = None
-        self.images_per_second = 0.0
         self._stop_requested = self._stop_agreed = False
         self._workers = Workers(self.strategy)
         self._averager: WeightAverager | None = None
@@ -176,6 +176,9 @@ class Trainer:
         total_steps = max_steps or epochs * (steps_per_epoch or 0)
         steps_per_epoch = steps_per_epoch or total_steps
         epochs = math.ceil(total_steps / steps_per_epoch)
+        validation_feed = None
+        if validation_data is not None:
+            validation_feed = self._make_eval_feed(validation_data, global_batch_size)
         self._build(feed)
         model, averager = self.model, self._averager
         verbose = self._find_verbosity(verbose)
@@ -243,10 +246,9 @@ class Trainer:
             if self._stop_agreed and batch + 1 < last:
                 self.save_checkpoint()
                 break
-            if validation_data is not None:
+            if validation_feed is not None:
                 validation_logs = self._evaluate(
-                    validation_data,
-                    global_batch_size=global_batch_size,
+                    validation_feed,
                     steps=validation_steps,
                     callback_list=callback_list,
                 )
@@ -283,8 +285,7 @@ class Trainer:
         """
         data = tuple(part for part in (x, y, sample_weight) if part is not None)
         return self._evaluate(
-            data if len(data) > 1 else x,
-            global_batch_size=global_batch_size,
+            self._make_eval_feed(data, global_batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
@@ -446,6 +447,10 @@ class Trainer:
             **options,
         )
 
+    def _make_eval_feed(self, data: Any, global_batch_size: int) -> Feed:
+        parts = data if isinstance(data, tuple) else (data,)
+        return self._make_feed(*parts, global_batch_size=global_batch_size)
+
     def _build(self, feed: Feed) -> None:
         """Creates every variable that is not there yet, and the compiled steps, once."""
         if self._objective is not None:
@@ -528,16 +533,13 @@ class Trainer:
 
     def _evaluate(
         self,
-        data: Any,
+        feed: Feed,
         *,
-        global_batch_size: int,
         steps: int | None,
         callback_list: keras.callbacks.CallbackList | None = None,
         callbacks: Iterable[keras.callbacks.Callback] = (),
         verbose: int | str = 0,
     ) -> dict[str, float]:
-        parts = data if isinstance(data, tuple) else (data,)
-        feed = self._make_feed(*parts, global_batch_size=global_batch_size)
         self._build(feed)
         steps = steps or feed.num_steps
         verbose = self._find_verbosity(verbose)
@@ -658,10 +660,4 @@ def _unwrap_inputs(feed: Feed) -> Feed:
             lambda batch, num_valid: (keras.utils.unpack_x_y_sample_weight(batch)[0], num_valid)
         )
 
-    return Feed(
-        batch_spec=feed.batch_spec,
-        num_steps=feed.num_steps,
-        num_examples=feed.num_examples,
-        make_train=feed.make_train,
-        make_eval=make_eval,
-    )
+    return dataclasses.replace(feed, make_eval=make_eval)
