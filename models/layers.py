@@ -273,8 +273,8 @@ def _fused_training_call(x, gamma, beta, epsilon):
     count = _count(x, gamma.dtype)
     # The kernel's variance has Bessel's correction; Keras's has not. Of one element, the corrected
     # variance is 0 on the CPU and may be 0 * inf on the GPU.
-    unbiased = tf.math.multiply_no_nan(out.batch_variance, 1.0 - tf.math.reciprocal_no_nan(count))
-    return out.y, _Moments(count, out.batch_mean, unbiased)
+    biased = tf.math.multiply_no_nan(out.batch_variance, 1.0 - tf.math.reciprocal_no_nan(count))
+    return out.y, _Moments(count, out.batch_mean, biased)
 
 
 def _normalize(x, scale, offset, mean, variance, epsilon):
