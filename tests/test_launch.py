@@ -372,9 +372,12 @@ def test_signals_are_passed_on(script, path_with_spaces, number, status, ignored
     """)
     names = [path_with_spaces / f"ready-{index}" for index in range(2)]
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL
-    with start_cli(
-        command, "--workers=2", preexec_fn=lambda: signal.signal(signal.SIGINT, handler)
-    ) as process:
+
+    def set_handlers():
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
+
+    with start_cli(command, "--workers=2", preexec_fn=set_handlers) as process:
         wait_until(lambda: all(name.exists() for name in names))
         process.send_signal(number)
         assert process.wait(20) == status

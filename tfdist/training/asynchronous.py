@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError
@@ -37,6 +38,7 @@ from tfdist.training.step import (
     list_metric_variables,
     make_read_logs,
     measure_valid,
+    reset_metrics,
 )
 
 # What a function holds is sent to a worker with each call.
@@ -96,6 +98,14 @@ class AsynchronousSteps:
         self._add = tf.function(self._add_counts)
         self._read_logs = make_read_logs(model, objective)
 
+    @property
+    def state(self) -> list[keras.Variable]:
+        """What a checkpoint holds besides the model and its optimiser."""
+        return []
+
+    def begin(self, *, restored: bool) -> None:
+        """Does nothing: all is on the parameter servers."""
+
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> "_Stream":
@@ -126,8 +136,8 @@ class AsynchronousSteps:
         """Returns the steps of a prediction."""
         return self._iterate_eval(feed, self._make_predict, None)
 
-    def train(self, stream: "_Stream") -> tuple[tf.Tensor, tf.Tensor]:
-        """Applies the next step and returns its loss and the size of its batch."""
+    def train(self, stream: "_Stream") -> float:
+        """Applies the next step and returns its loss."""
         with _explain_failures():
             step, place, result = stream.take()
             with self._strategy.scope():
@@ -138,7 +148,11 @@ class AsynchronousSteps:
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
         self._applied += 1
-        return result["loss"], result["rows"]
+        return float(result["loss"])
+
+    def settle(self, step: int, *, is_last: bool) -> bool:
+        """Returns True: there is one model, on the parameter servers."""
+        return True
 
     def evaluate(self, stream: "_Stream") -> None:
         """Adds the next step of an evaluation to the metrics.
@@ -160,29 +174,52 @@ class AsynchronousSteps:
             _, _, (outputs, num_valid) = stream.take()
         return [(outputs, num_valid)]
 
-    def read_logs(self) -> dict[str, tf.Tensor]:
-        """Returns the losses and metrics of everything seen so far."""
+    def read_logs(self) -> dict[str, float]:
+        """Returns the losses and metrics of everything seen."""
         with _explain_failures():
-            return self._read_logs()
+            return {name: float(value) for name, value in self._read_logs().items()}
 
-    def write_metrics(self, values: Sequence[tf.Tensor]) -> None:
+    def read_training_logs(self) -> dict[str, float]:
+        """Returns those, and the mean and maximum staleness of the epoch, in steps."""
+        seen = self._staleness or [0]
+        return self.read_logs() | {
+            "staleness_mean": sum(seen) / len(seen),
+            "staleness_max": float(max(seen)),
+        }
+
+    def read_metrics(self) -> list[np.ndarray]:
+        """Returns the values of the metrics' variables."""
+        with _explain_failures():
+            return [variable.numpy() for variable in self._metric_variables]
+
+    def write_metrics(self, values: Sequence[Any]) -> None:
         """Sets the metrics' variables, of which there is one each, to values read before."""
         for variable, value in zip(self._metric_variables, values, strict=True):
-            variable.assign(value)
+            variable.assign(tf.constant(value, variable.dtype, variable.shape))
+
+    def reset_metrics(self) -> None:
+        """Forgets what was seen."""
+        reset_metrics(self._model, self._objective)
+
+    def begin_epoch(self) -> None:
+        """Forgets what was seen, and the staleness."""
+        self.reset_metrics()
+        self._staleness = []
+
+    def prepare_checkpoint(self) -> None:
+        """Does nothing."""
 
     def wait(self) -> None:
         """Waits until no step is in flight."""
         with _explain_failures():
             self._coordinator.join()
 
-    def read_staleness(self) -> dict[str, float]:
-        """Returns mean and maximum staleness, in steps, since the last `reset_staleness`."""
-        seen = self._staleness or [0]
-        return {"staleness_mean": sum(seen) / len(seen), "staleness_max": float(max(seen))}
-
-    def reset_staleness(self) -> None:
-        """Starts a new epoch's staleness."""
-        self._staleness = []
+    def count_traces(self) -> dict[str, int]:
+        """Returns how often each step of the chief's was traced."""
+        return {
+            "apply": self._apply.experimental_get_tracing_count(),
+            "read_logs": self._read_logs.experimental_get_tracing_count(),
+        }
 
     def summarize(self) -> dict[str, Any]:
         """Returns what a run's summary says of all steps of this process."""

@@ -1,94 +1,122 @@
 """Checkpoints: a directory a step, complete once its `state.json` is there."""
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfdist.errors import TfdistError
 
 _NAME = re.compile(r"step-(\d+)")
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+      step: the number of updates.
+      arrays: tensors by name.
+      state: JSON-serialisable.
+      best_step: the step of the checkpoint to keep as the best so far, if any.
+    """
+
+    step: int
+    arrays: Mapping[str, np.ndarray]
+    state: Mapping[str, Any]
+    best_step: int | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints under one directory.
 
-    The variables are written first, then the state beside them under another name, which a
-    rename completes: a checkpoint that was cut short is never taken for one. Works on every
-    file system of `tf.io.gfile`, those without a rename of directories included.
+    The arrays are written first, in TensorFlow's format (`tf.train.load_checkpoint` reads it),
+    then `state.json` beside them under another name, which a rename completes: a checkpoint that
+    was cut short is never taken for one. It holds a SHA-256 of every file and of itself. Works on
+    every file system of `tf.io.gfile`, those without a rename of directories included.
 
     Attributes:
       directory: where the checkpoints go.
-      keep: how many of the newest stay; the one kept as best stays as well.
+      keep: how many of the newest stay; the best one stays as well.
     """
 
     directory: str
     keep: int = 3
 
-    def save(
-        self, *, step: int, variables: Sequence[keras.Variable], state: Mapping[str, Any]
-    ) -> str:
-        """Writes a checkpoint and returns its path.
-
-        Args:
-          step: the number of updates it holds.
-          variables: what to save, in a fixed order.
-          state: JSON-serialisable, returned by `restore`.
+    def write(self, checkpoint: Checkpoint) -> str:
+        """Writes a checkpoint, removes those no longer kept, and returns its path.
 
         Raises:
           OSError: it could not be written; the older checkpoints are untouched.
         """
-        path = f"{self.directory}/step-{step:09d}"
+        path = self._path(checkpoint.step)
         try:
             if tf.io.gfile.exists(path):
                 self._delete(path)
             tf.io.gfile.makedirs(path)
-            _make_checkpoint(variables).write(f"{path}/variables", _read_and_write_here())
-            files = {
-                name: tf.io.gfile.stat(f"{path}/{name}").length
-                for name in tf.io.gfile.listdir(path)
-            }
-            record = {
-                "step": step,
-                "files": files,
-                "variables": [_describe(variable) for variable in variables],
-                "state": dict(state),
-            }
-            write_atomically(f"{path}/state.json", json.dumps(record, indent=1))
+            self._write_files(path, checkpoint)
         except tf.errors.OpError as error:
+            self._delete_quietly(path)
             raise OSError(
                 f"Cannot write the checkpoint {path}: {error.message.splitlines()[0]}. "
                 "Free some space or check the permissions, then run the same command again."
             ) from error
         for old in self.list_steps()[: -self.keep]:
-            if old != self.best_step():
-                self._delete(f"{self.directory}/step-{old:09d}")
+            if old != checkpoint.best_step:
+                self._delete(self._path(old))
         return path
 
-    def restore(self, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
-        """Restores the newest whole checkpoint.
+    def read(self, step: int) -> Checkpoint:
+        """Reads one checkpoint, and checks every byte of it.
+
+        Raises:
+          OSError, tf.errors.OpError, ValueError: it is damaged, or not there.
+        """
+        path = self._path(step)
+        with tf.io.gfile.GFile(f"{path}/state.json") as file:
+            found = json.loads(file.read())
+        record = found["record"]
+        if found["sha256"] != _hash_text(json.dumps(record)):
+            raise ValueError("state.json is not what was written")
+        for name, sha256 in record["files"].items():
+            if _hash_file(f"{path}/{name}") != sha256:
+                raise ValueError(f"{name} is not what was written")
+        names = list(record["arrays"])
+        tensors = tf.raw_ops.RestoreV2(
+            prefix=f"{path}/variables",
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            dtypes=[tf.as_dtype(dtype) for dtype in record["arrays"].values()],
+        )
+        return Checkpoint(
+            step=record["step"],
+            arrays={name: t.numpy() for name, t in zip(names, tensors, strict=True)},
+            state=record["state"],
+            best_step=record["best_step"],
+        )
+
+    def read_newest(self) -> Checkpoint | None:
+        """Reads the newest whole checkpoint, if there is one.
 
         A damaged one is passed over with a warning.
 
-        Returns:
-          The saved state, or None if there is no checkpoint.
-
         Raises:
-          TfdistError: the checkpoint is of another model or optimiser, or none is whole.
+          TfdistError: there are checkpoints, but none is whole.
         """
         steps = self.list_steps()
         for step in reversed(steps):
             try:
-                return self.restore_step(step, variables)
-            except (tf.errors.OpError, OSError, ValueError) as error:
-                if isinstance(error, TfdistError):
-                    raise
+                return self.read(step)
+            except (tf.errors.OpError, OSError, ValueError, KeyError, TypeError) as error:
                 logging.warning(
                     "The checkpoint of step %d is damaged (%s): taking the one before.",
                     step,
@@ -100,30 +128,6 @@ class CheckpointStore:
                 "Remove them to start again, or take another --run_dir."
             )
         return None
-
-    def restore_step(self, step: int, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Restores one checkpoint and returns its state; for errors see `restore`."""
-        path = f"{self.directory}/step-{step:09d}"
-        with tf.io.gfile.GFile(f"{path}/state.json") as file:
-            record = json.loads(file.read())
-        for name, length in record["files"].items():
-            found = tf.io.gfile.stat(f"{path}/{name}").length
-            if found != length:
-                raise OSError(f"{name} has {found} bytes instead of {length}")
-        expected = [_describe(variable) for variable in variables]
-        if expected != record["variables"]:
-            pairs = zip(expected, record["variables"], strict=False)
-            here, saved = next(
-                (pair for pair in pairs if pair[0] != pair[1]),
-                (f"{len(expected)} variables", f"{len(record['variables'])}"),
-            )
-            raise TfdistError(
-                f"The checkpoint {path} is of another model or optimiser: it holds {saved} where "
-                f"this run has {here}. Give the same flags as before, or another --run_dir."
-            )
-        checkpoint = _make_checkpoint(variables)
-        checkpoint.read(f"{path}/variables", _read_and_write_here()).assert_consumed()
-        return record["state"]
 
     def list_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first."""
@@ -138,24 +142,73 @@ class CheckpointStore:
             if match and tf.io.gfile.exists(f"{self.directory}/{match[0]}/state.json")
         )
 
-    def mark_best(self, step: int) -> None:
-        """Keeps the checkpoint of `step`, written or not yet, until another one is marked."""
-        tf.io.gfile.makedirs(self.directory)
-        write_atomically(f"{self.directory}/best.json", json.dumps({"step": step}))
+    def _path(self, step: int) -> str:
+        return f"{self.directory}/step-{step:09d}"
 
-    def best_step(self) -> int | None:
-        """Returns the step of the checkpoint marked as best, or None."""
-        path = f"{self.directory}/best.json"
-        if not tf.io.gfile.exists(path):
-            return None
-        with tf.io.gfile.GFile(path) as file:
-            return json.loads(file.read())["step"]
+    def _write_files(self, path: str, checkpoint: Checkpoint) -> None:
+        names = list(checkpoint.arrays)
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=f"{path}/variables",
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.constant(array) for array in checkpoint.arrays.values()],
+            )
+        record = {
+            "step": checkpoint.step,
+            "files": {n: _hash_file(f"{path}/{n}") for n in sorted(tf.io.gfile.listdir(path))},
+            "arrays": {n: array.dtype.name for n, array in checkpoint.arrays.items()},
+            "state": dict(checkpoint.state),
+            "best_step": checkpoint.best_step,
+        }
+        text = json.dumps(record)
+        write_atomically(
+            f"{path}/state.json", json.dumps({"sha256": _hash_text(text), "record": record})
+        )
 
     def _delete(self, path: str) -> None:
         state = f"{path}/state.json"
         if tf.io.gfile.exists(state):
             tf.io.gfile.remove(state)
         tf.io.gfile.rmtree(path)
+
+    def _delete_quietly(self, path: str) -> None:
+        try:
+            self._delete(path)
+        except tf.errors.OpError:
+            logging.debug("Could not remove the unfinished checkpoint %s.", path)
+
+
+class BackgroundWriter:
+    """Writes checkpoints one after another, while training goes on.
+
+    Args:
+      store: where they go.
+    """
+
+    def __init__(self, store: CheckpointStore):
+        self._store = store
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[str] | None = None
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Starts to write a checkpoint, once the one before it is there.
+
+        Raises:
+          OSError: the one before it could not be written.
+        """
+        self.wait()
+        self._writing = self._executor.submit(self._store.write, checkpoint)
+
+    def wait(self) -> None:
+        """Returns once everything is written.
+
+        Raises:
+          OSError: it could not be.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def write_atomically(path: str, text: str) -> None:
@@ -166,16 +219,13 @@ def write_atomically(path: str, text: str) -> None:
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
-def _make_checkpoint(variables: Sequence[keras.Variable]) -> tf.train.Checkpoint:
-    return tf.train.Checkpoint(variables=[variable.value for variable in variables])
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_and_write_here() -> tf.train.CheckpointOptions:
-    # Else the parameter servers would, each on its own machine's disk.
-    here = tf.config.list_logical_devices("CPU")[0].name
-    return tf.train.CheckpointOptions(experimental_io_device=here)
-
-
-def _describe(variable: keras.Variable) -> str:
-    # Without the name: Keras counts the models of a process in it.
-    return f"{variable.dtype}{list(variable.shape)}"
+def _hash_file(path: str) -> str:
+    digest = hashlib.sha256()
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -19,7 +19,7 @@ SUM = tf.distribute.ReduceOp.SUM
 
 def make_train_step(
     model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
-) -> Callable[[Any], tuple[tf.Tensor, tf.Tensor]]:
+) -> Any:
     """Returns a compiled function: distributed iterator -> the global batch's loss and size.
 
     The gradient is that of the global batch's loss, summed over the replicas before the
@@ -68,7 +68,7 @@ def make_train_step(
 
 def make_eval_step(
     model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
-) -> Callable[[Any], None]:
+) -> Any:
     """Returns a compiled function that adds one global batch to the metrics.
 
     Takes a distributed iterator of `(batch, num_valid)`: rows past `num_valid` are padding
@@ -114,7 +114,7 @@ def make_predict_step(
     return predict_step
 
 
-def make_read_logs(model: keras.Model, objective: Objective) -> Callable[[], dict[str, tf.Tensor]]:
+def make_read_logs(model: keras.Model, objective: Objective) -> Any:
     """Returns a compiled function that reads the losses and metrics of everything seen so far.
 
     Under several workers each variable costs an all-reduce: see `make_read_sums`.
@@ -216,6 +216,12 @@ def list_metric_variables(model: keras.Model, objective: Objective) -> list[kera
     """Returns the variables of everything that `make_read_logs` reads, in a fixed order."""
     metrics = [*objective.metrics, *list_metrics(model)]
     return [variable for metric in metrics for variable in metric.variables]
+
+
+def reset_metrics(model: keras.Model, objective: Objective) -> None:
+    """Sets the variables of `list_metric_variables` to what they are before anything is seen."""
+    for metric in [*objective.metrics, *list_metrics(model)]:
+        metric.reset_state()
 
 
 def count_rows(x: Any) -> tf.Tensor:

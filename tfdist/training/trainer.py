@@ -1,10 +1,8 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
-import dataclasses
 import hashlib
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -13,26 +11,16 @@ import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
-from tfdist.training.averaging import WeightAverager
-from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import Feed, make_feed
+from tfdist.training.local import LocalSteps
+from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
 from tfdist.training.objective import Objective
-from tfdist.training.step import (
-    list_metric_variables,
-    list_metrics,
-    make_eval_step,
-    make_logs_of_sums,
-    make_predict_step,
-    make_read_logs,
-    make_read_sums,
-    make_train_step,
-    make_write_metrics,
-    split_sums,
-)
+from tfdist.training.recovery import Recovery
+from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
 from tfdist.training.workers import Workers, explain_lost_worker
 
 
@@ -81,13 +69,13 @@ class Trainer:
         self.strategy = strategy or tf.distribute.get_strategy()
         self.seed = seed
         self.history = keras.callbacks.History()
-        self.step = 0
-        self.resumed_from_step: int | None = None
-        self._stop_requested = self._stop_agreed = False
+        self._progress = Progress()
+        self._was_stopped = False
         self._workers = Workers(self.strategy)
-        self._averager: WeightAverager | None = None
-        self._checkpoints = (
-            CheckpointStore(checkpoint_dir, keep=keep_checkpoints) if checkpoint_dir else None
+        self._recovery = (
+            Recovery(checkpoint_dir, keep=keep_checkpoints, workers=self._workers)
+            if checkpoint_dir
+            else None
         )
         self._max_in_flight = max_in_flight
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
@@ -106,9 +94,8 @@ class Trainer:
                 "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
                 "tf.distribute. Leave it out."
             )
-        self._objective: Objective | None = None
-        self._steps: dict[str, Any] = {}
-        self._asynchronous: AsynchronousSteps | None = None
+        self._steps: SynchronousSteps | AsynchronousSteps | None = None
+        self._prediction = SynchronousPrediction(self.model, self.strategy, self._workers)
 
     @explain_lost_worker
     @show_user_errors()
@@ -128,6 +115,7 @@ class Trainer:
         augmentation: BatchAugmentation | None = None,
         callbacks: Iterable[keras.callbacks.Callback] = (),
         checkpoint_every: int | None = None,
+        checkpoint_every_s: float | None = None,
         verbose: int | str = "auto",
     ) -> keras.callbacks.History:
         """Trains, continuing from the newest checkpoint if there is one.
@@ -150,7 +138,8 @@ class Trainer:
           shuffle: a new order each pass (arrays and sources).
           augmentation: seeded transformation of a source's examples.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
-          checkpoint_every: steps between checkpoints; one an epoch by default.
+          checkpoint_every: steps between checkpoints, besides one an epoch.
+          checkpoint_every_s: seconds between checkpoints, besides those.
           verbose: as in Keras.
 
         Returns:
@@ -174,93 +163,44 @@ class Trainer:
                 "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
             )
         total_steps = max_steps or epochs * (steps_per_epoch or 0)
-        steps_per_epoch = steps_per_epoch or total_steps
-        epochs = math.ceil(total_steps / steps_per_epoch)
+        schedule = Schedule(steps_per_epoch or total_steps, total_steps)
         validation_feed = None
         if validation_data is not None:
             validation_feed = self._make_eval_feed(validation_data, global_batch_size)
-        self._build(feed)
-        model, averager = self.model, self._averager
+        steps = self._build(feed)
         verbose = self._find_verbosity(verbose)
         callback_list = keras.callbacks.CallbackList(
             [self.history, *callbacks],
             add_progbar=verbose != 0,
-            model=model,
+            model=self.model,
             verbose=verbose,
-            epochs=epochs,
-            steps=steps_per_epoch,
+            epochs=schedule.num_epochs,
+            steps=schedule.steps_per_epoch,
         )
-        model.history = self.history
-        self.history.history = {}
-        model.stop_training = False
-        self._stop_requested = self._stop_agreed = False
-        restored = self._restore()
-        if averager:
-            averager.begin(restored=restored is not None)
-        callback_list.on_train_begin()
-        if restored:
-            if verbose:
-                print(f"Continuing after step {self.step} of {total_steps}{feed.how_to_continue}.")
-            self.history.epoch = list(restored["history"]["epoch"])
-            self.history.history = {k: list(v) for k, v in restored["history"]["logs"].items()}
-        epoch_logs: dict[str, float] = {}
-        if self.step < total_steps:
-            iterator = self._iterate_train(feed, steps_per_epoch, total_steps)
-        agreed_step = self.step
-        while self.step < total_steps and not model.stop_training:
-            epoch, first = divmod(self.step, steps_per_epoch)
-            last = min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
-            if first == 0:
-                self._reset_metrics()
-                if self._asynchronous:
-                    self._asynchronous.reset_staleness()
-            callback_list.on_epoch_begin(epoch)
-            for batch in range(first, last):
-                callback_list.on_train_batch_begin(batch)
-                loss, num_examples = map(float, self._steps["train"](iterator))
-                self.step += 1
-                if not math.isfinite(loss):
-                    raise TrainingError(
-                        f"The loss of step {self.step} is {loss}. {self._describe_last_good()} "
-                        "Lower --learning_rate, clip the gradients, or check the data."
-                    )
-                if averager:
-                    averager.count(num_examples)
-                    if batch + 1 < last and not averager.is_due(self.step):
-                        # Workers that train by themselves know only their own part.
-                        callback_list.on_train_batch_end(batch, self._read_own_logs())
-                        continue
-                    averager.average()
-                epoch_logs = self._read_logs() | self._read_staleness()
-                callback_list.on_train_batch_end(batch, epoch_logs)
-                self._agree_to_stop()
-                if self._stop_agreed or model.stop_training:
-                    break
-                before, agreed_step = agreed_step, self.step
-                if (
-                    checkpoint_every
-                    and self.step // checkpoint_every > before // checkpoint_every
-                    and batch + 1 < last
-                ):
-                    self.save_checkpoint()
-            if self._stop_agreed and batch + 1 < last:
-                self.save_checkpoint()
-                break
-            if validation_feed is not None:
-                validation_logs = self._evaluate(
-                    validation_feed,
-                    steps=validation_steps,
-                    callback_list=callback_list,
-                )
-                epoch_logs |= {f"val_{name}": value for name, value in validation_logs.items()}
-            callback_list.on_epoch_end(epoch, epoch_logs)
-            self.save_checkpoint()
-            self._agree_to_stop()
-            if self._stop_agreed:
-                break
-        if self._asynchronous:
-            self._asynchronous.wait()
-        callback_list.on_train_end(epoch_logs)
+        self.model.history = self.history
+        self._progress.is_asked_to_stop = False
+        loop = FitLoop(
+            self.model,
+            steps=steps,
+            progress=self._progress,
+            list_state=self._list_state,
+            workers=self._workers,
+            recovery=self._recovery,
+            schedule=schedule,
+            history=self.history,
+            callbacks=callback_list,
+            interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
+            evaluate=None
+            if validation_feed is None
+            else lambda is_stopped: self._evaluate(
+                validation_feed,
+                steps=validation_steps,
+                callback_list=callback_list,
+                is_stopped=is_stopped,
+            ),
+        )
+        loop.run(feed, verbose=verbose)
+        self._was_stopped = loop.was_stopped
         return self.history
 
     @explain_lost_worker
@@ -284,12 +224,14 @@ class Trainer:
           callbacks, verbose: as in Keras.
         """
         data = tuple(part for part in (x, y, sample_weight) if part is not None)
-        return self._evaluate(
+        logs = self._evaluate(
             self._make_eval_feed(data, global_batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
         )
+        assert logs is not None
+        return logs
 
     @explain_lost_worker
     @show_user_errors()
@@ -305,18 +247,12 @@ class Trainer:
           float array [examples, ...], or the model's structure of them.
         """
         feed = self._make_feed(x, global_batch_size=global_batch_size)
-        if self._is_asynchronous:
-            self._build(feed)
-        if self._asynchronous:
-            predict_step: Any = self._asynchronous.predict
-            iterator: Any = self._asynchronous.iterate_predict(feed)
-        else:
-            predict_step = make_predict_step(self.model, self.strategy)
-            iterator = _unwrap_inputs(feed).iterate_eval(self.strategy, self._workers.place_input)
+        predictor = self._build_asynchronous(feed) or self._prediction
+        iterator = predictor.iterate_predict(feed)
         batches: list[Any] = []
         while True:
             try:
-                replicas = predict_step(iterator)
+                replicas = predictor.predict(iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
             parts = [
@@ -356,12 +292,22 @@ class Trainer:
 
         Asked of any worker, all of them stop after the same step.
         """
-        self._stop_requested = True
+        self._progress.is_asked_to_stop = True
+
+    @property
+    def step(self) -> int:
+        """The updates made."""
+        return self._progress.step
+
+    @property
+    def resumed_from_step(self) -> int | None:
+        """The step of the checkpoint that `fit` continued from, if it did."""
+        return self._progress.resumed_from_step
 
     @property
     def stop_requested(self) -> bool:
         """Whether `fit` ended because of `request_stop`."""
-        return self._stop_agreed
+        return self._was_stopped
 
     @property
     def is_chief(self) -> bool:
@@ -382,53 +328,22 @@ class Trainer:
         """Returns once every worker has called it."""
         self._workers.wait_for_all()
 
-    def save_checkpoint(self) -> None:
-        """Writes a checkpoint of the present step, if the trainer has a directory for them.
-
-        Every worker calls it, and none returns before the chief has written.
-        """
-        if self._checkpoints is None:
-            return
-        if self._averager:
-            self._averager.collect()
-        state = {
-            "step": self.step,
-            "history": {"epoch": self.history.epoch, "logs": self.history.history},
-            "metrics": [value.tolist() for value in self._read_metrics()],
-        }
-        if self.is_chief:
-            self._checkpoints.save(step=self.step, variables=self._list_state(), state=state)
-        elif self._must_read_together():
-            with tempfile.TemporaryDirectory() as directory:
-                CheckpointStore(directory).save(
-                    step=self.step, variables=self._list_state(), state=state
-                )
-        # What this says is written, is: a worker that went on could end before the chief is done.
-        self.wait_for_all()
-
     def mark_best_checkpoint(self) -> None:
-        """Lets the checkpoint of the present step stay until another one is marked."""
-        if self._checkpoints is not None and self.is_chief:
-            self._checkpoints.mark_best(self.step)
+        """Lets the next checkpoint, that of this epoch, stay until another one is marked."""
+        if self._recovery is not None:
+            self._recovery.mark_best()
 
     def restore_best_checkpoint(self) -> int | None:
         """Gives the model the weights of the marked checkpoint; returns its step, if any."""
-        if self._checkpoints is None:
-            return None
-        found = self._checkpoints.best_step() if self.is_chief else None
-        best = self._workers.ask_chief(-1 if found is None else found)
-        if best < 0:
-            return None
-        self._restore_step_of_chief(best)
-        return best
+        return self._recovery.restore_best(self._list_state()) if self._recovery else None
 
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step was traced: once, or an input changed its shape."""
-        return {name: step.experimental_get_tracing_count() for name, step in self._steps.items()}
+        return self._steps.count_traces() if self._steps else {}
 
     def summarize_strategy(self) -> dict[str, Any]:
         """Returns what only this strategy has to say for a summary, such as the staleness."""
-        return self._asynchronous.summarize() if self._asynchronous else {}
+        return self._steps.summarize() if self._steps else {}
 
     def weights_sha256(self) -> str:
         """Returns a hash over the float32 bytes of all weights, in the model's order."""
@@ -451,80 +366,30 @@ class Trainer:
         parts = data if isinstance(data, tuple) else (data,)
         return self._make_feed(*parts, global_batch_size=global_batch_size)
 
-    def _build(self, feed: Feed) -> None:
+    def _build(self, feed: Feed) -> SynchronousSteps | AsynchronousSteps:
         """Creates every variable that is not there yet, and the compiled steps, once."""
-        if self._objective is not None:
-            return
+        if self._steps is not None:
+            return self._steps
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model._symbolic_build(data_batch=feed.batch_spec)
-            self._objective = Objective(self.model)
+            objective = Objective(self.model)
         if self._is_asynchronous:
-            self._asynchronous = AsynchronousSteps(
-                self.model, self._objective, self.strategy, max_in_flight=self._max_in_flight
+            self._steps = AsynchronousSteps(
+                self.model, objective, self.strategy, max_in_flight=self._max_in_flight
             )
-            self._steps = {
-                "train": self._asynchronous.train,
-                "evaluate": self._asynchronous.evaluate,
-                "read_logs": self._asynchronous.read_logs,
-                "write_metrics": self._asynchronous.write_metrics,
-            }
-            return
-        self._steps = {
-            "train": make_train_step(self.model, self._objective, self.strategy),
-            "evaluate": make_eval_step(self.model, self._objective, self.strategy),
-            "read_logs": make_read_logs(self.model, self._objective),
-            "write_metrics": make_write_metrics(
-                self.model, self._objective, self.strategy, is_chief=self.is_chief
-            ),
-        }
-        if self.num_workers > 1:
-            self._steps |= {
-                "read_sums": make_read_sums(
-                    self.model, self._objective, self.strategy, is_chief=self.is_chief
-                ),
-                "logs_of_sums": make_logs_of_sums(self.model, self._objective),
-            }
-        if self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy):
-            self._averager = WeightAverager(self.model, self.strategy, self._workers)
+        elif self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy):
+            self._steps = LocalSteps(self.model, objective, self.strategy, self._workers)
+        else:
+            self._steps = SynchronousSteps(self.model, objective, self.strategy, self._workers)
+        return self._steps
 
-    def _iterate_train(self, feed: Feed, steps_per_epoch: int, total_steps: int) -> Any:
-        if self._asynchronous:
-            return self._asynchronous.iterate_train(
-                feed,
-                start_step=self.step,
-                steps_per_epoch=steps_per_epoch,
-                total_steps=total_steps,
-            )
-        return feed.iterate_train(
-            self.strategy, start_step=self.step, place=self._workers.place_input
-        )
+    def _build_asynchronous(self, feed: Feed) -> Any:
+        return self._build(feed) if self._is_asynchronous else None
 
-    def _read_staleness(self) -> dict[str, float]:
-        return self._asynchronous.read_staleness() if self._asynchronous else {}
-
-    def _read_logs(self) -> dict[str, float]:
-        """Reads the losses and metrics of all workers."""
-        if self.num_workers == 1:
-            return self._read_own_logs()
-        logs = self._steps["logs_of_sums"](self._workers.sum(self._steps["read_sums"]()))
-        return {name: float(value) for name, value in logs.items()}
-
-    def _read_own_logs(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self._steps["read_logs"]().items()}
-
-    def _read_metrics(self) -> list[np.ndarray]:
-        """Reads the metrics' variables, summed over all workers."""
-        assert self._objective is not None
-        if self.num_workers == 1:
-            return [variable.numpy() for variable in self._list_metric_state()]
-        sums = self._workers.sum(self._steps["read_sums"]())
-        return [value.numpy() for value in split_sums(self.model, self._objective, sums)]
-
-    def _agree_to_stop(self) -> None:
-        """Lets all workers stop where one was asked to, or a callback of one wants it."""
-        self._stop_agreed, self.model.stop_training = self._workers.any(
-            self._stop_requested, self.model.stop_training
-        )
+    def _list_state(self) -> list[keras.Variable]:
+        """Returns the variables of a checkpoint."""
+        extra = self._steps.state if self._steps else []
+        return [*self.model.variables, *self.model.optimizer.variables, *extra]
 
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
@@ -539,8 +404,10 @@ class Trainer:
         callback_list: keras.callbacks.CallbackList | None = None,
         callbacks: Iterable[keras.callbacks.Callback] = (),
         verbose: int | str = 0,
-    ) -> dict[str, float]:
-        self._build(feed)
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float] | None:
+        """Returns the losses and metrics, or None if it was stopped before its end."""
+        of_model = self._build(feed)
         steps = steps or feed.num_steps
         verbose = self._find_verbosity(verbose)
         if callback_list is None:
@@ -552,85 +419,31 @@ class Trainer:
                 epochs=1,
                 steps=steps,
             )
-        saved = self._read_metrics()
-        self._reset_metrics()
+        saved = of_model.read_metrics()
+        of_model.reset_metrics()
         callback_list.on_test_begin()
-        if self._asynchronous:
-            iterator: Any = self._asynchronous.iterate_eval(feed, steps=steps)
-        else:
-            iterator = feed.iterate_eval(self.strategy, self._workers.place_input)
+        iterator = of_model.iterate_eval(feed, steps=steps)
         batch = 0
-        while steps is None or batch < steps:
+        while (steps is None or batch < steps) and not is_stopped():
             callback_list.on_test_batch_begin(batch)
             try:
-                self._steps["evaluate"](iterator)
+                of_model.evaluate(iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
             callback_list.on_test_batch_end(batch, {})
             batch += 1
-        logs = self._read_logs()
+        logs = None if is_stopped() else of_model.read_logs()
         callback_list.on_test_end(logs)
-        self._restore_metrics(saved)
+        of_model.write_metrics(saved)
         return logs
-
-    def _list_state(self) -> list[keras.Variable]:
-        extra = self._averager.state if self._averager else []
-        return [*self.model.variables, *self.model.optimizer.variables, *extra]
 
     def _must_read_together(self) -> bool:
         """Whether reading a variable takes all workers, so that all of them have to save it."""
         on_read = tf.VariableSynchronization.ON_READ
         return self.num_workers > 1 and any(
             getattr(variable.value, "synchronization", None) == on_read
-            for variable in self._list_state()
+            for variable in self.model.variables
         )
-
-    def _list_metric_state(self) -> list[keras.Variable]:
-        assert self._objective is not None
-        return list_metric_variables(self.model, self._objective)
-
-    def _reset_metrics(self) -> None:
-        assert self._objective is not None
-        for metric in [*self._objective.metrics, *list_metrics(self.model)]:
-            metric.reset_state()
-
-    def _restore(self) -> dict[str, Any] | None:
-        """Restores the checkpoint that the chief finds whole, on every worker."""
-        if self._checkpoints is None:
-            return None
-        state = self._checkpoints.restore(self._list_state()) if self.is_chief else None
-        step = self._workers.ask_chief(state["step"] if state else -1)
-        if step >= 0 and not self.is_chief:
-            state = self._restore_step_of_chief(step)
-        if state is not None:
-            self.step = self.resumed_from_step = state["step"]
-            self._restore_metrics(state["metrics"])
-        return state
-
-    def _restore_step_of_chief(self, step: int) -> dict[str, Any]:
-        assert self._checkpoints is not None
-        try:
-            return self._checkpoints.restore_step(step, self._list_state())
-        except (tf.errors.NotFoundError, OSError) as error:
-            if self.is_chief:
-                raise
-            raise TfdistError(
-                f"Worker {self._workers.index} does not find the chief's checkpoint of step {step} "
-                f"in {self._checkpoints.directory}. Put --run_dir where all workers see it."
-            ) from error
-
-    def _restore_metrics(self, values: Sequence[Any]) -> None:
-        """Gives the metrics' variables back the values that `_read_metrics` read."""
-        self._steps["write_metrics"](
-            [
-                tf.constant(value, variable.dtype, variable.shape)
-                for value, variable in zip(values, self._list_metric_state(), strict=True)
-            ]
-        )
-
-    def _describe_last_good(self) -> str:
-        steps = self._checkpoints.list_steps() if self._checkpoints else []
-        return f"The checkpoint of step {steps[-1]} is kept." if steps else "No checkpoint yet."
 
 
 def _aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
@@ -650,14 +463,3 @@ def _aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.V
             tf.VariableAggregation.MEAN if floating else tf.VariableAggregation.ONLY_FIRST_REPLICA
         )
     return next_creator(**arguments)
-
-
-def _unwrap_inputs(feed: Feed) -> Feed:
-    """Leaves only the inputs of a feed's evaluation batches."""
-
-    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return feed.make_eval(context).map(
-            lambda batch, num_valid: (keras.utils.unpack_x_y_sample_weight(batch)[0], num_valid)
-        )
-
-    return dataclasses.replace(feed, make_eval=make_eval)

@@ -1,19 +1,68 @@
-"""Averages the weights of workers that train by themselves (local SGD)."""
+"""Local SGD: workers that train by themselves and average their weights now and then."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.training.objective import Objective
+from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers
+
+
+class LocalSteps(SynchronousSteps):
+    """What a trainer does at its steps under a `LocalSgdStrategy` of several workers.
+
+    Each step is the worker's own. After every `sync_every`-th one, and at the end of an epoch,
+    the workers' weights become their mean.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        strategy: LocalSgdStrategy,
+        workers: Workers,
+    ):
+        super().__init__(model, objective, strategy, workers)
+        self._sync_every = strategy.sync_every
+        self._averager = WeightAverager(model, strategy, workers)
+        self._is_settled = True
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        return self._averager.state
+
+    def begin(self, *, restored: bool) -> None:
+        self._averager.begin(restored=restored)
+
+    def train(self, iterator: Any) -> float:
+        loss, num_examples = self._train(iterator)
+        self._averager.count(float(num_examples))
+        self._is_settled = False
+        return float(loss)
+
+    def settle(self, step: int, *, is_last: bool) -> bool:
+        if is_last or step % self._sync_every == 0:
+            self._averager.average()
+            self._is_settled = True
+        return self._is_settled
+
+    def read_training_logs(self) -> dict[str, float]:
+        """Returns the logs of all workers; between two averagings, of this one alone."""
+        return self.read_logs() if self._is_settled else self._read_own_logs()
+
+    def prepare_checkpoint(self) -> None:
+        self._averager.collect()
 
 
 class WeightAverager:
     """Makes the workers' weights their mean, weighted by the examples each has seen.
 
-    Every method but `is_due` and `count` communicates: all workers call it at the same step.
+    Every method but `count` communicates: all workers call it at the same step.
 
     Args:
       model: the worker's model, every variable of it and of its optimiser created.
@@ -47,10 +96,6 @@ class WeightAverager:
         """What a checkpoint holds besides the model and its optimiser, `collect` called before."""
         momentum = [self._momentum] if self._has_outer_step else []
         return momentum + ([self._slots_of_workers] if self._own.size else [])
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether the weights are to be averaged after a step."""
-        return step % self._strategy.sync_every == 0
 
     def count(self, num_examples: float) -> None:
         """Adds to the examples that this worker has seen since the last average."""

@@ -1,0 +1,180 @@
+"""A run that was stopped, however and wherever, ends as the one that was not."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist import Trainer
+
+EXAMPLES, BATCH = 40, 8  # 5 steps an epoch
+EPOCHS = 12
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends training as a crash would, when an event has happened so many times."""
+
+    def __init__(self, event, count):
+        super().__init__()
+        self._left = count
+        setattr(self, event, self._count)
+
+    def _count(self, *_, logs=None):
+        self._left -= 1
+        if self._left == 0:
+            raise InterruptedError
+
+
+class Counter(keras.callbacks.Callback):
+    """A user's own callback that remembers something."""
+
+    epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+    def get_state(self):
+        return {"epochs": self.epochs}
+
+    def set_state(self, state):
+        self.epochs = state["epochs"]
+
+
+def _make_model():
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def _fit(directory, *extra, **options):
+    x = np.random.default_rng(0).normal(size=[EXAMPLES, 4]).astype("f4")
+    y = np.random.default_rng(1).normal(size=[EXAMPLES, 1]).astype("f4")  # nothing to generalise
+    trainer = Trainer(_make_model, checkpoint_dir=str(directory), seed=3)
+    callbacks = [
+        keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau(patience=1, cooldown=1, factor=0.5),
+        Counter(),
+        *extra,
+    ]
+    trainer.fit(
+        x,
+        y,
+        validation_data=(x[::-1] * 0.9, y),
+        global_batch_size=BATCH,
+        epochs=EPOCHS,
+        callbacks=callbacks,
+        verbose=0,
+        **options,
+    )
+    return trainer, callbacks
+
+
+def _describe(trainer, callbacks):
+    early, plateau, counter, *_ = callbacks
+    return {
+        "step": trainer.step,
+        "weights": trainer.weights_sha256(),
+        "history": trainer.history.history,
+        "epochs": trainer.history.epoch,
+        "early": (early.best, early.wait, early.stopped_epoch, early.best_epoch),
+        "plateau": (plateau.best, plateau.wait, plateau.cooldown_counter),
+        "counted": counter.epochs,
+        "learning_rate": float(trainer.model.optimizer.learning_rate.numpy()),
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    found = _describe(*_fit(tmp_path_factory.mktemp("run")))
+    assert 0 < found["early"][2] < EPOCHS - 1, "no early stop: the test would show little"
+    assert found["learning_rate"] < 0.05
+    return found
+
+
+@pytest.mark.parametrize(
+    ("event", "counts"),
+    [
+        ("on_train_batch_begin", (7, 4, 9)),
+        ("on_train_batch_end", (6, 5, 1)),
+        ("on_test_batch_end", (8, 3)),
+        ("on_epoch_end", (3, 1, 4)),
+        ("on_train_end", (1,)),
+    ],
+)
+def test_a_crash_changes_nothing(tmp_path, uninterrupted, event, counts):
+    for count in counts:
+        with pytest.raises(InterruptedError):
+            _fit(tmp_path, Interrupt(event, count), checkpoint_every=2)
+    assert _describe(*_fit(tmp_path, checkpoint_every=2)) == uninterrupted
+
+
+class StopAt(keras.callbacks.Callback):
+    """Asks for a stop, as a signal would."""
+
+    def __init__(self, event, count):
+        super().__init__()
+        self._left = count
+        self.request_stop = None
+        setattr(self, event, self._count)
+
+    def _count(self, *_, logs=None):
+        self._left -= 1
+        if self._left == 0:
+            self.request_stop()
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "step", "epochs"),
+    [
+        ("on_train_batch_end", 7, 7, 1),
+        ("on_train_batch_end", 10, 10, 1),  # the last of an epoch: not validated yet
+        ("on_test_batch_begin", 8, 10, 1),  # in the midst of a validation
+        ("on_epoch_end", 2, 10, 2),
+    ],
+)
+def test_a_stop_changes_nothing(tmp_path, uninterrupted, event, count, step, epochs, monkeypatch):
+    stop = StopAt(event, count)
+    make = Trainer.__init__
+
+    def remember(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        stop.request_stop = self.request_stop
+
+    monkeypatch.setattr(Trainer, "__init__", remember)
+    trainer, _ = _fit(tmp_path, stop)
+    assert trainer.stop_requested
+    assert (trainer.step, len(trainer.history.epoch)) == (step, epochs)
+    stop.request_stop = None
+    trainer, callbacks = _fit(tmp_path)
+    assert trainer.resumed_from_step == step
+    assert _describe(trainer, callbacks) == uninterrupted
+
+
+def test_a_run_that_a_callback_ended_goes_on_when_asked_for_more(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")
+
+    def run(epochs, *callbacks):
+        trainer = Trainer(_make_model, checkpoint_dir=str(tmp_path))
+        trainer.fit(x, y, global_batch_size=8, epochs=epochs, callbacks=callbacks, verbose=0)
+        return trainer.step
+
+    assert run(4, Stop()) == 1
+    assert run(4) == 1
+    assert run(5) == 5
+
+
+def test_checkpoints_by_the_clock(tmp_path):
+    with pytest.raises(InterruptedError):
+        _fit(tmp_path / "some", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e-9)
+    again, _ = _fit(tmp_path / "some")
+    assert again.resumed_from_step == 7
+    with pytest.raises(InterruptedError):
+        _fit(tmp_path / "few", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e9)
+    again, _ = _fit(tmp_path / "few")
+    assert again.resumed_from_step == 5

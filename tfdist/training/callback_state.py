@@ -1,0 +1,77 @@
+"""What callbacks remember between epochs, so that a continued run decides as the one before.
+
+Keras's callbacks forget all of it in `on_train_begin`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+# What each of Keras's callbacks keeps, from the sources of Keras 3.15.
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
+    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+}
+
+
+def read_callbacks(
+    callbacks: Iterable[keras.callbacks.Callback],
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns what callbacks remember, as JSON-serialisable state and arrays.
+
+    That is: of EarlyStopping, ReduceLROnPlateau and ModelCheckpoint, and of a callback of the
+    user's that has `get_state()` -> JSON-serialisable and `set_state(state)`.
+    """
+    state: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for name, callback, attributes in _list_stateful(callbacks):
+        if hasattr(callback, "get_state"):
+            state[name] = callback.get_state()
+            continue
+        state[name] = {key: _to_json(getattr(callback, key)) for key in attributes}
+        for index, weight in enumerate(getattr(callback, "best_weights", None) or ()):
+            arrays[f"{name}/best_weights/{index:04d}"] = np.asarray(weight)
+    return state, arrays
+
+
+def write_callbacks(
+    callbacks: Iterable[keras.callbacks.Callback],
+    state: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Gives callbacks back what `read_callbacks` read from those of the same class and order."""
+    for name, callback, attributes in _list_stateful(callbacks):
+        if name not in state:
+            continue
+        if hasattr(callback, "set_state"):
+            callback.set_state(state[name])
+            continue
+        for key in attributes:
+            setattr(callback, key, state[name][key])
+        weights = [arrays[key] for key in sorted(arrays) if key.startswith(f"{name}/")]
+        if weights:
+            callback.best_weights = weights
+
+
+def _list_stateful(
+    callbacks: Iterable[keras.callbacks.Callback],
+) -> Iterator[tuple[str, Any, Sequence[str]]]:
+    """Yields each callback that remembers something: its name, itself, and what it keeps."""
+    seen: dict[str, int] = {}
+    for callback in callbacks:
+        attributes = next((a for kind, a in _ATTRIBUTES.items() if isinstance(callback, kind)), ())
+        if attributes or hasattr(callback, "get_state"):
+            kind = type(callback).__name__
+            seen[kind] = seen.get(kind, 0) + 1
+            yield f"{kind}/{seen[kind]}", callback, attributes
+
+
+def _to_json(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

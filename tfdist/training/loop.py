@@ -1,0 +1,284 @@
+"""The loop of `fit`: epochs of steps, validation, callbacks, checkpoints and stops."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfdist.errors import TrainingError
+from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.training.callback_state import read_callbacks, write_callbacks
+from tfdist.training.feed import Feed
+from tfdist.training.recovery import Recovery
+from tfdist.training.synchronous import SynchronousSteps
+from tfdist.training.workers import Workers
+
+
+@dataclass
+class Progress:
+    """Where a trainer is.
+
+    Attributes:
+      step: updates made.
+      resumed_from_step: the step of the checkpoint it started from, if it did.
+      is_asked_to_stop: whether this process was asked to stop.
+    """
+
+    step: int = 0
+    resumed_from_step: int | None = None
+    is_asked_to_stop: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the steps of a run are divided into epochs.
+
+    Attributes:
+      steps_per_epoch: steps of an epoch; the last one may have fewer.
+      total_steps: steps in all.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def num_epochs(self) -> int:
+        """The epochs, with the last one that may be shorter."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def count_steps(self, epoch: int) -> int:
+        """Returns the steps of an epoch."""
+        return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+
+
+@dataclass
+class Interval:
+    """When the next checkpoint is due.
+
+    Attributes:
+      steps: steps between two; 0 for none by steps.
+      seconds: seconds between two; 0 for none by the clock.
+    """
+
+    steps: int = 0
+    seconds: float = 0
+
+    def __post_init__(self):
+        self.reset(step=0)
+
+    def reset(self, *, step: int) -> None:
+        """Notes that there is one of this step now."""
+        self._step, self._time = step, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether one should be written after a step."""
+        if self.steps and step // self.steps > self._step // self.steps:
+            return True
+        return self.seconds > 0 and time.monotonic() - self._time >= self.seconds
+
+
+class FitLoop:
+    """One call of a trainer's `fit`, on every worker alike.
+
+    Args:
+      model: the trainer's.
+      steps: what happens at a step of it.
+      progress: the trainer's, moved on.
+      list_state: returns the variables of a checkpoint.
+      workers: the processes that train together.
+      recovery: where checkpoints go; None for none.
+      schedule: steps and epochs.
+      history: the trainer's.
+      callbacks: Keras's callbacks, the history among them.
+      interval: between checkpoints, besides one an epoch.
+      evaluate: validates and returns the logs, or None once its argument says that it was
+        stopped; None for no validation.
+
+    Attributes:
+      was_stopped: whether the workers agreed to stop because one was asked to.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        steps: SynchronousSteps | AsynchronousSteps,
+        progress: Progress,
+        list_state: Callable[[], list[keras.Variable]],
+        workers: Workers,
+        recovery: Recovery | None,
+        schedule: Schedule,
+        history: keras.callbacks.History,
+        callbacks: keras.callbacks.CallbackList,
+        interval: Interval,
+        evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
+    ):
+        self.was_stopped = False
+        self._model = model
+        self._steps = steps
+        self._progress = progress
+        self._list_state = list_state
+        self._workers = workers
+        self._recovery = recovery
+        self._schedule = schedule
+        self._history = history
+        self._callbacks = callbacks
+        self._interval = interval
+        self._evaluate = evaluate
+        # All steps of the present epoch are done, but its validation and end are not.
+        self._is_epoch_open = False
+        self._logs: dict[str, float] = {}
+
+    def run(self, feed: Feed, *, verbose: int) -> None:
+        """Trains to the end of the schedule, or until it is stopped."""
+        try:
+            self._run(feed, verbose=verbose)
+        except BaseException:
+            if self._recovery:
+                self._recovery.finish_writing()
+            raise
+
+    def _run(self, feed: Feed, *, verbose: int) -> None:
+        progress, schedule = self._progress, self._schedule
+        self._begin(feed, verbose=verbose)
+        if progress.step < schedule.total_steps:
+            iterator = self._steps.iterate_train(
+                feed,
+                start_step=progress.step,
+                steps_per_epoch=schedule.steps_per_epoch,
+                total_steps=schedule.total_steps,
+            )
+        while not self._is_over():
+            epoch = (progress.step - self._is_epoch_open) // schedule.steps_per_epoch
+            self._callbacks.on_epoch_begin(epoch)
+            if self._is_epoch_open:
+                self._logs = self._steps.read_training_logs()
+            else:
+                self._run_steps(epoch, iterator)
+            if self.was_stopped or not self._end_epoch(epoch):
+                self._save()
+                break
+        self._steps.wait()
+        if self._recovery:
+            self._recovery.wait()
+        self._callbacks.on_train_end(self._logs)
+
+    def _begin(self, feed: Feed, *, verbose: int) -> None:
+        """Starts from the newest checkpoint, or from where the trainer is."""
+        progress, history = self._progress, self._history
+        history.history = {}
+        self._model.stop_training = False
+        found = self._recovery.restore(self._list_state()) if self._recovery else None
+        self._steps.begin(restored=found is not None)
+        if found is None:
+            self._callbacks.on_train_begin()
+            return
+        progress.step, state, arrays = found
+        progress.resumed_from_step = progress.step
+        self._steps.write_metrics(state["metrics"])
+        self._interval.reset(step=progress.step)
+        self._callbacks.on_train_begin()
+        if verbose:
+            print(
+                f"Continuing after step {progress.step} of {self._schedule.total_steps}"
+                f"{feed.how_to_continue}."
+            )
+        write_callbacks(self._callbacks.callbacks, state["callbacks"], arrays)
+        history.epoch = list(state["history"]["epoch"])
+        history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
+        self._is_epoch_open = state["is_epoch_open"]
+        # Asked for more steps than the run that a callback ended, this one goes on.
+        same_end = state["total_steps"] == self._schedule.total_steps
+        self._model.stop_training = state["stop_training"] and same_end
+
+    def _is_over(self) -> bool:
+        done = self._progress.step >= self._schedule.total_steps and not self._is_epoch_open
+        return done or self._model.stop_training
+
+    def _run_steps(self, epoch: int, iterator: Any) -> None:
+        """Trains to the end of an epoch, or until all workers agree to stop."""
+        progress = self._progress
+        first = progress.step - epoch * self._schedule.steps_per_epoch
+        last = self._schedule.count_steps(epoch)
+        if first == 0:
+            self._steps.begin_epoch()
+        for batch in range(first, last):
+            self._callbacks.on_train_batch_begin(batch)
+            loss = self._steps.train(iterator)
+            progress.step += 1
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"The loss of step {progress.step} is {loss}. {self._describe_last_good()} "
+                    "Lower --learning_rate, clip the gradients, or check the data."
+                )
+            is_settled = self._steps.settle(progress.step, is_last=batch + 1 == last)
+            self._logs = self._steps.read_training_logs()
+            self._callbacks.on_train_batch_end(batch, self._logs)
+            if not is_settled:
+                continue
+            is_due = self._agree(save=self._interval.is_due(progress.step))
+            if batch + 1 == last:
+                self._is_epoch_open = True
+            if self.was_stopped or self._model.stop_training:
+                return
+            if is_due and batch + 1 < last:
+                self._save()
+
+    def _end_epoch(self, epoch: int) -> bool:
+        """Validates and ends an epoch; returns False if it was stopped before or after that."""
+        if self._evaluate is not None:
+            logs = self._evaluate(self._is_stopped_alone)
+            if logs is None:
+                self._agree()
+                return False
+            self._logs |= {f"val_{name}": value for name, value in logs.items()}
+        self._callbacks.on_epoch_end(epoch, self._logs)
+        self._is_epoch_open = False
+        self._agree()
+        if not self.was_stopped:
+            self._save()
+        return not self.was_stopped
+
+    def _is_stopped_alone(self) -> bool:
+        """Whether a stop was asked for that no other worker has to agree to."""
+        return self._workers.count == 1 and self._progress.is_asked_to_stop
+
+    def _agree(self, *, save: bool = False) -> bool:
+        """Lets all workers stop where one was asked to, or a callback of one wants it.
+
+        Returns:
+          Whether one of them wants a checkpoint.
+        """
+        stop, self._model.stop_training, save = self._workers.any(
+            self._progress.is_asked_to_stop, self._model.stop_training, save
+        )
+        self.was_stopped = stop
+        return save
+
+    def _save(self) -> None:
+        """Begins to write a checkpoint of the present step, if there is a place for them."""
+        if self._recovery is None:
+            return
+        self._steps.prepare_checkpoint()
+        callbacks, arrays = read_callbacks(self._callbacks.callbacks)
+        history = self._history
+        self._recovery.save(
+            step=self._progress.step,
+            variables=self._list_state(),
+            arrays=arrays,
+            state={
+                "history": {"epoch": history.epoch, "logs": history.history},
+                "metrics": [value.tolist() for value in self._steps.read_metrics()],
+                "callbacks": callbacks,
+                "is_epoch_open": self._is_epoch_open,
+                "stop_training": self._model.stop_training,
+                "total_steps": self._schedule.total_steps,
+            },
+        )
+        self._interval.reset(step=self._progress.step)
+
+    def _describe_last_good(self) -> str:
+        return self._recovery.describe_newest() if self._recovery else "No checkpoint yet."

@@ -1,0 +1,192 @@
+"""What a trainer does at its steps under a synchronous strategy, on one worker or several."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training.feed import Feed
+from tfdist.training.objective import Objective
+from tfdist.training.step import (
+    list_metric_variables,
+    make_eval_step,
+    make_logs_of_sums,
+    make_predict_step,
+    make_read_logs,
+    make_read_sums,
+    make_train_step,
+    make_write_metrics,
+    reset_metrics,
+    split_sums,
+)
+from tfdist.training.workers import Workers
+
+
+class SynchronousSteps:
+    """The compiled steps of a model, and the sums of its losses and metrics.
+
+    `LocalSteps` and `AsynchronousSteps` do the same for the other kinds of training.
+
+    Args:
+      model: a compiled and built model, made in the strategy's scope.
+      objective: its losses.
+      strategy: the strategy.
+      workers: the processes that train together.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        strategy: tf.distribute.Strategy,
+        workers: Workers,
+    ):
+        self._model = model
+        self._objective = objective
+        self._strategy = strategy
+        self._workers = workers
+        self._train = make_train_step(model, objective, strategy)
+        self._evaluate = make_eval_step(model, objective, strategy)
+        self._write_metrics = make_write_metrics(
+            model, objective, strategy, is_chief=workers.is_chief
+        )
+        self._read_logs = make_read_logs(model, objective)
+        self._read_sums = make_read_sums(model, objective, strategy, is_chief=workers.is_chief)
+        self._logs_of_sums = make_logs_of_sums(model, objective)
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """What a checkpoint holds besides the model and its optimiser."""
+        return []
+
+    def begin(self, *, restored: bool) -> None:
+        """Makes ready for training, from the start or from a checkpoint."""
+
+    def iterate_train(
+        self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
+    ) -> Any:
+        """Returns what `train` takes: the global batches from `start_step` on."""
+        return feed.iterate_train(
+            self._strategy, start_step=start_step, place=self._workers.place_input
+        )
+
+    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
+        """Returns what `evaluate` takes, for at most `steps` steps."""
+        return feed.iterate_eval(self._strategy, self._workers.place_input)
+
+    def train(self, iterator: Any) -> float:
+        """Trains on the next global batch and returns its loss."""
+        loss, _ = self._train(iterator)
+        return float(loss)
+
+    def settle(self, step: int, *, is_last: bool) -> bool:
+        """Returns whether the workers hold one model after a step, the last of its epoch or not.
+
+        Only then can they stop, or write a checkpoint.
+        """
+        return True
+
+    def evaluate(self, iterator: Any) -> None:
+        """Adds the next global batch of an evaluation to the metrics.
+
+        Raises:
+          StopIteration, tf.errors.OutOfRangeError: there is none left.
+        """
+        self._evaluate(iterator)
+
+    def read_logs(self) -> dict[str, float]:
+        """Returns the losses and metrics of everything that all workers have seen."""
+        if self._workers.count == 1:
+            return self._read_own_logs()
+        logs = self._logs_of_sums(self._workers.sum(self._read_sums()))
+        return {name: float(value) for name, value in logs.items()}
+
+    def read_training_logs(self) -> dict[str, float]:
+        """Returns what callbacks are told after a training step."""
+        return self.read_logs()
+
+    def read_metrics(self) -> list[np.ndarray]:
+        """Returns the values of the metrics' variables, summed over all workers."""
+        if self._workers.count == 1:
+            variables = list_metric_variables(self._model, self._objective)
+            return [variable.numpy() for variable in variables]
+        sums = self._workers.sum(self._read_sums())
+        return [value.numpy() for value in split_sums(self._model, self._objective, sums)]
+
+    def write_metrics(self, values: Sequence[Any]) -> None:
+        """Sets the metrics' variables to values that `read_metrics` returned."""
+        variables = list_metric_variables(self._model, self._objective)
+        self._write_metrics(
+            [
+                tf.constant(value, variable.dtype, variable.shape)
+                for value, variable in zip(values, variables, strict=True)
+            ]
+        )
+
+    def reset_metrics(self) -> None:
+        """Forgets what was seen."""
+        reset_metrics(self._model, self._objective)
+
+    def begin_epoch(self) -> None:
+        """Forgets what was seen, and whatever else is counted by the epoch."""
+        self.reset_metrics()
+
+    def prepare_checkpoint(self) -> None:
+        """Brings `state` up to date; all workers call it."""
+
+    def wait(self) -> None:
+        """Waits until no step is in flight."""
+
+    def count_traces(self) -> dict[str, int]:
+        """Returns how often each step was traced."""
+        return {
+            "train": self._train.experimental_get_tracing_count(),
+            "evaluate": self._evaluate.experimental_get_tracing_count(),
+            "read_logs": self._read_logs.experimental_get_tracing_count(),
+        }
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns what only this kind of training has to say for a run's summary."""
+        return {}
+
+    def _read_own_logs(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._read_logs().items()}
+
+
+class SynchronousPrediction:
+    """The compiled prediction of a model, which needs no losses.
+
+    Args:
+      model, strategy, workers: as of `SynchronousSteps`.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers):
+        self._strategy = strategy
+        self._workers = workers
+        self._predict = make_predict_step(model, strategy)
+
+    def iterate_predict(self, feed: Feed) -> Any:
+        """Returns what `predict` takes."""
+        return _select_inputs(feed).iterate_eval(self._strategy, self._workers.place_input)
+
+    def predict(self, iterator: Any) -> list[tuple[Any, tf.Tensor]]:
+        """Returns each replica's outputs for the next batch, and how many of their rows count.
+
+        Raises:
+          StopIteration, tf.errors.OutOfRangeError: there is none left.
+        """
+        return self._predict(iterator)
+
+
+def _select_inputs(feed: Feed) -> Feed:
+    """Leaves only the inputs of a feed's evaluation batches."""
+
+    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return feed.make_eval(context).map(
+            lambda batch, num_valid: (keras.utils.unpack_x_y_sample_weight(batch)[0], num_valid)
+        )
+
+    return dataclasses.replace(feed, make_eval=make_eval)
