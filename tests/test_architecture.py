@@ -14,7 +14,7 @@ LAYERS = [
     {"options"},
     {"cluster", "devices", "flags"},
     {"_keeper", "_keeper_client", "_logs", "_machine"},
-    {"strategies", "probe"},
+    {"strategies", "probe", "stopping"},
     {"data"},
     {"pictures"},
     {"training", "placement"},

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError, make_unknown_name_error
@@ -453,6 +454,21 @@ def split_address(address: str) -> tuple[str, int]:
 def read_environment() -> Mapping[str, str]:
     """Returns a copy of this process's environment."""
     return dict(os.environ)
+
+
+def find_metadata_host() -> str | None:
+    """Returns where Google Cloud's metadata server answers, or None on other machines.
+
+    GCE_METADATA_HOST names another one, as for Google's own libraries.
+    """
+    named = os.environ.get("GCE_METADATA_HOST")
+    if named:
+        return named
+    try:
+        product = Path("/sys/class/dmi/id/product_name").read_text()
+    except OSError:
+        return None
+    return "metadata.google.internal" if product.strip() == "Google Compute Engine" else None
 
 
 def set_tf_config(config: ClusterConfig) -> None:

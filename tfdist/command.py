@@ -1,19 +1,17 @@
-"""Runs a command: help, errors of one line, exit status, signals."""
+"""Runs a command: help, errors of one line, exit status."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from tfdist import cluster
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.flags import format_help, parse_train_flags
 from tfdist.options import TrainOptions
+from tfdist.stopping import EXIT_INTERRUPTED
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 def run_command(
@@ -68,19 +66,6 @@ def start_tensorflow_quietly() -> None:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def stop_on_interrupt(request_stop: Callable[[], None]) -> None:
-    """Calls `request_stop` at the first Ctrl-C or SIGTERM; a second one interrupts at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        for stop in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(stop, signal.default_int_handler)
-        print("\nStopping after this step (Ctrl-C again: at once) ...", file=sys.stderr)
-        request_stop()
-
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, handle)
 
 
 def _print_error(error: BaseException) -> None:

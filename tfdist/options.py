@@ -5,8 +5,11 @@ what it may be. `tfdist.flags` turns the fields into flags and the flags into th
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+from tfdist.errors import TfdistError
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -201,10 +204,16 @@ class RunOptions:
         metavar="DIR",
         result=False,
     )
-    checkpoint_every: int = option(
-        0, "steps between checkpoints, besides one an epoch; 0 for none besides", result=False
+    checkpoint_every: str = option(
+        "0",
+        "steps, or seconds as in 90s, between checkpoints, besides one an epoch; 0 for none",
+        metavar="N|Ns",
+        result=False,
     )
     keep_checkpoints: int = option(3, "newest checkpoints that stay", result=False)
+    grace_period_s: float = option(
+        25.0, "seconds from SIGTERM to the end, checkpoint included", result=False
+    )
     log_every: int = option(
         0, "steps between lines of metrics.jsonl, besides one an epoch; 0 for none", result=False
     )
@@ -226,6 +235,23 @@ class TrainOptions:
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
     run: RunOptions = RunOptions()
+
+    def parse_checkpoint_every(self) -> tuple[int, float]:
+        """Returns the steps and the seconds between checkpoints; 0 for none.
+
+        >>> TrainOptions(run=RunOptions(checkpoint_every="90s")).parse_checkpoint_every()
+        (0, 90.0)
+
+        Raises:
+          TfdistError: it is neither.
+        """
+        text = self.run.checkpoint_every
+        match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", text)
+        if match is None:
+            raise TfdistError(
+                f"--checkpoint_every={text} is neither steps, as in 500, nor seconds, as in 90s."
+            )
+        return int(match[1] or 0), float(match[2] or 0)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns group -> field -> value, ready for JSON."""

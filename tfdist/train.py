@@ -3,15 +3,20 @@
 TensorFlow is imported when a run starts, so that `--help` and a mistyped flag answer at once.
 """
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from tfdist.command import EXIT_INTERRUPTED, run_command, stop_on_interrupt
+from tfdist.command import run_command
 from tfdist.options import TrainOptions
+from tfdist.stopping import StopSignals, watch_for_maintenance
 
 if TYPE_CHECKING:
+    import keras
+
     from tfdist.assembly import Data
+    from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
@@ -30,7 +35,7 @@ def run_training(options: TrainOptions) -> int:
       options: the run.
 
     Returns:
-      0, or 130 if Ctrl-C or SIGTERM ended it after a checkpoint.
+      0, or after a checkpoint 130 for Ctrl-C and 143 for SIGTERM.
 
     Raises:
       TfdistError: bad input; nothing was written.
@@ -39,18 +44,17 @@ def run_training(options: TrainOptions) -> int:
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
     from tfdist.strategies.parameter_server import run_server
-    from tfdist.training import callbacks
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
     started = time.perf_counter()
     training, run = options.training, RunDirectory(options.run.run_dir)
+    options.parse_checkpoint_every()
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
         return run_server(cluster)
     strategy = assembly.build_strategy(options)
-    augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
     total_steps = training.max_steps or training.epochs * epoch_steps
@@ -69,41 +73,53 @@ def run_training(options: TrainOptions) -> int:
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
+    with contextlib.ExitStack() as claimed:
+        if trainer.is_chief:
+            claimed.enter_context(
+                run.claim(
+                    {
+                        **options.to_dict(),
+                        "versions": _list_versions(),
+                        "devices": _list_devices(strategy),
+                        "cluster": dict(cluster.tasks) if cluster else None,
+                    },
+                    result=options.select_result(),
+                )
+            )
+        trainer.wait_for_all()
+        return _train(options, run, trainer, data, total_steps, started)
+
+
+def _train(
+    options: TrainOptions,
+    run: "RunDirectory",
+    trainer: "Trainer",
+    data: "Data",
+    total_steps: int,
+    started: float,
+) -> int:
+    """Trains in a run directory that is this process's own, and returns the exit status."""
+    from tfdist import assembly
+    from tfdist.training.callbacks import Throughput
+
+    training = options.training
+    signals = StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
+    watch_for_maintenance()
+    throughput = Throughput(training.global_batch_size)
     verbose = 1 if trainer.is_chief and not options.run.quiet else 0
-    if trainer.is_chief:
-        run.open(
-            {
-                **options.to_dict(),
-                "versions": _list_versions(),
-                "devices": _list_devices(strategy),
-                "cluster": dict(cluster.tasks) if cluster else None,
-            },
-            result=options.select_result(),
-        )
-    trainer.wait_for_all()
-    stop_on_interrupt(trainer.request_stop)
-    throughput = callbacks.Throughput(training.global_batch_size)
-    hooks: list[Any] = []
-    if trainer.is_chief:
-        hooks = [
-            callbacks.ProgressBar(),
-            throughput,
-            callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
-            callbacks.MarkBest(trainer),
-        ]
-        if options.run.tensorboard:
-            hooks.append(callbacks.make_tensorboard(run))
     if verbose:
         print(_describe_run(options, trainer, data, total_steps))
+    checkpoint_every, checkpoint_every_s = options.parse_checkpoint_every()
     trainer.fit(
         data.train,
         validation_data=data.val,
         global_batch_size=training.global_batch_size,
         epochs=training.epochs,
         max_steps=training.max_steps,
-        augmentation=augmentation,
-        callbacks=hooks,
-        checkpoint_every=options.run.checkpoint_every or None,
+        augmentation=assembly.build_augmentation(options),
+        callbacks=_make_callbacks(options, run, trainer, throughput) if trainer.is_chief else [],
+        checkpoint_every=checkpoint_every,
+        checkpoint_every_s=checkpoint_every_s,
         verbose=verbose,
     )
     if trainer.stop_requested:
@@ -112,7 +128,7 @@ def run_training(options: TrainOptions) -> int:
             "The same command continues the run.",
             file=sys.stderr,
         )
-        return EXIT_INTERRUPTED
+        return signals.exit_status
     summary = _finish(options, run, trainer, data)
     summary |= {
         "images_per_second": round(throughput.images_per_second, 2),
@@ -130,6 +146,23 @@ def run_training(options: TrainOptions) -> int:
             f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
         )
     return 0
+
+
+def _make_callbacks(
+    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", throughput: "Throughput"
+) -> "list[keras.callbacks.Callback]":
+    """Returns what fills the run directory and shows the progress, on the chief."""
+    from tfdist.training import callbacks
+
+    made = [
+        callbacks.ProgressBar(),
+        throughput,
+        callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
+        callbacks.MarkBest(trainer),
+    ]
+    if options.run.tensorboard:
+        made.append(callbacks.TensorBoardLog(run, trainer))
+    return made
 
 
 def _finish(

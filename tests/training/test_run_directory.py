@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -14,20 +16,25 @@ def run(request, path_with_spaces):
     return RunDirectory(f"{root}/run")
 
 
+def claim(run, options=None, result=RESULT):
+    with run.claim(options or {}, result=result):
+        pass
+
+
 def test_the_same_command_continues(run):
-    run.open({"versions": {}}, result=RESULT)
-    run.open({"versions": {}}, result=RESULT)
+    for _ in range(2):
+        claim(run, {"versions": {}})
 
 
 def test_another_command_is_refused_and_nothing_is_written(run):
-    run.open({"versions": {"tfdist": 1}}, result=RESULT)
+    claim(run, {"versions": {"tfdist": 1}})
     with pytest.raises(TfdistError, match=r"another command: --seed=1 \(there: 0\)\. Give the"):
-        run.open({"versions": {"tfdist": 2}}, result={**RESULT, "seed": 1})
-    run.open({}, result=RESULT)
+        claim(run, {"versions": {"tfdist": 2}}, result={**RESULT, "seed": 1})
+    claim(run)
 
 
 def test_metrics_continue_without_gap_or_duplicate(run):
-    run.open({}, result=RESULT)
+    claim(run)
     assert list(run.read_metrics()) == []
     for step in (10, 20, 30):
         run.append_metrics({"step": step, "loss": 1 / step})
@@ -48,7 +55,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 
 def test_a_place_that_cannot_be_written_costs_one_line():
     with pytest.raises(TfdistError, match="Cannot write to --run_dir=/proc/run.*permissions"):
-        RunDirectory("/proc/run").open({}, result=RESULT)
+        claim(RunDirectory("/proc/run"))
 
 
 def test_writes_the_summary_and_pictures(tmp_path):
@@ -56,3 +63,22 @@ def test_writes_the_summary_and_pictures(tmp_path):
     run.write_summary({"loss": 1.5})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": 1.5}
     assert run.write_sample("a", b"png") == f"{tmp_path}/samples/a.png"
+
+
+def test_the_lock_dies_with_its_owner(path_with_spaces):
+    run = RunDirectory(str(path_with_spaces / "run"))
+    code = (
+        "import sys, time\n"
+        "from tfdist.training.run_lock import hold_run_lock\n"
+        "with hold_run_lock(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    claim(run)
+    owner = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE)
+    try:
+        assert owner.stdout.readline() == b"held\n"
+        with pytest.raises(TfdistError, match=f"is in use by process {owner.pid} on "):
+            claim(run)
+    finally:
+        owner.kill()
+        owner.communicate()
+    claim(run)

@@ -4,7 +4,9 @@ import time
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist.training.events import forget_events_after
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 
@@ -114,9 +116,40 @@ class MarkBest(keras.callbacks.Callback):
             self._trainer.mark_best_checkpoint()
 
 
-def make_tensorboard(run: RunDirectory) -> keras.callbacks.TensorBoard:
-    """Returns the callback that writes an epoch's losses and metrics for TensorBoard."""
-    return keras.callbacks.TensorBoard(run.tensorboard, write_graph=False)
+class TensorBoardLog(keras.callbacks.Callback):
+    """Writes an epoch's losses and metrics for TensorBoard, training and validation apart.
+
+    Unlike Keras's callback it takes away what was written after the checkpoint that a run
+    continues from, so that no curve doubles back.
+
+    Args:
+      run: the run's directory.
+      trainer: whose step is the curves' axis.
+    """
+
+    def __init__(self, run: RunDirectory, trainer: Trainer):
+        super().__init__()
+        self._run = run
+        self._trainer = trainer
+        self._writers: dict[str, Any] = {}
+
+    def on_train_begin(self, logs=None):
+        for part in ("train", "validation"):
+            directory = f"{self._run.tensorboard}/{part}"
+            forget_events_after(directory, self._trainer.step)
+            self._writers[part] = tf.summary.create_file_writer(directory)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        for name, value in (logs or {}).items():
+            part = "validation" if name.startswith("val_") else "train"
+            with self._writers[part].as_default():
+                tf.summary.scalar(name.removeprefix("val_"), value, step=self._trainer.step)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def on_train_end(self, logs=None):
+        for writer in self._writers.values():
+            writer.close()
 
 
 def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:

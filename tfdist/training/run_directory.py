@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.training.checkpoints import write_atomically
+from tfdist.training.run_lock import hold_run_lock
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class RunDirectory:
         """The saved model."""
         return f"{self.path}/model.keras"
 
-    def open(self, options: Mapping[str, Any], *, result: Mapping[str, Any]) -> None:
-        """Claims the directory for a command, or checks that it is this command's.
+    @contextlib.contextmanager
+    def claim(self, options: Mapping[str, Any], *, result: Mapping[str, Any]) -> Iterator[None]:
+        """Keeps the directory for this process and its command while the context lasts.
 
         Args:
           options: everything to record in `options.json`.
@@ -46,8 +48,18 @@ class RunDirectory:
             that continues a run has the same.
 
         Raises:
-          TfdistError: the directory holds another command's run, or cannot be written.
+          TfdistError: the directory holds another command's run, is in use by another process,
+            or cannot be written.
         """
+        try:
+            tf.io.gfile.makedirs(self.path)
+        except tf.errors.OpError as error:
+            raise TfdistError(self._describe_failure(error)) from error
+        with hold_run_lock(self.path):
+            self._record(options, result)
+            yield
+
+    def _record(self, options: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         path = f"{self.path}/options.json"
         try:
             if tf.io.gfile.exists(path):
@@ -55,7 +67,6 @@ class RunDirectory:
                     before = json.loads(file.read())["result"]
                 if before != result:
                     raise TfdistError(self._describe_difference(before, result))
-            tf.io.gfile.makedirs(self.path)
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
         except tf.errors.OpError as error:
             raise TfdistError(self._describe_failure(error)) from error

@@ -1,0 +1,109 @@
+"""Ctrl-C, SIGTERM and a cloud's notice: how a run is asked to stop, and by when."""
+
+import os
+import signal
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from types import FrameType
+
+from tfdist import cluster
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_ASK_EVERY_S = 5.0
+_ASK_TIMEOUT_S = 5.0
+
+
+class StopSignals:
+    """Asks for a stop at the first Ctrl-C or SIGTERM.
+
+    A second Ctrl-C interrupts at once. After SIGTERM the process ends when the grace period is
+    over, whatever it is doing then: better with the last checkpoint than killed within the next.
+
+    Args:
+      request_stop: called at the first signal.
+      grace_period_s: seconds from SIGTERM to the end of the process.
+    """
+
+    def __init__(self, request_stop: Callable[[], None], *, grace_period_s: float):
+        self._request_stop = request_stop
+        self._grace_period_s = grace_period_s
+        self._interrupted = False
+        self._deadline: threading.Timer | None = None
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    @property
+    def exit_status(self) -> int:
+        """130 after Ctrl-C; 143 after SIGTERM, and where another worker was told to stop."""
+        return EXIT_INTERRUPTED if self._interrupted else EXIT_TERMINATED
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _say("Stopping after this step (Ctrl-C again: at once) ...")
+        elif self._deadline is None:
+            self._deadline = threading.Timer(self._grace_period_s, self._end)
+            self._deadline.daemon = True
+            self._deadline.start()
+            _say(f"Stopping within {self._grace_period_s:g} s, after a checkpoint ...")
+        self._request_stop()
+
+    def _end(self) -> None:
+        _say(
+            f"tfdist: The grace period of {self._grace_period_s:g} s is over before the "
+            "checkpoint was written. The same command continues from the one before."
+        )
+        os._exit(EXIT_TERMINATED)
+
+
+def watch_for_maintenance() -> threading.Thread | None:
+    """Sends this process SIGTERM when Google Cloud announces that its machine will go.
+
+    Asks the machine's metadata server every 5 s, in a thread that ends with the process; does
+    nothing elsewhere. A live migration is not a reason to stop.
+
+    Returns:
+      The thread, or None on other machines.
+
+    Source: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice and
+      https://cloud.google.com/compute/docs/instances/create-use-spot
+    """
+    host = cluster.find_metadata_host()
+    if host is None:
+        return None
+    thread = threading.Thread(target=_watch, args=(host,), name="maintenance", daemon=True)
+    thread.start()
+    return thread
+
+
+def _watch(host: str) -> None:
+    pause = threading.Event()
+    while not pause.wait(_ASK_EVERY_S):
+        if _ask(host, "preempted") == "TRUE":
+            _say("Google Cloud takes this machine back.")
+        elif _ask(host, "maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
+            _say("Google Cloud will shut this machine down for maintenance.")
+        else:
+            continue
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+
+def _ask(host: str, key: str) -> str:
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_ASK_TIMEOUT_S) as answer:
+            return answer.read().decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}", file=sys.stderr, flush=True)
