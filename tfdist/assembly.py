@@ -93,6 +93,7 @@ def build_data(options: TrainOptions) -> Data:
         ignore_label=data.ignore_label,
         class_names=data.class_names or None,
         seed=options.training.seed,
+        on_bad_example=data.on_bad_example,
         cache=data.cache,
         quiet=options.run.quiet,
     )

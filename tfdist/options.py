@@ -139,6 +139,12 @@ class DataOptions:
         "weigh classes by how rare their pixels are",
         choices=("none", "sqrt", "median_frequency"),
     )
+    on_bad_example: str = option(
+        "fail",
+        "folder: what to do with an image or mask that cannot be used; skip reads all at the "
+        "start, names the bad ones and leaves them out",
+        choices=("fail", "skip"),
+    )
     cache: str = option(
         "auto",
         "where decoded and resized examples are kept",

@@ -191,6 +191,7 @@ def _finish(
         "epochs": len(trainer.history.epoch),
         "loss": history["loss"][-1] if history.get("loss") else None,
         **metrics,
+        "skipped_examples": data.train.num_skipped + data.val.num_skipped,
         "best_step": best_step,
         "resumed_from_step": trainer.resumed_from_step,
         "peak_memory_bytes": measure_peak_memory(),

@@ -1,3 +1,4 @@
+import pathlib
 import struct
 import uuid
 import zlib
@@ -7,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data.cache import cache_source
-from tfdist.data.folder import make_folder
+from tfdist.data.folder import leave_out_bad, make_folder
 from tfdist.data.graph_errors import as_user_error
 from tfdist.data.masks import MaskFormatError, decode_mask
 from tfdist.data.pipeline import make_eval_dataset
@@ -240,3 +241,20 @@ def test_refuses_impossible_classes(data_dir):
         make_folder(data_dir, "train", (8, 8), 1)
     with pytest.raises(TfdistError, match=r"name 3 classes with 2 names \(a, b\)"):
         make_folder(data_dir, "train", (8, 8), 3, class_names=("a", "b"))
+
+
+def test_bad_ones_are_left_out_on_request(data_dir, caplog):
+    whole = make_folder(str(data_dir), "train", (12, 16), 3)
+    path = pathlib.Path(whole.pairs[1][0])
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(TfdistError, match=f"Cannot decode the image .*{path.name}"):
+        list(whole.read_examples())
+    source = leave_out_bad(whole)
+    assert source.pairs == tuple(pair for i, pair in enumerate(whole.pairs) if i != 1)
+    assert (source.num_examples, source.num_skipped) == (whole.num_examples - 1, 1)
+    assert path.name in caplog.text
+    assert cache_source(source, "memory", quiet=True).num_skipped == 1
+    for image, _ in source.pairs:
+        pathlib.Path(image).write_bytes(b"")
+    with pytest.raises(TfdistError, match="None of the .* examples can be used"):
+        leave_out_bad(source)

@@ -164,7 +164,7 @@ def continue_a_run(strategy):
                 self.model.stop_training = True
 
     trainer, _ = train_constant(
-        strategy, "momentum", 50, checkpoint_dir=directory, callbacks=[Stop()]
+        strategy, "momentum", 60, checkpoint_dir=directory, callbacks=[Stop()]
     )
     stopped_at = trainer.step
     trainer, found = train_constant(strategy, "momentum", 50, checkpoint_dir=directory)

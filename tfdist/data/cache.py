@@ -35,6 +35,7 @@ class SequentialSource(abc.ABC):
       num_classes: number of classes.
       class_names: their names, or None.
       ignore_label: label that neither loss nor metrics see, or None.
+      num_skipped: examples that are left out because they could not be read.
     """
 
     num_examples: int
@@ -42,6 +43,7 @@ class SequentialSource(abc.ABC):
     num_classes: int
     class_names: tuple[str, ...] | None = None
     ignore_label: int | None = None
+    num_skipped: int = 0
 
     @abc.abstractmethod
     def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -159,6 +161,7 @@ def cache_source(
         num_classes=source.num_classes,
         class_names=source.class_names,
         ignore_label=source.ignore_label,
+        num_skipped=source.num_skipped,
         images=images,
         masks=masks,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdist.data.cache import SequentialSource
 from tfdist.data.graph_errors import make_graph_error
@@ -65,6 +66,29 @@ def make_folder(
         class_names=class_names,
         ignore_label=ignore_label,
         pairs=tuple(pairs),
+    )
+
+
+def leave_out_bad(source: "FolderSource") -> "FolderSource":
+    """Returns a source without the examples that cannot be used; reads every file once.
+
+    Each is named in a warning, and counted in `num_skipped`.
+
+    Raises:
+      TfdistError: none can be used.
+    """
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        problems = list(pool.map(source.find_problem, range(source.num_examples)))
+    for problem in filter(None, problems):
+        logging.warning("Left out: %s", problem)
+    pairs = tuple(pair for pair, problem in zip(source.pairs, problems, strict=True) if not problem)
+    if not pairs:
+        raise TfdistError(f"None of the {len(problems)} examples can be used. {problems[0]}")
+    return dataclasses.replace(
+        source,
+        pairs=pairs,
+        num_examples=len(pairs),
+        num_skipped=source.num_examples - len(pairs),
     )
 
 
@@ -132,6 +156,14 @@ class FolderSource(SequentialSource, Source):
                 )
             self._check_labels(mask_path, mask)
             return resize_example(image, mask, self.image_size)
+
+    def find_problem(self, index: int) -> str | None:
+        """Returns why an example cannot be used, naming the file, or None."""
+        try:
+            self.read_example(index)
+        except TfdistError as error:
+            return str(error)
+        return None
 
     def get_fingerprint(self) -> str:
         """Returns a hash of the files' names, sizes and times of change."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tfdist.data.cache import SequentialSource, cache_source
-from tfdist.data.folder import make_folder
+from tfdist.data.folder import leave_out_bad, make_folder
 from tfdist.data.shapes import make_shapes
 from tfdist.data.source import Source
 from tfdist.data.tfds_source import make_tfds
@@ -28,6 +28,7 @@ def make_source(
     class_names: tuple[str, ...] | None = None,
     num_examples: int | None = None,
     seed: int = 0,
+    on_bad_example: str = "fail",
     cache: str = "auto",
     cache_dir: str | None = None,
     quiet: bool = False,
@@ -44,6 +45,8 @@ def make_source(
       class_names: as above.
       num_examples: the size of "shapes", a cap for the others.
       seed: of "shapes".
+      on_bad_example: of "folder": "fail", or "skip", which reads every file once at the start
+        and leaves out those that cannot be used.
       cache: see `cache_source`.
       cache_dir: see `cache_source`.
       quiet: show no progress bar.
@@ -70,6 +73,7 @@ def make_source(
         class_names=class_names,
         num_examples=num_examples,
         seed=seed,
+        on_bad_example=on_bad_example,
         cache=cache,
     )
     kind, colon, name = dataset.partition(":")
@@ -91,6 +95,7 @@ class _Request:
     class_names: tuple[str, ...] | None
     num_examples: int | None
     seed: int
+    on_bad_example: str
     cache: str
 
 
@@ -118,6 +123,8 @@ def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
         class_names=request.class_names,
         max_examples=request.num_examples,
     )
+    if request.on_bad_example == "skip":
+        source = leave_out_bad(source)
     return source, request.cache
 
 

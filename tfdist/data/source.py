@@ -23,12 +23,14 @@ class Source(abc.ABC):
       num_classes: number of classes of a segmentation mask, or None.
       class_names: their names, or None.
       ignore_label: the mask's value that neither loss nor metrics see, or None.
+      num_skipped: examples that are left out because they could not be read.
     """
 
     num_examples: int
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
     ignore_label: int | None = None
+    num_skipped: int = 0
 
     @property
     @abc.abstractmethod
