@@ -20,6 +20,7 @@ from tfdist.errors import TrainingError
 
 STEPS = 20
 BATCH = 16
+UNEVEN_BATCH = 15  # two workers hold 8 and 7 of it
 MODELS = tuple(zoo.EXAMPLES)
 
 
@@ -49,15 +50,15 @@ def make_trainer(model_name, optimizer, strategy, **options):
     return tfdist.Trainer(lambda: example.build(optimizer()), strategy=strategy, seed=5, **options)
 
 
-def train(model_name, optimizer, strategy):
+def train(model_name, optimizer, strategy, batch=BATCH):
     """Trains and evaluates: (trainer, history, logs)."""
     example = zoo.EXAMPLES[model_name]
     (x, y), weight = example.data, example.sample_weight
     trainer = make_trainer(model_name, optimizer, strategy)
     history = trainer.fit(
-        x, y, sample_weight=weight, global_batch_size=BATCH, max_steps=STEPS, verbose=0
+        x, y, sample_weight=weight, global_batch_size=batch, max_steps=STEPS, verbose=0
     )
-    logs = trainer.evaluate(x, y, sample_weight=weight, global_batch_size=BATCH, verbose=0)
+    logs = trainer.evaluate(x, y, sample_weight=weight, global_batch_size=batch, verbose=0)
     return trainer, history.history, logs
 
 
@@ -73,8 +74,8 @@ class Task:
         self.strategy = strategy
         self.found = {}
 
-    def compare(self, key, model_name, optimizer):
-        trainer, history, logs = train(model_name, optimizer, self.strategy)
+    def compare(self, key, model_name, optimizer, batch=BATCH):
+        trainer, history, logs = train(model_name, optimizer, self.strategy, batch)
         self.found[key] = {"sha": trainer.weights_sha256(), "history": history, "logs": logs}
         if trainer.is_chief:
             np.savez(self.directory / f"{key}.npz", *read_weights(trainer))
@@ -85,10 +86,12 @@ def run_two(task):
     """Everything that two workers must do as one device does."""
     for name in MODELS:
         task.compare(name, name, make_sgd)
+    task.compare("uneven", "unet", make_sgd, UNEVEN_BATCH)
     check_evaluation(task)
     check_callbacks(task)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
+    task.compare("adam_uneven", "unet", make_adam, UNEVEN_BATCH)
 
 
 def run_three(task):
@@ -200,7 +203,8 @@ def run_killed(task):
 def run_local_sgd(task):
     """Averaging at every step is synchronous training; less often, all still end alike."""
     task.strategy = remake(task, sync_every=1)
-    task.compare("dense", "dense", make_plain_sgd)
+    for name in MODELS:
+        task.compare(name, name, make_plain_sgd)
     task.strategy = remake(task, sync_every=1, outer_momentum=0.9)
     task.compare("outer", "dense", make_plain_sgd)
     check_evaluation(task)

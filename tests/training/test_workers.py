@@ -69,14 +69,15 @@ def local_sgd(tmp_path_factory):
 _references = {}
 
 
-def compare(cluster, key, model_name, optimizer, tolerance):
+def compare(cluster, key, model_name, optimizer, tolerance, batch=tasks.BATCH):
     """Compares what a cluster computed with one device."""
     directory, found = cluster
-    if (model_name, optimizer) not in _references:
+    case = model_name, optimizer, batch
+    if case not in _references:
         strategy = zoo.STRATEGIES["one_device"]()
-        trainer, history, logs = tasks.train(model_name, optimizer, strategy)
-        _references[model_name, optimizer] = tasks.read_weights(trainer), history, logs
-    weights, history, logs = _references[model_name, optimizer]
+        trainer, history, logs = tasks.train(model_name, optimizer, strategy, batch)
+        _references[case] = tasks.read_weights(trainer), history, logs
+    weights, history, logs = _references[case]
     with np.load(directory / f"{key}.npz") as arrays:
         ours = [arrays[name] for name in arrays.files]
     assert zoo.largest_difference(ours, weights) < tolerance
@@ -98,6 +99,14 @@ def float64():
 @pytest.mark.parametrize("model_name", zoo.EXAMPLES)
 def test_two_workers_end_where_one_device_ends(two, model_name):
     compare(two, model_name, model_name, tasks.make_sgd, 1e-5)
+
+
+def test_two_workers_that_hold_different_numbers_of_examples(two):
+    compare(two, "uneven", "unet", tasks.make_sgd, 1e-5, tasks.UNEVEN_BATCH)
+
+
+def test_adam_in_float64_on_different_numbers_of_examples(two, float64):
+    compare(two, "adam_uneven", "unet", tasks.make_adam, 1e-10, tasks.UNEVEN_BATCH)
 
 
 def test_three_workers_share_sixteen_examples(three):
@@ -182,8 +191,20 @@ def find_task(directory, index):
     return None
 
 
-def test_averaging_at_every_step_is_synchronous_training(local_sgd):
-    compare(local_sgd, "dense", "dense", tasks.make_plain_sgd, 1e-5)
+# Where the two workers' means are those of the batch: no normalisation over the batch, and no
+# weights or ignored labels, of which one worker may hold more than the other.
+SEPARABLE = ("dense", "two_inputs", "transformer")
+
+
+@pytest.mark.parametrize("model_name", SEPARABLE)
+def test_averaging_at_every_step_is_synchronous_training(local_sgd, model_name):
+    compare(local_sgd, model_name, model_name, tasks.make_plain_sgd, 1e-5)
+
+
+@pytest.mark.parametrize("model_name", sorted(set(zoo.EXAMPLES) - set(SEPARABLE)))
+def test_averaging_at_every_step_trains_the_other_models(local_sgd, model_name):
+    losses = local_sgd[1][model_name]["history"]["loss"]
+    assert losses[-1] < losses[0]
 
 
 def test_an_outer_momentum_at_every_step_is_momentum(local_sgd):
