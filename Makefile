@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all lint format types check clean
+.PHONY: setup train test test-all errors lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -22,6 +22,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+errors: setup
+	$(BIN)/python -m pytest --write-docs tests/test_errors.py
 
 lint: setup
 	$(BIN)/ruff check .

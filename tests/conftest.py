@@ -10,6 +10,12 @@ import tensorflow as tf
 LOGICAL_CPUS = 3
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--write-docs", action="store_true", help="write the pages of docs/ that tests make"
+    )
+
+
 def pytest_configure() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -115,99 +114,6 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
     assert continued["weights_sha256"] == whole["weights_sha256"]
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps == list(range(5, 205, 5))
-
-
-def test_a_full_disk_costs_one_line_and_keeps_the_last_checkpoint(tmp_path):
-    """A limit on the size of files stands in for the end of the disk."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    process = start(*SMALL, "--strategy=one_device", f"--run_dir={tmp_path}", preexec_fn=limit)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "Cannot write the checkpoint" in err
-    assert len(err.strip().splitlines()) == 1, err
-
-
-JPEG = tf.io.encode_jpeg(np.zeros((8, 8, 3), np.uint8)).numpy()
-
-
-def _write_folder(path, *, mask=None, image=JPEG):
-    images, masks = path / "train" / "images", path / "train" / "masks"
-    for directory in (images, masks, path / "val" / "images", path / "val" / "masks"):
-        directory.mkdir(parents=True)
-    (images / "a.jpg").write_bytes(image)
-    if mask is not None:
-        (masks / "a.png").write_bytes(tf.io.encode_png(mask).numpy())
-    return [f"--data_dir={path}", "--dataset=folder", "--num_classes=3", "--image_size=8,8"]
-
-
-GOOD_MASK = np.zeros((8, 8, 1), np.uint8)
-BAD = {
-    "an unknown strategy": (["--strategy=miror"], "Unknown --strategy 'miror'. Valid: mirrored"),
-    "an unknown data set": (["--dataset=shape"], "Unknown --dataset 'shape'. Valid: shapes"),
-    "an unknown model": (["--model=umet"], "Unknown --model 'umet'. Valid: unet"),
-    "an unknown device": (
-        ["--strategy=mirrored", "--devices=GPU:3"],
-        "names GPU:3, but 0 GPUs are visible. Name only those, or check CUDA_VISIBLE_DEVICES",
-    ),
-    "nccl on cpus": ([*TWO_CPUS, "--all_reduce=nccl"], "needs GPUs"),
-    "no tpu": (["--strategy=tpu", "--tpu=local"], "no TPU found"),
-    "an argument of another strategy": (
-        ["--strategy=one_device", "--all_reduce=hierarchical_copy"],
-        "does not take --all_reduce",
-    ),
-    "a batch smaller than the replicas": (
-        [*TWO_CPUS, "--global_batch_size=1"],
-        "Cannot split a global batch of 1 over 2 replicas. Give --global_batch_size=2",
-    ),
-    "a size that the depth does not divide": (["--image_size=18,16"], "18"),
-    "a directory that is not there": (
-        ["--dataset=folder", "--data_dir=/nowhere", "--num_classes=3"],
-        "/nowhere",
-    ),
-    "a folder without classes": (["--dataset=folder", "--data_dir=/nowhere"], "--num_classes"),
-    "a run directory that cannot be made": (
-        ["--run_dir=/proc/run"],
-        "Cannot write to --run_dir=/proc/run",
-    ),
-    "an augmentation that is none": (["--scale=2,1"], "Cannot scale images by (2.0, 1.0)"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_costs_one_line(name, tmp_path, capfd):
-    arguments, message = BAD[name]
-    run = tmp_path / "run"
-    assert train(*SMALL, f"--run_dir={run}", "--quiet", *arguments) == 2
-    _check_one_line(capfd, message)
-    assert not run.exists()
-
-
-BAD_FOLDERS = {
-    "an image without a mask": ({}, "a"),
-    "a class out of range": ({"mask": GOOD_MASK + 7}, "7"),
-    "a truncated image": ({"mask": GOOD_MASK, "image": JPEG[: len(JPEG) // 2]}, "a.jpg"),
-    "an empty folder": ({"mask": GOOD_MASK}, "val"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_bad_data_cost_one_line(name, path_with_spaces, tmp_path, capfd):
-    content, message = BAD_FOLDERS[name]
-    arguments = _write_folder(path_with_spaces, **content)
-    run = tmp_path / "run"
-    assert train(*SMALL, f"--run_dir={run}", *arguments, "--quiet") == 2
-    _check_one_line(capfd, message, str(path_with_spaces))
-    assert not run.exists()
-
-
-def test_refuses_the_directory_of_another_command(tmp_path, capfd):
-    short = [*SMALL, f"--run_dir={tmp_path}", "--max_steps=1", "--quiet"]
-    assert train(*short) == 0
-    assert train(*short, "--seed=5") == 2
-    _check_one_line(capfd, "another command: --seed=5 (there: 4)")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):

@@ -95,6 +95,7 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     if choices and value not in choices:
         raise make_unknown_name_error(f"--{item.name}", value, choices)
     if _find_type(item) is not tuple:
+        _check_range(item, value)
         return value
     members = typing.get_args(item.type)
     if members[-1] is ...:
@@ -107,6 +108,16 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
             f"Write two numbers, for example {example}."
         ) from error
+
+
+def _check_range(item: dataclasses.Field, value: Any) -> None:
+    if value is None:
+        return
+    minimum, above = item.metadata.get("minimum"), item.metadata.get("above")
+    if minimum is not None and not value >= minimum:
+        raise TfdistError(f"--{item.name}={value} is too small: give {minimum} or more.")
+    if above is not None and not value > above:
+        raise TfdistError(f"--{item.name}={value} is too small: give more than {above}.")
 
 
 def _find_type(item: dataclasses.Field) -> type:

@@ -18,7 +18,8 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
     Args:
       default: the default; its type, or the field's annotation, is the flag's type.
       help_text: one line for `--help`, units included.
-      **metadata: `choices`, valid values shown in `--help`; `metavar`, how the value looks;
+      **metadata: `choices`, valid values shown in `--help`; `minimum`, the lowest valid value,
+        or `above`, the highest that no longer is; `metavar`, how the value looks;
         `result=False`, for what may change when a run is continued because it does not
         change what the run computes, or the name of the only strategy under which it does.
     """
@@ -66,7 +67,7 @@ class StrategyOptions:
         result=False,
     )
     worker_timeout_s: float = option(
-        600.0, "several workers: seconds to wait for all of them to start", result=False
+        600.0, "several workers: seconds to wait for all of them to start", result=False, above=0
     )
     sync_every: int = option(
         8, "local_sgd: steps between two averagings of the weights", result="local_sgd"
@@ -172,19 +173,21 @@ class ModelOptions:
 class TrainingOptions:
     """How it learns."""
 
-    epochs: int = option(10, "passes over the training data")
-    max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N")
-    global_batch_size: int = option(16, "examples a step, over all replicas")
+    epochs: int = option(10, "passes over the training data", minimum=1)
+    max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N", minimum=1)
+    global_batch_size: int = option(16, "examples a step, over all replicas", minimum=1)
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
-    learning_rate: float = option(2e-3, "the highest learning rate")
+    learning_rate: float = option(2e-3, "the highest learning rate", above=0)
     schedule: str = option(
         "cosine", "of the learning rate, after the warm-up", choices=("cosine", "constant")
     )
-    warmup_steps: int = option(50, "steps over which the learning rate rises to its highest")
-    weight_decay: float = option(1e-4, "adamw: decoupled weight decay")
-    momentum: float = option(0.9, "sgd: momentum")
+    warmup_steps: int = option(
+        50, "steps over which the learning rate rises to its highest", minimum=0
+    )
+    weight_decay: float = option(1e-4, "adamw: decoupled weight decay", minimum=0)
+    momentum: float = option(0.9, "sgd: momentum", minimum=0)
     clip_norm: float = option(
-        1.0, "the global gradient is scaled down to this norm; 0 does not clip"
+        1.0, "the global gradient is scaled down to this norm; 0 does not clip", minimum=0
     )
     loss: str = option(
         "cross_entropy",
@@ -216,12 +219,15 @@ class RunOptions:
         metavar="N|Ns",
         result=False,
     )
-    keep_checkpoints: int = option(3, "newest checkpoints that stay", result=False)
+    keep_checkpoints: int = option(3, "newest checkpoints that stay", result=False, minimum=1)
     grace_period_s: float = option(
-        25.0, "seconds from SIGTERM to the end, checkpoint included", result=False
+        25.0, "seconds from SIGTERM to the end, checkpoint included", result=False, above=0
     )
     log_every: int = option(
-        0, "steps between lines of metrics.jsonl, besides one an epoch; 0 for none", result=False
+        0,
+        "steps between lines of metrics.jsonl, besides one an epoch; 0 for none",
+        result=False,
+        minimum=0,
     )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
     quiet: bool = option(False, "print nothing but errors", result=False)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import keras
 
     from tfdist.assembly import Data
+    from tfdist.data.augment import Augmentation
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
@@ -55,6 +56,7 @@ def run_training(options: TrainOptions) -> int:
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
         return run_server(cluster)
     strategy = assembly.build_strategy(options)
+    augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
     total_steps = training.max_steps or training.epochs * epoch_steps
@@ -87,7 +89,7 @@ def run_training(options: TrainOptions) -> int:
                 )
             )
         trainer.wait_for_all()
-        return _train(options, run, trainer, data, total_steps, started)
+        return _train(options, run, trainer, data, augmentation, total_steps, started)
 
 
 def _train(
@@ -95,11 +97,11 @@ def _train(
     run: "RunDirectory",
     trainer: "Trainer",
     data: "Data",
+    augmentation: "Augmentation",
     total_steps: int,
     started: float,
 ) -> int:
     """Trains in a run directory that is this process's own, and returns the exit status."""
-    from tfdist import assembly
     from tfdist.training.callbacks import Throughput
 
     training = options.training
@@ -116,7 +118,7 @@ def _train(
         global_batch_size=training.global_batch_size,
         epochs=training.epochs,
         max_steps=training.max_steps,
-        augmentation=assembly.build_augmentation(options),
+        augmentation=augmentation,
         callbacks=_make_callbacks(options, run, trainer, throughput) if trainer.is_chief else [],
         checkpoint_every=checkpoint_every,
         checkpoint_every_s=checkpoint_every_s,

@@ -1,0 +1,278 @@
+"""Bad input costs one line and leaves nothing: the table in docs/errors.md, made by these tests.
+
+`make errors` writes the table anew.
+"""
+
+import contextlib
+import pathlib
+import shlex
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import launch
+from tfdist.command import run_command
+from tfdist.train import run_training
+from tfdist.training.run_lock import hold_run_lock
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
+SMALL = [
+    "--dataset=shapes",
+    "--image_size=16,16",
+    "--train_examples=40",
+    "--val_examples=10",
+    "--base_filters=4",
+    "--depth=2",
+    "--global_batch_size=8",
+    "--quiet",
+]
+TWO = "--strategy=mirrored --devices=CPU:0,CPU:1"
+FOLDER = "--dataset=folder --data_dir=data --num_classes=3"
+
+# Group -> the flags that are wrong.
+TRAIN = {
+    "Flags": [
+        "--stratgy=mirrored",
+        "--epochs=ten",
+        "mirrored",
+        "--image_size=64",
+        "--image_size=a,b",
+        "--flagfile=none.txt",
+        "--checkpoint_every=soon",
+        "--epochs=0",
+        "--max_steps=-1",
+        "--global_batch_size=0",
+        "--learning_rate=-1",
+        "--keep_checkpoints=0",
+        "--grace_period_s=-1",
+        "--log_every=-1",
+    ],
+    "Names": [
+        "--strategy=miror",
+        "--dataset=shape",
+        "--dataset=tfds",
+        "--model=umet",
+        "--loss=dise",
+        "--optimizer=adamm",
+        "--precision=bfloat16",
+        "--norm=sync",
+        "--class_weights=rare",
+        "--cache=ram",
+    ],
+    "Strategies": [
+        "--strategy=mirrored --devices=GPU:3",
+        "--strategy=mirrored --devices=CPU:0,CPU:0",
+        "--strategy=mirrored --devices=first",
+        f"{TWO} --all_reduce=nccl",
+        f"{TWO} --global_batch_size=1",
+        "--strategy=tpu --tpu=local",
+        "--strategy=one_device --all_reduce=hierarchical_copy",
+        "--strategy=one_device --sync_every=4",
+        "--strategy=local_sgd --sync_every=0",
+        "--strategy=local_sgd --outer_momentum=1",
+        "--strategy=parameter_server",
+        "--strategy=central_storage --parameter_device=GPU:0",
+        "--virtual_devices=-1",
+    ],
+    "Models and training": [
+        "--image_size=18,16",
+        "--depth=0",
+        "--base_filters=0",
+        "--pretrained",
+        "--scale=2,1",
+        "--colour=1.5",
+        "--warmup_steps=-1",
+        "--clip_norm=-1",
+    ],
+    "Data": [
+        "--train_examples=0",
+        "--dataset=folder --num_classes=3",
+        "--dataset=folder --data_dir=data",
+        "--dataset=folder --data_dir=nowhere --num_classes=3",
+        f"{FOLDER} --num_classes=1",
+        f"{FOLDER} --class_names=sky,road",
+    ],
+    "Run directories": ["--run_dir=/proc/run"],
+}
+
+
+def _encode_png(height, width, value=0, channels=1):
+    return tf.io.encode_png(np.full((height, width, channels), value, np.uint8)).numpy()
+
+
+JPEG = tf.io.encode_jpeg(np.zeros((8, 8, 3), np.uint8)).numpy()
+# What is wrong in the data -> the files, besides one good example; None takes one away.
+FILES = {
+    "no validation split": {"val/images/a.jpg": None, "val/masks/a.png": None},
+    "an image without a mask": {"train/masks/a.png": None, "train/masks/b.png": JPEG},
+    "a mask without an image": {"train/masks/b.png": _encode_png(8, 8)},
+    "two images of one name": {"train/images/a.png": _encode_png(8, 8, channels=3)},
+    "a truncated image": {"train/images/a.jpg": JPEG[: len(JPEG) // 2]},
+    "an image that is none": {"train/images/a.jpg": b"hello"},
+    "an empty image": {"train/images/a.jpg": b""},
+    "a mask of another size": {"train/masks/a.png": _encode_png(8, 9)},
+    "a mask in colours": {"train/masks/a.png": _encode_png(8, 8, channels=3)},
+    "a mask that is none": {"train/masks/a.png": b"hello"},
+    "a class out of range": {"train/masks/a.png": _encode_png(8, 8, 7)},
+}
+
+# The environment's cluster, wrong.
+TF_CONFIG = {
+    "not JSON": "{",
+    "no task": '{"cluster": {"worker": ["a:1", "b:1"]}}',
+    "a task that is not in the cluster": (
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}'
+    ),
+    "an address twice": (
+        '{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}'
+    ),
+    "a port out of range": (
+        '{"cluster": {"worker": ["a:1", "b:99999"]}, "task": {"type": "worker", "index": 0}}'
+    ),
+    "no port": '{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}',
+    "an unknown role": (
+        '{"cluster": {"boss": ["a:1"], "worker": ["b:1"]}, "task": {"type": "boss", "index": 0}}'
+    ),
+}
+
+LAUNCH = [
+    "--workers=0 --",
+    "--workers=two --",
+    "--workers=2 --isolate=maybe --",
+    "--workers=2 --timeout_s=0 --",
+    "--workers=2 --grace_s=-1 --",
+    "--hosts=a:1,b:1 --",
+    "--hosts=a:1,b:x --task=worker:0 --",
+    "--hosts=a:1,b:1 --task=worker:2 --",
+    "--",
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def check(request, capfd, tmp_path):
+    """Checks that a command failed with one line, which docs/errors.md has; returns it."""
+
+    def check_one_line(status, group, what, command, program="tfdist"):
+        out, err = capfd.readouterr()
+        # libjpeg has a line of its own for a broken file.
+        lines = [line for line in err.splitlines() if "JPEG library" not in line]
+        assert status == 2, err
+        assert out == ""
+        assert len(lines) == 1, err
+        start, _, message = lines[0].partition(": ")
+        assert start == program
+        assert not (tmp_path / "runs").exists()
+        assert str(tmp_path) not in message
+        assert "Traceback" not in message
+        shown = f"`{command}`" if command else what
+        row = f"| {shown} | {message.replace('|', '&#124;')} |"
+        rows = request.config.stash.setdefault(ROWS, {})
+        rows.setdefault(group, []).append(row)
+        if not request.config.getoption("--write-docs"):
+            assert row in DOCS.read_text().splitlines(), f"not in docs/errors.md: {row}"
+        return message
+
+    return check_one_line
+
+
+ROWS = pytest.StashKey[dict]()
+
+
+def train(*arguments):
+    return run_command("tfdist.train", run_training, [*SMALL, "--run_dir=runs/a", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("group", "flags"), [(group, flags) for group in TRAIN for flags in TRAIN[group]]
+)
+def test_flags(check, group, flags):
+    write_folder({})
+    check(train(*shlex.split(flags)), group, "", flags)
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_files(check, what):
+    write_folder(FILES[what])
+    status = train(*shlex.split(FOLDER), "--image_size=8,8")
+    check(status, "Files", what, "")
+
+
+@pytest.mark.parametrize("what", TF_CONFIG)
+def test_environment(check, what, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG[what])
+    check(train("--strategy=multi_worker_mirrored"), "TF_CONFIG", what, "")
+
+
+@pytest.mark.parametrize("flags", LAUNCH)
+def test_launcher(check, flags, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["launch", *shlex.split(flags)])
+    try:
+        status = launch.main()
+    except SystemExit as stop:
+        status = stop.code
+    check(status, "Launcher", "", f"launch {flags}", "tfdist.launch")
+
+
+def test_a_run_of_another_command(check, tmp_path, capfd):
+    assert train("--max_steps=1", "--run_dir=run") == 0
+    capfd.readouterr()
+    status = train("--max_steps=1", "--run_dir=run", "--seed=5")
+    message = check(status, "Run directories", "a run of another command", "")
+    assert "--seed=5 (there: 0)" in message
+
+
+def test_a_run_directory_in_use(tmp_path, capfd):
+    """Not in the table: it names a process."""
+    (tmp_path / "run").mkdir()
+    with hold_run_lock("run"):
+        assert train("--run_dir=run") == 2
+    assert "is in use by process" in capfd.readouterr().err
+
+
+def write_folder(changes):
+    good = {
+        f"{split}/{name}": content
+        for split in ("train", "val")
+        for name, content in (("images/a.jpg", JPEG), ("masks/a.png", _encode_png(8, 8)))
+    }
+    for name, content in (good | changes).items():
+        path = pathlib.Path("data") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+    for name in ("val/images", "val/masks", "val"):
+        with contextlib.suppress(OSError):
+            (pathlib.Path("data") / name).rmdir()
+
+
+def test_the_table(request):
+    """Last: the table holds no row that no test made, and at least forty."""
+    rows = request.config.stash.get(ROWS, {})
+    number = sum(len(group) for group in rows.values())
+    expected = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH))) + 1
+    if number < expected:
+        pytest.skip("not all the tests of this file ran")
+    if request.config.getoption("--write-docs"):
+        DOCS.write_text(format_table(rows))
+    assert DOCS.read_text() == format_table(rows)
+    assert number >= 40
+
+
+def format_table(rows):
+    lines = [
+        "# What goes wrong, and what is said",
+        "",
+        "Bad input costs one line on standard error and exit status 2; nothing is written. Each",
+        "message below is what the command said when the tests gave it this input, with otherwise",
+        "good flags. `make errors` writes this page.",
+    ]
+    for group, of_group in rows.items():
+        what = "input" if "`" in of_group[0] else "what is wrong"
+        lines += ["", f"## {group}", "", f"| {what} | message |", "|---|---|", *of_group]
+    return "\n".join(lines) + "\n"
