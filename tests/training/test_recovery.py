@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import zoo
 from tfdist import Trainer
 
 EXAMPLES, BATCH = 40, 8  # 5 steps an epoch
@@ -178,3 +179,42 @@ def test_checkpoints_by_the_clock(tmp_path):
         _fit(tmp_path / "few", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e9)
     again, _ = _fit(tmp_path / "few")
     assert again.resumed_from_step == 5
+
+
+def test_other_replicas_continue_where_those_before_stopped(tmp_path):
+    """Stopped four times, under another strategy each time."""
+    example = zoo.EXAMPLES["convolutional"]
+    x, y = example.data
+    path = ["mirrored-3", "one_device", "central_storage-2", "mirrored-2"]
+
+    def run(strategy, directory, *callbacks):
+        trainer = Trainer(
+            lambda: example.build(keras.optimizers.SGD(0.05, momentum=0.9)),
+            strategy=zoo.STRATEGIES[strategy](),
+            checkpoint_dir=str(directory),
+            seed=5,
+        )
+        for callback in callbacks:
+            callback.request_stop = trainer.request_stop
+        trainer.fit(
+            x,
+            y,
+            validation_data=(x, y),
+            global_batch_size=16,
+            max_steps=20,
+            callbacks=callbacks,
+            verbose=0,
+        )
+        return trainer
+
+    whole = run("one_device", tmp_path / "whole")
+    for count, strategy in enumerate(path, start=1):
+        trainer = run(strategy, tmp_path / "stopped", StopAt("on_train_batch_end", 4))
+        assert trainer.step == 4 * count
+    trainer = run("mirrored-3", tmp_path / "stopped")
+    assert (trainer.resumed_from_step, trainer.step) == (16, 20)
+    pairs = zip(trainer.model.weights, whole.model.weights, strict=True)
+    ours, expected = zip(*((ours.numpy(), other.numpy()) for ours, other in pairs), strict=True)
+    assert zoo.largest_difference(ours, expected) < 1e-5
+    for name, values in whole.history.history.items():
+        np.testing.assert_allclose(trainer.history.history[name], values, rtol=1e-4)
