@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfdist import cluster
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.flags import format_help, parse_train_flags
-from tfdist.options import TrainOptions
+from tfdist.flags import format_help, parse_flags
+from tfdist.options import CommandOptions, TrainOptions
 from tfdist.stopping import EXIT_INTERRUPTED
 
 EXIT_BAD_INPUT = 2
@@ -15,7 +16,11 @@ EXIT_FAILED = 1
 
 
 def run_command(
-    program: str, run: Callable[[TrainOptions], int], arguments: Sequence[str] | None = None
+    program: str,
+    run: Callable[[Any], int],
+    arguments: Sequence[str] | None = None,
+    *,
+    options_class: type[CommandOptions] = TrainOptions,
 ) -> int:
     """Parses the command line, runs a command and returns its exit status.
 
@@ -23,6 +28,7 @@ def run_command(
       program: the module's name, for `--help`.
       run: the command: options in, exit status out.
       arguments: the command line without the program; `sys.argv` by default.
+      options_class: what the command takes; its group `run` says what is printed.
 
     Returns:
       What `run` returns; 2 after bad input, 1 after a failure that has its own message, 130
@@ -30,10 +36,10 @@ def run_command(
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument in ("--help", "-h", "-help") for argument in arguments):
-        print(format_help(program))
+        print(format_help(program, options_class))
         return 0
     try:
-        options = parse_train_flags(arguments)
+        options: Any = parse_flags(options_class, arguments)
         if not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)

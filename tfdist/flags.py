@@ -5,30 +5,39 @@ import textwrap
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.options import TrainOptions
+from tfdist.options import CommandOptions, TrainOptions
+
+Options = TypeVar("Options", bound=CommandOptions)
 
 
 def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
+    """Turns the arguments of `tfdist.train` into options; see `parse_flags`."""
+    return parse_flags(TrainOptions, arguments)
+
+
+def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
     """Turns command-line arguments into options.
 
     Args:
+      command: the class of the command's options.
       arguments: the arguments, without the program's name. `--flagfile=FILE` works.
 
     Raises:
       TfdistError: an unknown flag (with the closest ones) or a malformed value.
     """
     values = flags.FlagValues()
-    _define(values)
+    items = _list_items(command)
+    _define(values, items)
     try:
         rest = values(["tfdist", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         raise make_unknown_name_error(
-            "flag", f"--{error.flagname}", [f"--{item.name}" for item in _list_items()]
+            "flag", f"--{error.flagname}", [f"--{item.name}" for item in items]
         ) from error
     except flags.Error as error:
         raise TfdistError(f"{str(error).strip()} See --help.") from error
@@ -36,18 +45,18 @@ def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
         )
-    return TrainOptions(
+    return command(
         **{
             name: group(**{item.name: _read(values, item) for item in dataclasses.fields(group)})
-            for name, group in TrainOptions.list_groups().items()
+            for name, group in command.list_groups().items()
         }
     )
 
 
-def format_help(program: str) -> str:
+def format_help(program: str, command: type[CommandOptions] = TrainOptions) -> str:
     """Returns the help text: every flag in its group, with default and valid values."""
     lines = [f"usage: python -m {program} [--flag=value ...]", ""]
-    for group in TrainOptions.list_groups().values():
+    for group in command.list_groups().values():
         lines.append((group.__doc__ or "").strip().rstrip("."))
         for item in dataclasses.fields(group):
             lines += _format_flag(item)
@@ -75,7 +84,7 @@ def _format_flag(item: dataclasses.Field) -> list[str]:
     return [f"{head:<30}{body[0]}", *(" " * 30 + line for line in body[1:])]
 
 
-def _define(values: flags.FlagValues) -> None:
+def _define(values: flags.FlagValues, items: Sequence[dataclasses.Field]) -> None:
     define: dict[type, Any] = {
         bool: flags.DEFINE_boolean,
         int: flags.DEFINE_integer,
@@ -83,7 +92,7 @@ def _define(values: flags.FlagValues) -> None:
         tuple: flags.DEFINE_list,
         str: flags.DEFINE_string,
     }
-    for item in _list_items():
+    for item in items:
         kind = _find_type(item)
         default = _to_text(item.default) if kind is tuple else item.default
         define[kind](item.name, default, item.metadata["help"], flag_values=values)
@@ -127,8 +136,8 @@ def _find_type(item: dataclasses.Field) -> type:
     return typing.get_origin(annotation) or annotation
 
 
-def _list_items() -> list[dataclasses.Field]:
-    groups = TrainOptions.list_groups().values()
+def _list_items(command: type[CommandOptions]) -> list[dataclasses.Field]:
+    groups = command.list_groups().values()
     return [item for group in groups for item in dataclasses.fields(group)]
 
 

@@ -235,7 +235,27 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class CommandOptions:
+    """Everything that a command takes: a frozen dataclass whose fields are groups of options."""
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns group -> field -> value, ready for JSON."""
+        return {
+            group: {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in fields.items()
+            }
+            for group, fields in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def list_groups(cls) -> dict[str, type]:
+        """Returns the groups' classes by their names, in the order of `--help`."""
+        return {item.name: type(item.default) for item in dataclasses.fields(cls)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(CommandOptions):
     """Everything that `python -m tfdist.train` takes.
 
     Attributes:
@@ -265,16 +285,6 @@ class TrainOptions:
             )
         return int(match[1] or 0), float(match[2] or 0)
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns group -> field -> value, ready for JSON."""
-        return {
-            group: {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in fields.items()
-            }
-            for group, fields in dataclasses.asdict(self).items()
-        }
-
     def select_result(self) -> dict[str, Any]:
         """Returns the options that decide what the run computes, as flag -> JSON value."""
         values = self.to_dict()
@@ -284,8 +294,3 @@ class TrainOptions:
             for item in dataclasses.fields(group)
             if item.metadata.get("result", True) in (True, self.strategy.strategy)
         }
-
-    @classmethod
-    def list_groups(cls) -> dict[str, type]:
-        """Returns the groups' classes by their names, in the order of `--help`."""
-        return {item.name: type(item.default) for item in dataclasses.fields(cls)}
