@@ -17,7 +17,7 @@ class Ramp(SequentialSource):
     reads = 0
     fingerprint = "ramp"
 
-    def read_examples(self):
+    def read_examples(self, *, own_size=False):
         type(self).reads += 1
         for index in range(self.num_examples):
             yield (
@@ -87,7 +87,7 @@ def test_disk_is_found_again_while_the_fingerprint_holds(path_with_spaces):
 def test_an_interrupted_pass_leaves_nothing(path_with_spaces):
     ramp = make_ramp()
 
-    def fail_halfway():
+    def fail_halfway(**options):
         yield np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3), np.uint8)
         raise KeyboardInterrupt
 

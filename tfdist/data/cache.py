@@ -46,8 +46,12 @@ class SequentialSource(abc.ABC):
     num_skipped: int = 0
 
     @abc.abstractmethod
-    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order."""
+    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
+
+        Args:
+          own_size: leave each in the size that it is stored in, instead of `image_size`.
+        """
 
     @abc.abstractmethod
     def get_fingerprint(self) -> str:
@@ -184,9 +188,17 @@ def _get_image_size(source: Source | SequentialSource) -> tuple[int, int]:
     )
 
 
-def _read_examples(source: Source | SequentialSource) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def read_examples(
+    source: Source | SequentialSource, *, own_size: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
+
+    Args:
+      source: of (image, mask) examples.
+      own_size: leave each in the size that it is stored in, if it is stored.
+    """
     if isinstance(source, SequentialSource):
-        yield from source.read_examples()
+        yield from source.read_examples(own_size=own_size)
         return
     indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
     batches = indices.map(
@@ -205,10 +217,10 @@ def _show_progress(
     source: Source | SequentialSource, quiet: bool
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     if quiet:
-        yield from _read_examples(source)
+        yield from read_examples(source)
         return
     bar = keras.utils.Progbar(source.num_examples, unit_name="example")
-    for example in _read_examples(source):
+    for example in read_examples(source):
         yield example
         bar.add(1)
 

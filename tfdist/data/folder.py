@@ -123,14 +123,14 @@ class FolderSource(SequentialSource, Source):
         mask = tf.ensure_shape(mask, self.image_size)
         return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
 
-    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields every example in order, decoded by a few threads."""
         threads = os.cpu_count() or 1
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
             try:
                 for index in range(self.num_examples):
-                    pending.append(pool.submit(self.read_example, index))
+                    pending.append(pool.submit(self.read_example, index, own_size=own_size))
                     if len(pending) > 4 * threads:
                         yield pending.popleft().result()
                 while pending:
@@ -139,23 +139,28 @@ class FolderSource(SequentialSource, Source):
                 for future in pending:
                     future.cancel()
 
-    def read_example(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def read_example(self, index: int, *, own_size: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Returns (image uint8 [height, width, 3], mask uint8 [height, width]).
+
+        Args:
+          index: the example's number.
+          own_size: leave it in the size that it has in its files.
 
         Raises:
           TfdistError: see `make_folder`.
         """
         image_path, mask_path = self.pairs[index]
         with tf.device("CPU:0"):
-            image = _read_image(image_path)
-            mask = _read_mask(mask_path)
-            if image.shape[:2] != mask.shape:
-                raise TfdistError(
-                    f"Cannot use {mask_path!r}: the mask is {_name_size(mask)} and its image "
-                    f"{_name_size(image)}. Make them the same size."
-                )
-            self._check_labels(mask_path, mask)
-            return resize_example(image, mask, self.image_size)
+            image = read_image(image_path)
+            mask = read_mask(mask_path)
+            check_mask(
+                mask_path,
+                mask,
+                image.shape[:2],
+                num_classes=self.num_classes,
+                ignore_label=self.ignore_label,
+            )
+            return (image, mask) if own_size else resize_example(image, mask, self.image_size)
 
     def find_problem(self, index: int) -> str | None:
         """Returns why an example cannot be used, naming the file, or None."""
@@ -180,16 +185,41 @@ class FolderSource(SequentialSource, Source):
         except TfdistError as error:
             raise make_graph_error(str(error)) from error
 
-    def _check_labels(self, path: str, mask: np.ndarray) -> None:
-        labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
-        wrong = [int(v) for v in labels if v >= self.num_classes and v != self.ignore_label]
-        if wrong:
-            ignored = "" if self.ignore_label is None else f" or {self.ignore_label} (ignored)"
-            raise TfdistError(
-                f"Cannot use {path!r}: it holds class {wrong[0]}, but classes are 0 to "
-                f"{self.num_classes - 1}{ignored}. Set --num_classes or --ignore_label to "
-                "match the masks."
-            )
+
+def check_mask(
+    path: str,
+    mask: np.ndarray,
+    image_size: tuple[int, ...],
+    *,
+    num_classes: int,
+    ignore_label: int | None,
+) -> None:
+    """Checks that a mask has its image's size and no other labels than there are.
+
+    Args:
+      path: the mask's, for the message.
+      mask: uint8 [height, width].
+      image_size: (height, width) of the image.
+      num_classes: labels are 0 .. num_classes - 1.
+      ignore_label: one more label that is allowed, or None.
+
+    Raises:
+      TfdistError: another size, or a label out of range.
+    """
+    if mask.shape != tuple(image_size):
+        raise TfdistError(
+            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image "
+            f"{_name_size(image_size)}. Make them the same size."
+        )
+    labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    wrong = [int(v) for v in labels if v >= num_classes and v != ignore_label]
+    if wrong:
+        ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
+        raise TfdistError(
+            f"Cannot use {path!r}: it holds class {wrong[0]}, but classes are 0 to "
+            f"{num_classes - 1}{ignored}. Set --num_classes or --ignore_label to "
+            "match the masks."
+        )
 
 
 def resize_example(
@@ -204,12 +234,14 @@ def resize_example(
     """
     if image.shape[:2] == tuple(image_size):
         return image, mask
-    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
     labels = tf.image.resize(mask[..., None], image_size, method="nearest")
-    return (
-        tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy(),
-        labels[..., 0].numpy(),
-    )
+    return resize_image(image, image_size), labels[..., 0].numpy()
+
+
+def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+    """Returns an image, uint8 [height, width, 3], resized bilinearly with anti-aliasing."""
+    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
+    return tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy()
 
 
 def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
@@ -294,7 +326,12 @@ def _read_bytes(path: str) -> bytes:
         raise TfdistError(f"Cannot read {path!r}: {str(error.message).splitlines()[0]}.") from error
 
 
-def _read_image(path: str) -> np.ndarray:
+def read_image(path: str) -> np.ndarray:
+    """Returns the image in a JPEG, PNG or BMP file: uint8 [height, width, 3].
+
+    Raises:
+      TfdistError: it cannot be read or decoded.
+    """
     data = _read_bytes(path)
     try:
         return tf.io.decode_image(data, channels=3, expand_animations=False).numpy()
@@ -305,7 +342,12 @@ def _read_image(path: str) -> np.ndarray:
         ) from error
 
 
-def _read_mask(path: str) -> np.ndarray:
+def read_mask(path: str) -> np.ndarray:
+    """Returns the labels in a PNG file: uint8 [height, width].
+
+    Raises:
+      TfdistError: it cannot be read or decoded.
+    """
     data = _read_bytes(path)
     try:
         return decode_mask(data)
@@ -322,5 +364,5 @@ def _name_some(paths: list[str]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _name_size(array: np.ndarray) -> str:
-    return f"{array.shape[0]}x{array.shape[1]}"
+def _name_size(size: tuple[int, ...]) -> str:
+    return f"{size[0]}x{size[1]}"

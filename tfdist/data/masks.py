@@ -44,10 +44,32 @@ def decode_mask(data: bytes) -> np.ndarray:
     return labels // np.uint8(255 // (2**bits - 1))
 
 
+def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
+    """Returns labels as the bytes of an indexed PNG: `decode_mask` gives them back.
+
+    Args:
+      labels: uint8 [height, width].
+      palette: uint8 [colours, 3], the colour that each label is shown in.
+    """
+    data = tf.io.encode_png(labels[:, :, None]).numpy()
+    # Grey levels and indices of 8 bits are stored alike: the header says which they are.
+    header = bytearray(data[16:29])
+    header[9] = _PALETTE
+    colours = np.ascontiguousarray(palette, np.uint8).tobytes()
+    return (
+        _SIGNATURE + _make_chunk(b"IHDR", bytes(header)) + _make_chunk(b"PLTE", colours) + data[33:]
+    )
+
+
+def _make_chunk(kind: bytes, content: bytes) -> bytes:
+    crc = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + crc
+
+
 def _call_palette_grey(data: bytes) -> bytes:
-    header = bytearray(data[12:29])
-    header[13] = _GREY
-    chunks = [_SIGNATURE, data[8:12], bytes(header), struct.pack(">I", zlib.crc32(header))]
+    header = bytearray(data[16:29])
+    header[9] = _GREY
+    chunks = [_SIGNATURE, _make_chunk(b"IHDR", bytes(header))]
     start = 33
     while start + 8 <= len(data):
         (length,) = struct.unpack(">I", data[start : start + 4])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.folder import leave_out_bad, make_folder
@@ -56,6 +57,49 @@ def make_source(
         that is not positive, and what `make_shapes`, `make_folder`, `make_tfds` and
         `cache_source` raise.
     """
+    source, where = _make_uncached(
+        dataset,
+        split=split,
+        image_size=image_size,
+        data_dir=data_dir,
+        num_classes=num_classes,
+        ignore_label=ignore_label,
+        class_names=class_names,
+        num_examples=num_examples,
+        seed=seed,
+        on_bad_example=on_bad_example,
+        cache=cache,
+    )
+    return cache_source(source, where, directory=cache_dir, quiet=quiet)
+
+
+def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
+    """Returns a data set to read once, in order, with `tfdist.data.cache.read_examples`.
+
+    Args:
+      dataset: see `make_source`.
+      **options: those of `make_source` that are not about the cache.
+
+    Raises:
+      TfdistError: see `make_source`.
+    """
+    return _make_uncached(dataset, cache="none", **options)[0]
+
+
+def _make_uncached(
+    dataset: str,
+    *,
+    split: str,
+    image_size: tuple[int, int] | None = None,
+    num_examples: int | None = None,
+    data_dir: str | None = None,
+    num_classes: int | None = None,
+    ignore_label: int | None = None,
+    class_names: tuple[str, ...] | None = None,
+    seed: int = 0,
+    on_bad_example: str = "fail",
+    cache: str,
+) -> tuple[Source | SequentialSource, str]:
     size = DEFAULT_IMAGE_SIZE if image_size is None else image_size
     if min(size) < 1:
         raise TfdistError(f"Cannot make images of {size[0]}x{size[1]} pixels. Set --image_size.")
@@ -80,8 +124,7 @@ def make_source(
     if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
         valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
         raise make_unknown_name_error("--dataset", dataset, valid)
-    source, where = _FACTORIES[kind](request)
-    return cache_source(source, where, directory=cache_dir, quiet=quiet)
+    return _FACTORIES[kind](request)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

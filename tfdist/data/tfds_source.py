@@ -125,7 +125,7 @@ class TfdsSource(SequentialSource):
     split: str
     first_label: int
 
-    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields every example, in the stored order.
 
         Raises:
@@ -149,7 +149,10 @@ class TfdsSource(SequentialSource):
             labels = self._read_labels(mask, index)
             if image.shape[-1] == 1:
                 image = np.repeat(image, 3, axis=-1)
-            yield resize_example(image, labels, self.image_size)
+            if own_size:
+                yield image, labels.astype(np.uint8)
+            else:
+                yield resize_example(image, labels, self.image_size)
 
     def get_fingerprint(self) -> str:
         """Returns the data set's full name and split, and what becomes of its labels."""
@@ -174,6 +177,15 @@ class TfdsSource(SequentialSource):
                 f"{self.first_label} to {last}. Set --num_classes or --ignore_label to match."
             )
         return labels.astype(np.uint8)
+
+
+def is_prepared(name: str, data_dir: str | None) -> bool:
+    """Returns whether a data set is there already, so that `make_tfds` downloads nothing.
+
+    Raises:
+      TfdistError: see `make_tfds`.
+    """
+    return _make_builder(name, data_dir).is_prepared()
 
 
 def _make_builder(name: str, data_dir: str | None) -> Any:

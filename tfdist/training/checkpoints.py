@@ -211,11 +211,11 @@ class BackgroundWriter:
             writing.result()
 
 
-def write_atomically(path: str, text: str) -> None:
-    """Writes a text file so that a reader sees the old one or the new one, never a part."""
+def write_atomically(path: str, content: str | bytes) -> None:
+    """Writes a file so that a reader sees the old one or the new one, never a part."""
     temporary = f"{path}.writing"
-    with tf.io.gfile.GFile(temporary, "w") as file:
-        file.write(text)
+    with tf.io.gfile.GFile(temporary, "wb") as file:
+        file.write(content)
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
