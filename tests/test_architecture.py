@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
     {"_lazy", "errors"},
-    {"options"},
+    {"options", "presets"},
     {"cluster", "devices", "flags"},
     {"_keeper", "_keeper_client", "_logs", "_machine"},
     {"strategies", "probe", "stopping"},

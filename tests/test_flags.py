@@ -5,6 +5,7 @@ import pytest
 from tfdist.errors import TfdistError
 from tfdist.flags import format_help, parse_train_flags
 from tfdist.options import TrainOptions
+from tfdist.presets import PRESETS
 
 
 def test_without_flags_everything_has_its_default():
@@ -36,6 +37,23 @@ def test_reads_a_flagfile(path_with_spaces):
     path = path_with_spaces / "flags"
     path.write_text("--epochs=3\n--dataset=shapes\n")
     assert parse_train_flags([f"--flagfile={path}"]).training.epochs == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_flags_that_are_given_win_over_the_preset(name, path_with_spaces):
+    path = path_with_spaces / "flags"
+    path.write_text(f"--preset={name}\n")
+    options = parse_train_flags(["--epochs=3", f"--flagfile={path}", "--nopretrained"])
+    expected = {"camvid": (368, 480), "oxford_pets": (128, 128)}[name]
+    assert options.data.image_size == expected
+    assert options.training.epochs == 3
+    assert options.model.pretrained is False
+    assert options.training.learning_rate != TrainOptions().training.learning_rate
+
+
+def test_every_preset_can_be_chosen():
+    choices = TrainOptions.list_groups()["training"].__dataclass_fields__["preset"].metadata
+    assert choices["choices"] == ("none", *PRESETS)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from absl import flags
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions, TrainOptions
+from tfdist.presets import PRESETS
 
 Options = TypeVar("Options", bound=CommandOptions)
 
@@ -30,6 +31,19 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
     Raises:
       TfdistError: an unknown flag (with the closest ones) or a malformed value.
     """
+    values = _parse(command, arguments)
+    if "preset" in values and values["preset"].value in PRESETS:
+        # Of a flag that is given twice, the last one counts.
+        values = _parse(command, [*PRESETS[values["preset"].value], *arguments])
+    return command(
+        **{
+            name: group(**{item.name: _read(values, item) for item in dataclasses.fields(group)})
+            for name, group in command.list_groups().items()
+        }
+    )
+
+
+def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
     items = _list_items(command)
     _define(values, items)
@@ -45,12 +59,7 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
         )
-    return command(
-        **{
-            name: group(**{item.name: _read(values, item) for item in dataclasses.fields(group)})
-            for name, group in command.list_groups().items()
-        }
-    )
+    return values
 
 
 def format_help(program: str, command: type[CommandOptions] = TrainOptions) -> str:

@@ -173,6 +173,12 @@ class ModelOptions:
 class TrainingOptions:
     """How it learns."""
 
+    preset: str = option(
+        "none",
+        "published hyperparameters; flags that are given win over them",
+        choices=("none", "camvid", "oxford_pets"),
+        result=False,
+    )
     epochs: int = option(10, "passes over the training data", minimum=1)
     max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N", minimum=1)
     global_batch_size: int = option(16, "examples a step, over all replicas", minimum=1)

@@ -1,0 +1,53 @@
+"""Published hyperparameters, as flags that the user's own flags win over.
+
+`camvid`: U-Net on CamVid, resized to 368x480, Adam at 5e-4 with weight decay 2e-4, median frequency
+class weights: openvinotoolkit/nncf, examples/torch/semantic_segmentation/configs/unet_camvid.json.
+(A U-Net of this size and width reached a mean IoU of 71.95 %: Open Model Zoo,
+unet-camvid-onnx-0001.) Batches of 10 and 300 epochs, which that file leaves open, are those of
+davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same rate and decay. Here the decay
+is decoupled from the gradient (AdamW), the rate falls as a cosine where theirs fell at plateaus,
+and the augmentation is tfdist's. `--data_dir` is the user's to give.
+
+`oxford_pets`: U-Net over MobileNetV2 with ImageNet weights, 128x128, Adam at Keras's 1e-3 without a
+schedule, 20 epochs of batches of 64, mirroring as the only augmentation. Source:
+https://www.tensorflow.org/tutorials/images/segmentation. There the encoder is frozen and the
+decoder another; here all of it is trained.
+"""
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "camvid": (
+        "--dataset=folder",
+        "--num_classes=11",
+        "--ignore_label=11",
+        "--class_names=sky,building,pole,road,pavement,tree,sign,fence,car,pedestrian,bicyclist",
+        "--image_size=368,480",
+        "--class_weights=median_frequency",
+        "--model=unet",
+        "--base_filters=64",
+        "--depth=4",
+        "--optimizer=adamw",
+        "--learning_rate=5e-4",
+        "--weight_decay=2e-4",
+        "--global_batch_size=10",
+        "--epochs=300",
+        "--loss=cross_entropy",
+    ),
+    "oxford_pets": (
+        "--dataset=tfds:oxford_iiit_pet",
+        "--image_size=128,128",
+        "--flip",
+        "--scale=1,1",
+        "--colour=0",
+        "--model=mobilenet_v2_unet",
+        "--pretrained",
+        "--optimizer=adam",
+        "--learning_rate=1e-3",
+        "--schedule=constant",
+        "--warmup_steps=0",
+        "--clip_norm=0",
+        "--global_batch_size=64",
+        "--epochs=20",
+        "--loss=cross_entropy",
+    ),
+}
+"""Name -> flags."""
