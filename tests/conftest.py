@@ -1,6 +1,7 @@
 """Shared set-up of the tests: three logical CPUs, no accelerators' chatter."""
 
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,4 +29,52 @@ def path_with_spaces(tmp_path):
     """An empty directory whose name has spaces in it."""
     path = tmp_path / "a folder with spaces"
     path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory):
+    """A finished run: a tiny U-Net for images of 16x16, of the 4 classes of `shapes`."""
+    from tfdist.command import run_command
+    from tfdist.train import run_training
+
+    path = tmp_path_factory.mktemp("trained run") / "run"
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    flags = [
+        "--strategy=one_device",
+        "--dataset=shapes",
+        "--image_size=16,16",
+        "--train_examples=64",
+        "--val_examples=10",
+        "--base_filters=4",
+        "--depth=2",
+        "--global_batch_size=16",
+        "--epochs=4",
+        "--learning_rate=1e-2",
+        "--notensorboard",
+        "--quiet",
+    ]
+    assert run_command("tfdist.train", run_training, [*flags, f"--run_dir={path}"]) == 0
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def labelled_images(tmp_path_factory):
+    """A `folder` data set: val/images and val/masks of three sizes, one below a window's."""
+    import numpy as np
+
+    from tfdist.data.shapes import make_shapes
+
+    path = tmp_path_factory.mktemp("labelled images")
+    for directory in ("images", "masks"):
+        (path / "val" / directory).mkdir(parents=True)
+    example = make_shapes("val", (40, 40), 1, 3).load(tf.constant(0, tf.int64))
+    for name, (height, width) in {"a": (40, 28), "b": (16, 16), "c": (9, 21)}.items():
+        image, mask = (np.round(part).astype(np.uint8)[:height, :width] for part in example)
+        (path / "val" / "images" / f"{name}.png").write_bytes(tf.io.encode_png(image).numpy())
+        (path / "val" / "masks" / f"{name}.png").write_bytes(
+            tf.io.encode_png(mask[..., None]).numpy()
+        )
     return path

@@ -18,8 +18,9 @@ LAYERS = [
     {"data"},
     {"pictures"},
     {"training", "placement"},
+    {"inference"},
     {"assembly", "command"},
-    {"launch", "train"},
+    {"launch", "train", "predict", "evaluate"},
 ]
 
 
@@ -69,7 +70,17 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
             assert path.name == "flags.py", path
 
 
-@pytest.mark.parametrize("module", ["tfdist", "tfdist.train", "tfdist.launch", "models"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tfdist",
+        "tfdist.train",
+        "tfdist.predict",
+        "tfdist.evaluate",
+        "tfdist.launch",
+        "models",
+    ],
+)
 def test_importing_does_not_load_tensorflow(module):
     code = f"import sys, {module}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -8,14 +8,19 @@ import keras
 import tensorflow as tf
 
 import models
+import models.layers  # registers the models' own layers with Keras
 from tfdist import cluster, devices
 from tfdist.data.augment import Augmentation
+from tfdist.data.cache import SequentialSource
 from tfdist.data.class_weights import count_classes, make_class_weights
-from tfdist.data.registry import make_source
+from tfdist.data.registry import make_examples, make_source
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
+from tfdist.inference.options import DeviceOptions, EvaluateRunOptions, WindowOptions
+from tfdist.inference.predictor import Predictor
+from tfdist.inference.run import TrainedRun, read_run
 from tfdist.options import TrainOptions
-from tfdist.strategies.registry import make_strategy
+from tfdist.strategies.registry import choose_local_strategy, make_strategy
 from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
 from tfdist.training.optimizers import make_optimizer
@@ -78,6 +83,61 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         outer_momentum=chosen.outer_momentum,
         parameter_device=chosen.parameter_device,
         tpu=chosen.tpu,
+    )
+
+
+def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:
+    """Sets the devices of a process that uses a finished run, and returns its strategy."""
+    devices.configure_virtual_devices(options.virtual_devices)
+    devices.configure_memory_growth()
+    name = choose_local_strategy() if options.strategy == "auto" else options.strategy
+    return make_strategy(name, devices=list(options.devices) or None)
+
+
+def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) -> TrainedRun:
+    """Returns a finished run with its model.
+
+    Args:
+      run_dir: what `tfdist.train` filled, on any file system of `tf.io.gfile`.
+      strategy: where the model's variables are made; one device by default.
+
+    Raises:
+      TfdistError: there is no run, it is not finished, or its files cannot be read.
+    """
+    with (strategy or tf.distribute.get_strategy()).scope():
+        return read_run(run_dir)
+
+
+def build_predictor(
+    run: TrainedRun, options: WindowOptions, strategy: tf.distribute.Strategy
+) -> Predictor:
+    """Returns what predicts with a run's model, loaded under the strategy."""
+    return Predictor(
+        run.model,
+        window=run.image_size,
+        overlap=options.overlap,
+        zoom=options.zoom,
+        tta=options.tta,
+        global_batch_size=options.global_batch_size,
+        strategy=strategy,
+    )
+
+
+def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | SequentialSource:
+    """Returns the examples that a run is evaluated on: its own data set, or what is named."""
+    data = run.options.data
+    own = data.train_examples if options.split == "train" else data.val_examples
+    return make_examples(
+        options.dataset or data.dataset,
+        split=options.split,
+        image_size=run.image_size,
+        data_dir=options.data_dir or data.data_dir,
+        num_classes=data.num_classes or run.num_classes,
+        ignore_label=run.ignore_label,
+        class_names=run.class_names,
+        num_examples=options.num_examples or own,
+        seed=run.options.training.seed,
+        on_bad_example=data.on_bad_example,
     )
 
 

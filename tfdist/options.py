@@ -6,6 +6,7 @@ what it may be. `tfdist.flags` turns the fields into flags and the flags into th
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -300,3 +301,19 @@ class TrainOptions(CommandOptions):
             for item in dataclasses.fields(group)
             if item.metadata.get("result", True) in (True, self.strategy.strategy)
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainOptions":
+        """Returns the options that `to_dict` gave; what is missing has its default."""
+        return cls(
+            **{
+                name: group(
+                    **{
+                        item.name: tuple(value) if isinstance(value, list) else value
+                        for item in dataclasses.fields(group)
+                        for value in [values[name].get(item.name, item.default)]
+                    }
+                )
+                for name, group in cls.list_groups().items()
+            }
+        )

@@ -27,6 +27,18 @@ def colour_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
     return table[np.where(inside, mask, len(palette))]
 
 
+def make_overlay(image: np.ndarray, mask: np.ndarray, palette: np.ndarray) -> bytes:
+    """Returns a PNG: the image, half of it in its classes' colours.
+
+    Args:
+      image: uint8 [height, width, 3].
+      mask: uint8 [height, width].
+      palette: uint8 [classes, 3].
+    """
+    mixed = (image.astype(np.uint16) + colour_mask(mask, palette) + 1) // 2
+    return tf.io.encode_png(mixed.astype(np.uint8)).numpy()
+
+
 def make_comparison(
     images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, num_classes: int
 ) -> bytes:

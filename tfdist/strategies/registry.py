@@ -107,6 +107,11 @@ def choose_strategy() -> str:
         return "parameter_server"
     if config is not None and config.num_workers > 1:
         return "multi_worker_mirrored"
+    return choose_local_strategy()
+
+
+def choose_local_strategy() -> str:
+    """Returns the name that `auto` stands for on one machine."""
     accelerators = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
     return "mirrored" if len(accelerators) > 1 else "one_device"
 

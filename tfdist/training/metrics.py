@@ -68,20 +68,7 @@ class SegmentationMetrics(keras.metrics.Metric):
 
     def result(self) -> dict[str, tf.Tensor]:
         """Returns `pixel_accuracy`, `mean_iou`, `mean_dice` and, per class, `iou/NAME`."""
-        matrix = tf.cast(tf.convert_to_tensor(self.confusion), tf.float64)
-        hits = tf.linalg.diag_part(matrix)
-        truth, predicted = tf.reduce_sum(matrix, 1), tf.reduce_sum(matrix, 0)
-        union = truth + predicted - hits
-        seen = tf.cast(union > 0, tf.float64)
-        iou = tf.math.divide_no_nan(hits, union)
-        dice = tf.math.divide_no_nan(2 * hits, truth + predicted)
-        classes = tf.reduce_sum(seen)
-        logs = {
-            "pixel_accuracy": tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(truth)),
-            "mean_iou": tf.math.divide_no_nan(tf.reduce_sum(iou), classes),
-            "mean_dice": tf.math.divide_no_nan(tf.reduce_sum(dice), classes),
-        }
-        return logs | {f"iou/{name}": iou[i] for i, name in enumerate(self.class_names)}
+        return measure_confusion(tf.convert_to_tensor(self.confusion), self.class_names)
 
     def get_config(self):
         return {
@@ -90,3 +77,26 @@ class SegmentationMetrics(keras.metrics.Metric):
             "ignore_label": self.ignore_label,
             "class_names": self.class_names,
         }
+
+
+def measure_confusion(confusion: tf.Tensor, class_names: Sequence[str]) -> dict[str, tf.Tensor]:
+    """Returns `pixel_accuracy`, `mean_iou`, `mean_dice` and, per class, `iou/NAME`.
+
+    Args:
+      confusion: int64 [classes (truth), classes (prediction)].
+      class_names: one a class.
+    """
+    matrix = tf.cast(confusion, tf.float64)
+    hits = tf.linalg.diag_part(matrix)
+    truth, predicted = tf.reduce_sum(matrix, 1), tf.reduce_sum(matrix, 0)
+    union = truth + predicted - hits
+    seen = tf.cast(union > 0, tf.float64)
+    iou = tf.math.divide_no_nan(hits, union)
+    dice = tf.math.divide_no_nan(2 * hits, truth + predicted)
+    classes = tf.reduce_sum(seen)
+    logs = {
+        "pixel_accuracy": tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(truth)),
+        "mean_iou": tf.math.divide_no_nan(tf.reduce_sum(iou), classes),
+        "mean_dice": tf.math.divide_no_nan(tf.reduce_sum(dice), classes),
+    }
+    return logs | {f"iou/{name}": iou[i] for i, name in enumerate(class_names)}

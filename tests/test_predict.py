@@ -1,0 +1,193 @@
+"""The commands that use a finished run on images: `tfdist.predict` and `tfdist.evaluate`."""
+
+import csv
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.command import run_command
+from tfdist.data.masks import decode_mask
+from tfdist.evaluate import run_evaluation
+from tfdist.inference.options import EvaluateOptions, PredictOptions
+from tfdist.predict import run_prediction
+
+
+def predict(*flags):
+    return run_command("tfdist.predict", run_prediction, flags, options_class=PredictOptions)
+
+
+def evaluate(*flags):
+    return run_command("tfdist.evaluate", run_evaluation, flags, options_class=EvaluateOptions)
+
+
+@pytest.fixture
+def flags(run_dir, labelled_images, path_with_spaces):
+    return [
+        f"--run_dir={run_dir}",
+        f"--images={labelled_images}/val/images",
+        f"--output={path_with_spaces}/predicted",
+        "--quiet",
+    ]
+
+
+def test_leaves_masks_overlays_and_statistics(
+    flags, run_dir, labelled_images, path_with_spaces, capfd
+):
+    assert predict(*flags[:-1]) == 0
+    out, err = capfd.readouterr()
+    assert "3 of 3 images are in" in out.splitlines()[-1]
+    assert not err
+    output = path_with_spaces / "predicted"
+    image = tf.io.decode_png((labelled_images / "val" / "images" / "a.png").read_bytes()).numpy()
+    run = tfdist.load_run(run_dir)
+    mask = tfdist.Predictor(run.model, window=run.image_size).predict_mask(image)
+    data = (output / "masks" / "a.png").read_bytes()
+    assert (decode_mask(data) == mask).all()
+    assert data[25] == 3  # indexed
+    overlay = tf.io.decode_png((output / "overlays" / "a.png").read_bytes()).numpy()
+    coloured = tf.io.decode_png(data, channels=3).numpy()
+    np.testing.assert_allclose(overlay, (image / 2 + coloured / 2), atol=1)
+    rows = list(csv.DictReader((output / "classes.csv").read_text().splitlines()))
+    assert [row["image"] for row in rows] == ["a", "b", "c", "(all)"]
+    assert int(rows[0]["pixels"]) == mask.size
+    assert float(rows[0]["circle"]) == pytest.approx((mask == 1).mean(), abs=1e-6)
+    assert int(rows[-1]["pixels"]) == 40 * 28 + 16 * 16 + 9 * 21
+
+
+def test_scores_as_evaluate_does(flags, run_dir, labelled_images, path_with_spaces, capfd):
+    masks = labelled_images / "val" / "masks"
+    assert predict(*flags, f"--masks={masks}", "--tta") == 0
+    path = path_with_spaces / "metrics.json"
+    own = [f"--run_dir={run_dir}", "--dataset=folder", f"--data_dir={labelled_images}"]
+    assert evaluate(*own, "--full_size", "--tta", f"--output={path}") == 0
+    predicted = json.loads((path_with_spaces / "predicted" / "metrics.json").read_text())
+    evaluated = json.loads(path.read_text())
+    assert evaluated.pop("options")["windows"]["tta"] is True
+    assert predicted == evaluated
+    assert np.sum(predicted["confusion"]) == 40 * 28 + 16 * 16 + 9 * 21
+    truth = np.concatenate([decode_mask(p.read_bytes()).ravel() for p in masks.iterdir()])
+    assert (np.sum(predicted["confusion"], 1) == np.bincount(truth, minlength=4)).all()
+    table = path_with_spaces / "predicted" / "metrics.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["image"] for row in rows] == ["a", "b", "c"]
+    assert f"{predicted['mean_iou']:.4f}" in capfd.readouterr().out
+
+
+def test_evaluates_the_runs_own_data_as_the_training_did(run_dir):
+    assert evaluate(f"--run_dir={run_dir}", "--quiet") == 0
+    run = pathlib.Path(run_dir)
+    summary = json.loads((run / "summary.json").read_text())
+    found = json.loads((run / "evaluation" / "val.json").read_text())
+    assert found["images"] == 10
+    assert found["mean_iou"] == pytest.approx(summary["val_mean_iou"], rel=1e-3)
+    assert found["pixel_accuracy"] == pytest.approx(summary["val_pixel_accuracy"], rel=1e-3)
+
+
+def test_leaves_alone_what_is_there_and_adds_what_is_missing(flags, path_with_spaces):
+    assert predict(*flags) == 0
+    output = path_with_spaces / "predicted"
+    whole = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    (output / "masks" / "b.png").unlink()
+    kept = output / "masks" / "a.png"
+    before = kept.stat().st_mtime_ns
+    assert predict(*flags) == 0
+    assert kept.stat().st_mtime_ns == before
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == whole
+
+
+def test_refuses_the_directory_of_another_command(flags, capfd):
+    assert predict(*flags) == 0
+    assert predict(*flags, "--tta") == 2
+    check_one_line(capfd, "another command: tta is True (there: False)")
+    assert predict(*flags, "--global_batch_size=3", "--strategy=mirrored") == 0
+
+
+def test_reports_and_leaves_out_what_cannot_be_read(
+    flags, labelled_images, path_with_spaces, capfd
+):
+    data = path_with_spaces / "data"
+    shutil.copytree(labelled_images, data)
+    (data / "val" / "images" / "b.png").write_bytes(b"no image")
+    shutil.copy(data / "val" / "masks" / "a.png", data / "val" / "masks" / "c.png")
+    flags = [*flags, f"--images={data}/val/images", f"--masks={data}/val/masks"]
+    assert predict(*flags) == 1
+    err = capfd.readouterr().err.strip().splitlines()
+    assert len(err) == 2
+    assert err[0].startswith("tfdist: Cannot decode the image ")
+    assert "b.png" in err[0]
+    assert "c.png': the mask is 40x28 and its image 9x21" in err[1]
+    output = path_with_spaces / "predicted"
+    assert sorted(path.name for path in (output / "masks").iterdir()) == ["a.png", "c.png"]
+    assert json.loads((output / "metrics.json").read_text())["images"] == 1
+    assert predict(*flags) == 1, "what is still broken is still said"
+
+
+def test_works_on_any_file_system(run_dir, labelled_images):
+    for name in ("options.json", "summary.json", "model.keras"):
+        tf.io.gfile.makedirs("ram://run")
+        tf.io.gfile.copy(f"{run_dir}/{name}", f"ram://run/{name}", overwrite=True)
+    images = "ram://photos"
+    tf.io.gfile.makedirs(images)
+    tf.io.gfile.copy(f"{labelled_images}/val/images/c.png", f"{images}/c.png", overwrite=True)
+    assert (
+        predict(f"--images={images}/*.png", "--run_dir=ram://run", "--output=ram://out", "--quiet")
+        == 0
+    )
+    with tf.io.gfile.GFile("ram://out/masks/c.png", "rb") as file:
+        assert decode_mask(file.read()).shape == (9, 21)
+
+
+BAD = {
+    "no images": (["--images="], "Cannot predict without --images"),
+    "no output": (["--output="], "Cannot predict without --output"),
+    "a pattern without a match": (["--images=/nowhere/*.jpg"], "a file that matches"),
+    "masks that are not there": (["--masks=/nowhere"], "Cannot read --masks=/nowhere"),
+    "a directory without a run": (["--run_dir=/nowhere"], "it has no options.json"),
+    "an overlap of everything": (["--overlap=1"], "--overlap in [0, 1)"),
+    "a device that is not there": (["--devices=GPU:0"], "0 GPUs are visible"),
+    "an output that cannot be made": (["--output=/proc/out"], "Cannot write to --output=/proc/out"),
+    "a strategy of several machines": (["--strategy=parameter_server"], "Unknown --strategy"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_costs_one_line(name, flags, path_with_spaces, capfd):
+    bad, message = BAD[name]
+    assert predict(*flags, *bad) == 2
+    check_one_line(capfd, message)
+    assert not (path_with_spaces / "predicted").exists()
+
+
+def test_a_run_that_is_not_finished_costs_one_line(flags, run_dir, tmp_path, capfd):
+    shutil.copytree(run_dir, tmp_path / "run")
+    (tmp_path / "run" / "model.keras").unlink()
+    assert predict(*flags, f"--run_dir={tmp_path}/run") == 2
+    check_one_line(capfd, "is not finished: it has no model.keras")
+
+
+def test_images_that_cannot_be_told_apart_or_have_no_mask_cost_one_line(
+    flags, labelled_images, path_with_spaces, capfd
+):
+    data = path_with_spaces / "data"
+    shutil.copytree(labelled_images, data)
+    (data / "val" / "masks" / "b.png").unlink()
+    flags = [*flags, f"--images={data}/val/images"]
+    assert predict(*flags, f"--masks={data}/val/masks") == 2
+    check_one_line(capfd, "Cannot find the truth of", "b.png")
+    shutil.copy(data / "val" / "images" / "a.png", data / "val" / "images" / "a.bmp")
+    assert predict(*flags) == 2
+    check_one_line(capfd, "Cannot tell apart", "a.bmp")
+
+
+def check_one_line(capfd, *messages):
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("tfdist: ")
+    for message in messages:
+        assert message in err

@@ -1,0 +1,110 @@
+"""What the commands take that use a finished run; see `tfdist.options`."""
+
+from dataclasses import dataclass
+
+from tfdist.options import CommandOptions, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where it runs."""
+
+    strategy: str = option(
+        "auto",
+        "how the work is distributed over this machine's devices",
+        choices=("auto", "one_device", "mirrored", "central_storage"),
+        result=False,
+    )
+    devices: tuple[str, ...] = option(
+        (),
+        "devices to compute on; all accelerators by default",
+        metavar="GPU:0,GPU:1",
+        result=False,
+    )
+    virtual_devices: int = option(
+        0, "split the CPU, or the GPUs, into this many logical devices; 0 does not", result=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """How it looks at an image."""
+
+    overlap: float = option(0.5, "share in [0, 1) of a window that the next one sees again")
+    zoom: float = option(
+        1.0, "resize images by this factor for the model; masks keep the images' size"
+    )
+    tta: bool = option(False, "test-time augmentation: average with the mirror image's prediction")
+    global_batch_size: int = option(16, "windows a step, over all replicas", result=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FinishedRunOptions:
+    """What a command needs that uses a trained model."""
+
+    run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")
+    quiet: bool = option(False, "print nothing but errors", result=False)
+    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRunOptions(_FinishedRunOptions):
+    """What it reads and writes."""
+
+    images: str | None = option(
+        None, "a directory of images, or a pattern such as 'photos/*.jpg'", metavar="DIR_OR_GLOB"
+    )
+    masks: str | None = option(
+        None, "a directory with the truth, NAME.png for each image: adds the metrics", metavar="DIR"
+    )
+    output: str | None = option(
+        None, "masks, overlays and statistics; the same command continues", metavar="DIR"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(CommandOptions):
+    """Everything that `python -m tfdist.predict` takes.
+
+    Attributes:
+      run, windows, devices: the groups.
+    """
+
+    run: PredictRunOptions = PredictRunOptions()
+    windows: WindowOptions = WindowOptions()
+    devices: DeviceOptions = DeviceOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRunOptions(_FinishedRunOptions):
+    """What it reads and writes."""
+
+    split: str = option("val", "the part of the data set", metavar="NAME")
+    dataset: str | None = option(
+        None, "shapes, folder or tfds:NAME; the run's own by default", metavar="NAME"
+    )
+    data_dir: str | None = option(
+        None, "where the data set is; the run's own by default", metavar="DIR"
+    )
+    num_examples: int | None = option(
+        None, "examples of shapes, or a cap on them; the run's own by default", metavar="N"
+    )
+    full_size: bool = option(
+        False, "images in their own size, in windows, instead of resized to the run's size"
+    )
+    output: str | None = option(
+        None, "the metrics as JSON; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(CommandOptions):
+    """Everything that `python -m tfdist.evaluate` takes.
+
+    Attributes:
+      run, windows, devices: the groups.
+    """
+
+    run: EvaluateRunOptions = EvaluateRunOptions()
+    windows: WindowOptions = WindowOptions()
+    devices: DeviceOptions = DeviceOptions()

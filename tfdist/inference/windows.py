@@ -1,0 +1,109 @@
+"""An image as overlapping windows, and windows blended back into an image."""
+
+import math
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+
+
+def check_overlap(overlap: float) -> None:
+    """Checks that windows share less than all of themselves.
+
+    Raises:
+      TfdistError: they do not.
+    """
+    if not 0 <= overlap < 1:
+        raise TfdistError(f"Cannot overlap windows by {overlap}: give --overlap in [0, 1).")
+
+
+def plan_starts(length: int, window: int, overlap: float) -> list[int]:
+    """Returns where windows start along one axis: evenly, the last one ending at the end.
+
+    Args:
+      length: of the axis in pixels, at least `window`.
+      window: its pixels.
+      overlap: share in [0, 1) of a window that the next one has too, or more.
+
+    >>> plan_starts(360, 128, 0.5)
+    [0, 58, 116, 174, 232]
+    >>> plan_starts(128, 128, 0.5)
+    [0]
+    """
+    stride = max(1, math.floor(window * (1 - overlap)))
+    count = math.ceil((length - window) / stride) + 1
+    return [round(i * (length - window) / max(count - 1, 1)) for i in range(count)]
+
+
+def make_weights(window: tuple[int, int]) -> np.ndarray:
+    """Returns what a window's pixels count in the blend: float32 [height, width], above 0.
+
+    Highest in the middle, where the model sees most around a pixel, and falling smoothly to the
+    border, so that the blend has no seams.
+
+    Source: Pielawski and Wählby 2020 (doi:10.1371/journal.pone.0229839): Hann windows.
+    """
+    height, width = (np.sin(np.pi * (np.arange(n) + 0.5) / n) ** 2 for n in window)
+    return np.outer(height, width).astype(np.float32)
+
+
+class Canvas:
+    """One image's windows, and the class probabilities blended so far.
+
+    An image smaller than a window is continued by its mirror image.
+
+    Args:
+      image: uint8 [height, width, 3].
+      window: (height, width) in pixels.
+      overlap: see `plan_starts`.
+      num_classes: probabilities a pixel has.
+    """
+
+    def __init__(
+        self, image: np.ndarray, *, window: tuple[int, int], overlap: float, num_classes: int
+    ):
+        self._size = image.shape[:2]
+        self._window = window
+        missing = [max(0, w - n) for n, w in zip(self._size, window, strict=True)]
+        margins = [(m // 2, m - m // 2) for m in missing]
+        self._margins = margins
+        self._image = np.pad(image, (*margins, (0, 0)), mode="symmetric")
+        padded = self._image.shape[:2]
+        rows, columns = (plan_starts(n, w, overlap) for n, w in zip(padded, window, strict=True))
+        self.places = [(row, column) for row in rows for column in columns]
+        self._missing = len(self.places)
+        self._sum = np.zeros((*padded, num_classes), np.float32)
+        self._weight = np.zeros((*padded, 1), np.float32)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every window has been added."""
+        return self._missing == 0
+
+    def cut(self, place: tuple[int, int]) -> np.ndarray:
+        """Returns the window at a place: uint8 [height, width, 3]."""
+        return self._image[self._slices(place)]
+
+    def add(self, place: tuple[int, int], values: np.ndarray, weights: np.ndarray) -> None:
+        """Blends in a window.
+
+        Args:
+          place: one of `places`, each once.
+          values: float32 [height, width, classes].
+          weights: float32 [height, width].
+        """
+        area = self._slices(place)
+        self._sum[area] += values * weights[..., None]
+        self._weight[area] += weights[..., None]
+        self._missing -= 1
+
+    def blend(self) -> np.ndarray:
+        """Returns the weighted mean of the windows: float32 [height, width, classes]."""
+        area = tuple(
+            slice(before, before + n)
+            for (before, _), n in zip(self._margins, self._size, strict=True)
+        )
+        return self._sum[area] / self._weight[area]
+
+    def _slices(self, place: tuple[int, int]) -> tuple[slice, ...]:
+        return tuple(slice(p, p + w) for p, w in zip(place, self._window, strict=True))
