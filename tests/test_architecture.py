@@ -20,7 +20,7 @@ LAYERS = [
     {"training", "placement"},
     {"inference"},
     {"assembly", "command"},
-    {"launch", "train", "predict", "evaluate"},
+    {"launch", "train", "predict", "evaluate", "export"},
 ]
 
 
@@ -77,6 +77,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
         "tfdist.train",
         "tfdist.predict",
         "tfdist.evaluate",
+        "tfdist.export",
         "tfdist.launch",
         "models",
     ],

@@ -108,3 +108,23 @@ class EvaluateOptions(CommandOptions):
     run: EvaluateRunOptions = EvaluateRunOptions()
     windows: WindowOptions = WindowOptions()
     devices: DeviceOptions = DeviceOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRunOptions(_FinishedRunOptions):
+    """What it reads and writes."""
+
+    output: str | None = option(
+        None, "holds the versions: 1, 2, ...; each export adds one", metavar="DIR"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(CommandOptions):
+    """Everything that `python -m tfdist.export` takes.
+
+    Attributes:
+      run: the only group.
+    """
+
+    run: ExportRunOptions = ExportRunOptions()
