@@ -20,7 +20,7 @@ LAYERS = [
     {"training", "placement"},
     {"inference"},
     {"assembly", "command"},
-    {"launch", "train", "predict", "evaluate", "export"},
+    {"dry_run", "launch", "train", "predict", "evaluate", "export"},
 ]
 
 

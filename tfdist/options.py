@@ -237,6 +237,9 @@ class RunOptions:
         minimum=0,
     )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
+    dry_run: bool = option(
+        False, "say what would be run, and end: nothing is started or written", result=False
+    )
     quiet: bool = option(False, "print nothing but errors", result=False)
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
 

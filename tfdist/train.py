@@ -36,12 +36,17 @@ def run_training(options: TrainOptions) -> int:
       options: the run.
 
     Returns:
-      0, or after a checkpoint 130 for Ctrl-C and 143 for SIGTERM.
+      0, at once after `--dry_run`; after a checkpoint 130 for Ctrl-C and 143 for SIGTERM.
 
     Raises:
       TfdistError: bad input; nothing was written.
       TrainingError: the loss is not finite.
     """
+    if options.run.dry_run:
+        from tfdist.dry_run import describe_dry_run
+
+        print(describe_dry_run(options))
+        return 0
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
     from tfdist.strategies.parameter_server import run_server

@@ -62,14 +62,28 @@ class RunDirectory:
     def _record(self, options: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         path = f"{self.path}/options.json"
         try:
-            if tf.io.gfile.exists(path):
-                with tf.io.gfile.GFile(path) as file:
-                    before = json.loads(file.read())["result"]
-                if before != result:
-                    raise TfdistError(self._describe_difference(before, result))
+            self.check(result)
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
         except tf.errors.OpError as error:
             raise TfdistError(self._describe_failure(error)) from error
+
+    def check(self, result: Mapping[str, Any]) -> bool:
+        """Returns whether the directory holds a run already.
+
+        Args:
+          result: see `open`.
+
+        Raises:
+          TfdistError: it holds another command's.
+        """
+        path = f"{self.path}/options.json"
+        if not tf.io.gfile.exists(path):
+            return False
+        with tf.io.gfile.GFile(path) as file:
+            before = json.loads(file.read())["result"]
+        if before != result:
+            raise TfdistError(self._describe_difference(before, result))
+        return True
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`."""
