@@ -59,7 +59,7 @@ def test_every_preset_can_be_chosen():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--stratgy=mirrored", r"Unknown flag '--stratgy'\. Valid: --strategy, "),
+        ("--stratgy=mirrored", r"Unknown flag '--stratgy'\. Did you mean --strategy"),
         ("--strategy=miror", r"Unknown --strategy 'miror'\. Valid: mirrored, "),
         ("--epochs=three", r"--epochs=three.*See --help"),
         ("--image_size=128", r"--image_size=128 is not H,W\. .*--image_size=96,96"),

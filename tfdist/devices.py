@@ -127,7 +127,10 @@ def resolve_devices(names: Sequence[str] | None, *, purpose: str) -> tuple[str, 
             }.get(kind, f"Visible: {', '.join(there)}.")
             raise TfdistError(f"Cannot build {purpose}: --devices names {name}, but {seen}. {fix}")
     if len(set(resolved)) < len(resolved):
-        raise TfdistError(f"Cannot build {purpose}: --devices names a device twice ({resolved}).")
+        raise TfdistError(
+            f"Cannot build {purpose}: --devices names a device twice ({', '.join(resolved)}). "
+            "Name each once."
+        )
     return resolved
 
 

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+_MAX_LISTED = 20
+
 
 class TfdistError(ValueError):
     """Bad input, said in one line: what failed, what was found, what to do.
@@ -12,13 +14,16 @@ class TfdistError(ValueError):
 
 
 def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> TfdistError:
-    """Returns the error for an unknown name, listing the valid ones, the closest first.
+    """Returns the error for an unknown name: the valid ones, or of many the closest.
 
     >>> str(make_unknown_name_error("--strategy", "miror", ["one_device", "mirrored"]))
     "Unknown --strategy 'miror'. Valid: mirrored, one_device."
     """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    if len(names) > _MAX_LISTED:
+        meant = f" Did you mean {' or '.join(close)}?" if close else ""
+        return TfdistError(f"Unknown {kind} {name!r}.{meant} See --help.")
     ordered = close + [other for other in names if other not in close]
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 

@@ -1,6 +1,7 @@
 """The command line's flags, made from `tfdist.options`, and the only reader of absl's FLAGS."""
 
 import dataclasses
+import re
 import textwrap
 import types
 import typing
@@ -53,8 +54,11 @@ def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.Fla
         raise make_unknown_name_error(
             "flag", f"--{error.flagname}", [f"--{item.name}" for item in items]
         ) from error
+    except flags.IllegalFlagValueError as error:
+        raise _make_value_error(str(error), items) from error
     except flags.Error as error:
-        raise TfdistError(f"{str(error).strip()} See --help.") from error
+        text = str(error).strip().removeprefix("ERROR:: ")
+        raise TfdistError(f"{text}. See --help.") from error
     if rest:
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
@@ -126,6 +130,15 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
             f"Write two numbers, for example {example}."
         ) from error
+
+
+def _make_value_error(message: str, items: Sequence[dataclasses.Field]) -> TfdistError:
+    match = re.match(r"flag (--(\w+)=.*?): ", message)
+    kinds = {item.name: _find_type(item) for item in items}
+    if match is None or match[2] not in kinds:
+        return TfdistError(f"{message.strip()}. See --help.")
+    expected = {bool: "true or false", int: "a whole number", float: "a number"}
+    return TfdistError(f"{match[1]} is not {expected.get(kinds[match[2]], 'understood')}.")
 
 
 def _check_range(item: dataclasses.Field, value: Any) -> None:

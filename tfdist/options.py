@@ -53,7 +53,10 @@ class StrategyOptions:
         result=False,
     )
     virtual_devices: int = option(
-        0, "split the CPU, or the GPUs, into this many logical devices; 0 does not", result=False
+        0,
+        "split the CPU, or the GPUs, into this many logical devices; 0 does not",
+        result=False,
+        minimum=0,
     )
     all_reduce: str = option(
         "auto",
