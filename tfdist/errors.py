@@ -22,7 +22,7 @@ def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> Tfdis
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     if len(names) > _MAX_LISTED:
-        meant = f" Did you mean {' or '.join(close)}?" if close else ""
+        meant = f" Did you mean {', '.join(close)}?" if close else ""
         return TfdistError(f"Unknown {kind} {name!r}.{meant} See --help.")
     ordered = close + [other for other in names if other not in close]
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
