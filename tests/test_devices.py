@@ -40,3 +40,12 @@ def test_precision_is_keras_s():
 
 def test_measures_memory():
     assert devices.measure_peak_memory() > 50 * 2**20
+
+
+def test_auto_takes_bfloat16_where_the_processor_has_it(tmp_path, monkeypatch):
+    assert devices.choose_precision("float64") == "float64"
+    cpuinfo = devices.Path("/proc/cpuinfo").read_text()
+    has_it = "avx512_bf16" in cpuinfo or "amx_bf16" in cpuinfo
+    assert devices.choose_precision("auto") == ("mixed_bfloat16" if has_it else "float32")
+    monkeypatch.setattr(devices, "_read_cpu_flags", lambda: {"avx2"})
+    assert devices.choose_precision("auto") == "float32"

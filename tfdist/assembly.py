@@ -1,5 +1,6 @@
 """Turns options into the objects that commands work with."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,14 @@ class Data:
     val: Source
     num_classes: int
     class_names: tuple[str, ...]
+
+
+def resolve_options(options: TrainOptions) -> TrainOptions:
+    """Returns the options with everything that depends on the machine decided."""
+    precision = devices.choose_precision(options.training.precision)
+    return dataclasses.replace(
+        options, training=dataclasses.replace(options.training, precision=precision)
+    )
 
 
 def configure_process(options: TrainOptions) -> None:

@@ -6,6 +6,7 @@ tensor is made; the factories in `tfdist.strategies` only look devices up.
 
 import resource
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -72,6 +73,25 @@ def configure_precision(precision: str) -> None:
         raise make_unknown_name_error("--precision", precision, PRECISIONS)
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
+
+
+def choose_precision(precision: str) -> str:
+    """Returns the precision that `auto` stands for on this machine, any other as it is.
+
+    `mixed_bfloat16` where the devices to compute on have it natively: TPUs, GPUs of compute
+    capability 8.0 and above, x86 CPUs with AVX512-BF16 or AMX-BF16; else `float32`.
+    """
+    if precision != "auto":
+        return precision
+    gpus = tf.config.list_physical_devices("GPU")
+    if tf.config.list_physical_devices("TPU"):
+        native = True
+    elif gpus:
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+        native = all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
+    else:
+        native = bool({"avx512_bf16", "amx_bf16"} & _read_cpu_flags())
+    return "mixed_bfloat16" if native else "float32"
 
 
 def configure_determinism(seed: int, *, deterministic: bool) -> None:
@@ -157,3 +177,12 @@ def _make_logical_configuration(
 def _shorten(name: str) -> str:
     """Returns `GPU:0` for `/job:localhost/replica:0/task:0/device:GPU:0` and for `gpu:0`."""
     return name.rpartition("device:")[2].lstrip("/").upper()
+
+
+def _read_cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())

@@ -54,8 +54,9 @@ def describe_dry_run(options: TrainOptions) -> str:
       TfdistError: what training would refuse before its first step; of several workers'
         strategies and the pixels of the data, only starting finds that out.
     """
-    training = options.training
     options.parse_checkpoint_every()
+    options = assembly.resolve_options(options)
+    training = options.training
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     name, replicas, where = _find_replicas(options, cluster)

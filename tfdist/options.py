@@ -205,7 +205,9 @@ class TrainingOptions:
         choices=("cross_entropy", "dice", "cross_entropy_dice", "focal"),
     )
     precision: str = option(
-        "float32", "of the computation", choices=("float32", "float64", "mixed_bfloat16")
+        "float32",
+        "of the computation; auto: mixed_bfloat16 where the hardware has it, else float32",
+        choices=("float32", "float64", "mixed_bfloat16", "auto"),
     )
     seed: int = option(0, "of the initial weights, the order and the augmentation")
     deterministic: bool = option(

@@ -54,8 +54,9 @@ def run_training(options: TrainOptions) -> int:
     from tfdist.training.trainer import Trainer
 
     started = time.perf_counter()
-    training, run = options.training, RunDirectory(options.run.run_dir)
     options.parse_checkpoint_every()
+    options = assembly.resolve_options(options)
+    training, run = options.training, RunDirectory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
