@@ -13,7 +13,7 @@ LAYERS = [
     {"_lazy", "errors"},
     {"options", "presets"},
     {"cluster", "devices", "flags"},
-    {"_keeper", "_keeper_client", "_logs", "_machine"},
+    {"launching"},
     {"strategies", "probe", "stopping"},
     {"data"},
     {"pictures"},

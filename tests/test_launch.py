@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdist import _machine, launch
 from tfdist.cluster import parse_hosts
 from tfdist.errors import TfdistError
 from tfdist.launch import main, run_local_cluster, run_task
+from tfdist.launching import machine
+from tfdist.launching.tasks import hold_ports
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -446,7 +447,7 @@ def test_a_killed_keeper_takes_its_tasks_with_it(script, path_with_spaces, mark)
     with start_cli(command, "--workers=2", stderr=subprocess.DEVNULL) as process:
         wait_until((path_with_spaces / "ready-0").exists)
         wait_until((path_with_spaces / "ready-1").exists)
-        (keeper,) = [pid for pid, line in find_marked(mark).items() if b"_keeper.py" in line]
+        (keeper,) = [pid for pid, line in find_marked(mark).items() if b"keeper.py" in line]
         os.kill(keeper, signal.SIGKILL)
         assert process.wait(20) == 1
 
@@ -475,7 +476,7 @@ def test_ports_of_clusters_started_at_once_differ(script):
 
 
 def test_a_held_port_is_given_to_nobody_but_can_be_listened_on():
-    with launch._hold_ports(2) as ports:
+    with hold_ports(2) as ports:
         held = set(ports)
         taken = []
         with contextlib.ExitStack() as stack:
@@ -605,7 +606,7 @@ def test_gpus_are_divided_among_those_that_compute(script):
     ("value", "gpus"), [("", []), ("-1", []), ("0, 2", ["0", "2"]), ("1,-1,2", ["1"])]
 )
 def test_visible_gpus(value, gpus):
-    assert _machine.find_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
+    assert machine.find_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
 
 
 def test_the_users_threads_stay(script):

@@ -10,6 +10,10 @@ Environment variables of our own, for Slurm and Kubernetes:
     TFDIST_PORT          first port (Slurm: derived from the job's id; Kubernetes: 2222)
     TFDIST_SERVICE       the headless Service through which the pods find one another (Kubernetes)
     TFDIST_JOB           the Job's name (Kubernetes; taken from HOSTNAME if absent)
+
+And one that tfdist.launch sets for its tasks:
+
+    TFDIST_LAUNCH_DIR    where it keeps logs, the step reached and its record of restarts
 """
 
 import dataclasses
@@ -24,6 +28,7 @@ from typing import Any
 from tfdist.errors import TfdistError, make_unknown_name_error
 
 ROLES = ("chief", "worker", "ps", "evaluator")
+LAUNCH_DIR = "TFDIST_LAUNCH_DIR"
 
 _SINGLE_MACHINE_STRATEGIES = ("one_device", "mirrored", "central_storage")
 _PEER_STRATEGIES = ("multi_worker_mirrored", "local_sgd")
@@ -469,6 +474,11 @@ def find_metadata_host() -> str | None:
     except OSError:
         return None
     return "metadata.google.internal" if product.strip() == "Google Compute Engine" else None
+
+
+def find_launch_dir() -> str | None:
+    """Returns where this task's launcher keeps its files, None without a launcher."""
+    return os.environ.get(LAUNCH_DIR)
 
 
 def set_tf_config(config: ClusterConfig) -> None:

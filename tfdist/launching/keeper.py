@@ -3,14 +3,15 @@
 `tfdist.launch` runs this file as a program of its own. The keeper enters the network namespace
 (which must not happen to a notebook's process), starts the tasks, and ends them when one fails,
 when those that matter are done, when the time is up, or when the launcher goes away, be it by
-`kill -9`: the pipe between them breaks. It adopts the orphans among its descendants, so that it
-finds every process that a task has left behind. If the keeper itself is killed, the kernel kills
-the tasks.
+`kill -9`: the pipe between them breaks. The failure of a replaceable task it only reports. It
+adopts the orphans among its descendants, so that it finds every process that a task has left
+behind. If the keeper itself is killed, the kernel kills the tasks.
 
 It speaks JSON, a line a message. In: `{"isolate": "auto"}`; then `{"tasks": [...], "grace_s": 20,
-"timeout_s": null}`; then, any time, `{"signal": 2}` to pass a signal on or `{"kill": true}`. Out:
-events, `{"event": "exited", "task": "worker-0", "status": 0, "ended": false}` and the like. The
-standard library is all it needs.
+"timeout_s": null}`; then, any time, `{"signal": 2}` to pass a signal on, `{"end": true}` to end all
+as after a failure, `{"kill": true}`, `{"kill_task": "worker-0"}`, `{"start": {...}}` with a task.
+Out: events, `{"event": "exited", "task": "worker-0", "status": 0, "ended": false}` and the like.
+The standard library is all it needs.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ import sys
 import time
 from typing import Any
 
-_END_GRACE_S = 5.0  # for the others, once one task has failed or the cluster is done
+_END_GRACE_S = 5.0  # for the others, once the cluster is done or the time is up
+_FAILED_GRACE_S = 2.0  # for the others, once one task has failed: they wait for it in vain
 _ORPHAN_GRACE_S = 2.0  # once the launcher is gone
 _LEFTOVER_GRACE_S = 1.0  # for what a task that is done has left behind
 _TICK_S = 0.5
@@ -111,6 +113,7 @@ class _Keeper:
         self._launcher = launcher
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._essential: set[str] = set()
+        self._replaceable: set[str] = set()
         self._ending = False
         self._kill_at = float("inf")
 
@@ -118,22 +121,30 @@ class _Keeper:
         """Starts the tasks and returns when nothing is left of them."""
         grace_s = request["grace_s"]
         end_grace_s = min(grace_s, _END_GRACE_S)
+        failed_grace_s = min(grace_s, _FAILED_GRACE_S)
         timeout_s = request["timeout_s"]
         timeout_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._essential = {task["name"] for task in request["tasks"] if task["essential"]}
+        self._replaceable = {task["name"] for task in request["tasks"] if task["replaceable"]}
         for task in request["tasks"]:
             if not self._start(task):
-                self._end(signal.SIGTERM, end_grace_s)
+                self._end(signal.SIGTERM, failed_grace_s)
                 break
         launcher_gone = False
         while self._running:
             now = time.monotonic()
             wait_s = min(_TICK_S, self._kill_at - now, timeout_at - now)
             for message in self._messages.poll(wait_s):
-                if self._ending or "kill" in message:
+                if "kill" in message or (self._ending and "signal" in message):
                     self._kill_at = 0.0
                 if "signal" in message:
                     self._end(message["signal"], grace_s)
+                if "end" in message:
+                    self._end(signal.SIGTERM, failed_grace_s)
+                if "kill_task" in message:
+                    self._kill_task(message["kill_task"])
+                if "start" in message and not self._ending and not self._start(message["start"]):
+                    self._end(signal.SIGTERM, failed_grace_s)
             if not launcher_gone and (self._messages.closed or os.getppid() != self._launcher):
                 launcher_gone = True
                 self._end(signal.SIGTERM, min(grace_s, _ORPHAN_GRACE_S))
@@ -141,8 +152,9 @@ class _Keeper:
                 timeout_at = float("inf")
                 _report(event="timed_out")
                 self._end(signal.SIGTERM, end_grace_s)
-            if self._reap():
-                self._end(signal.SIGTERM, end_grace_s)
+            done, failed = self._reap()
+            if done or failed:
+                self._end(signal.SIGTERM, failed_grace_s if failed else end_grace_s)
             if self._running and time.monotonic() >= self._kill_at:
                 _report(event="killed", tasks=sorted(self._running))
                 self._signal(signal.SIGKILL)
@@ -198,18 +210,24 @@ class _Keeper:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
 
-    def _reap(self) -> bool:
-        """Reports the tasks that have ended; returns whether the others are to be ended."""
+    def _kill_task(self, name: str) -> None:
+        if name in self._running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._running[name].pid, signal.SIGKILL)
+
+    def _reap(self) -> tuple[bool, bool]:
+        """Reports the tasks that have ended; returns whether the cluster is done, or failed."""
         statuses = _reap_children()
-        end = False
+        failed = False
         for name, process in list(self._running.items()):
             if process.pid not in statuses:
                 continue
             status = process.returncode = statuses[process.pid]
             del self._running[name]
-            _report(event="exited", task=name, status=status, ended=self._ending or end)
-            end = end or status != 0
-        return not self._ending and (end or not self._essential & self._running.keys())
+            _report(event="exited", task=name, status=status, ended=self._ending or failed)
+            failed = failed or (status != 0 and name not in self._replaceable)
+        done = not self._essential & self._running.keys()
+        return not self._ending and done, not self._ending and failed
 
     def _end_leftovers(self) -> None:
         """Ends what the tasks have started and left behind."""

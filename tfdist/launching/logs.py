@@ -38,9 +38,13 @@ class Logs:
                 "--run_dir."
             ) from None
 
+    def path(self, name: str) -> Path:
+        """Returns where a task's log is."""
+        return self.directory / f"{name}.log"
+
     def open(self, name: str) -> Path:
         """Returns a task's log, from whose present end on it is read."""
-        path = self.directory / f"{name}.log"
+        path = self.path(name)
         try:
             if not path.exists():
                 self._new.append(path)

@@ -1,4 +1,4 @@
-"""The launcher's end of the pipes to `tfdist._keeper`."""
+"""The launcher's end of the pipes to `tfdist.launching.keeper`."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist import _keeper
+from tfdist.launching import keeper as keeper_program
 
 _FAREWELL_S = 15.0
 
 
 class KeeperProcess:
-    """The pipes to `tfdist._keeper`, and what it has told."""
+    """The pipes to `tfdist.launching.keeper`, and what it has told."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", isolate: str) -> None:
         self.process = process
@@ -63,7 +63,7 @@ def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
     """Starts a keeper, and at the end of the context waits until all its tasks are ended."""
     # Its own session: a terminal's Ctrl-C reaches the launcher, which passes it on.
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", _keeper.__file__],
+        [sys.executable, "-I", "-S", keeper_program.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

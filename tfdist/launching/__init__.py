@@ -1,0 +1,1 @@
+"""What `tfdist.launch` does: tasks, the processes that own them, logs, restarts."""

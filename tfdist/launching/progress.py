@@ -1,0 +1,75 @@
+"""The step that a run has reached, where the launcher sees it, and the record of its restarts.
+
+Both are files beside the tasks' logs, so that they outlive tasks and launcher alike. The chief
+writes the step after every step; the launcher adds a line to the record for every failure, and
+the chief one for every time that it continues a run, with the steps that it has to do again.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class StepFile:
+    """The number of steps done, in a file that is written at every step.
+
+    Args:
+      directory: where the launcher keeps its files.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        self._path = Path(directory) / "step"
+        self._file: int | None = None
+
+    def read(self) -> int:
+        """Returns the last step written, 0 if there is none."""
+        try:
+            return int(self._path.read_bytes())
+        except (OSError, ValueError):
+            return 0
+
+    def write(self, step: int) -> None:
+        """Writes a step in place, in microseconds: it need survive this process, not a crash."""
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+        os.pwrite(self._file, b"%020d\n" % step, 0)
+
+
+def append_record(directory: str | os.PathLike[str], line: Mapping[str, Any]) -> None:
+    """Adds a line to the record of restarts; a full disk must not end the run that goes on."""
+    with contextlib.suppress(OSError), open(_record(directory), "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def summarize_record(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what a run's summary says of its failures and restarts.
+
+    Returns:
+      restarts: how often a task or the cluster was started again; restart_causes: a line a
+      failure; lost_steps: steps done more than once.
+    """
+    lines = list(_read_record(directory))
+    failures = [line for line in lines if "cause" in line]
+    return {
+        "restarts": sum(line["then"] in ("restarted", "replaced") for line in failures),
+        "restart_causes": [
+            f"{line['time']} {line['task']} {line['cause']} after step {line['step']}, "
+            f"{line['then']}"
+            for line in failures
+        ],
+        "lost_steps": sum(line.get("lost_steps", 0) for line in lines),
+    }
+
+
+def _read_record(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(OSError), open(_record(directory)) as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):  # cut short
+                yield json.loads(line)
+
+
+def _record(directory: str | os.PathLike[str]) -> Path:
+    return Path(directory) / "restarts.jsonl"

@@ -1,0 +1,65 @@
+"""Which tasks have gone silent: no thread of theirs has run for a while.
+
+A process that is stopped, frozen, or stuck in the kernel looks alive: its connections stay open.
+But even one that only waits for its peers wakes up now and then, TensorFlow's servers and the
+waits of this package several times a second. So the kernel's count of the switches to and from
+its threads tells the two apart, whatever the task runs.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+
+_SAMPLE_S = 1.0
+
+
+class SilenceWatch:
+    """Says for how long each task has been silent. Without /proc, never."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._sampled_at = float("-inf")
+        self._silent: dict[str, float] = {}
+
+    def measure(self, pids: Mapping[str, int]) -> dict[str, float]:
+        """Returns task -> seconds of silence, from a sample at most a second old.
+
+        Args:
+          pids: task -> process, the leader of a session of its own.
+        """
+        now = time.monotonic()
+        if now - self._sampled_at >= _SAMPLE_S:
+            self._sampled_at = now
+            self._silent = self._sample(pids, now)
+        return {name: self._silent[name] for name in pids if name in self._silent}
+
+    def _sample(self, pids: Mapping[str, int], now: float) -> dict[str, float]:
+        switches = _count_switches(set(pids.values()))
+        before, self._seen = self._seen, {}
+        for pid, count in switches.items():
+            old = before.get(pid)
+            self._seen[pid] = old if old is not None and old[0] == count else (count, now)
+        return {name: now - self._seen[pid][1] for name, pid in pids.items() if pid in self._seen}
+
+
+def _count_switches(sessions: set[int]) -> dict[int, int]:
+    """Returns session -> context switches of all threads of all its processes."""
+    counts: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                session = os.getsid(int(pid))
+                if session in sessions:
+                    counts[session] = counts.get(session, 0) + _count_of_process(pid)
+    return counts
+
+
+def _count_of_process(pid: str) -> int:
+    count = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/status") as file:
+            for line in file:
+                if "ctxt_switches" in line:
+                    count += int(line.split()[1])
+    return count
