@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import models
 import models.layers  # registers the models' own layers with Keras
+import tfdist
 from tfdist import cluster, devices
 from tfdist.data.augment import Augmentation
 from tfdist.data.cache import SequentialSource
@@ -86,6 +87,7 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         all_reduce=chosen.all_reduce,
         collective=chosen.collective,
         worker_timeout_s=chosen.worker_timeout_s,
+        alike=list_alike(options) if cluster.has_peers() else None,
         sync_every=chosen.sync_every,
         average_optimizer=chosen.average_optimizer,
         outer_learning_rate=chosen.outer_learning_rate,
@@ -148,6 +150,13 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         seed=run.options.training.seed,
         on_bad_example=data.on_bad_example,
     )
+
+
+def list_alike(options: TrainOptions) -> dict[str, str]:
+    """Returns what all workers of a run must have alike, by name."""
+    flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
+    versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}
+    return {**flags, **versions, "Keras": keras.__version__}
 
 
 def build_data(options: TrainOptions) -> Data:

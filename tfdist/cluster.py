@@ -476,6 +476,12 @@ def find_metadata_host() -> str | None:
     return "metadata.google.internal" if product.strip() == "Google Compute Engine" else None
 
 
+def has_peers() -> bool:
+    """Returns whether TF_CONFIG describes several workers that train in step."""
+    config = parse_tf_config(os.environ.get("TF_CONFIG", ""))
+    return config is not None and config.num_workers > 1 and not config.num_ps
+
+
 def find_launch_dir() -> str | None:
     """Returns where this task's launcher keeps its files, None without a launcher."""
     return os.environ.get(LAUNCH_DIR)

@@ -310,6 +310,18 @@ class TrainOptions(CommandOptions):
             if item.metadata.get("result", True) in (True, self.strategy.strategy)
         }
 
+    def select_alike(self) -> dict[str, Any]:
+        """Returns the options that all workers must have alike, as flag -> JSON value.
+
+        Those of the result, and those by which workers would wait for one another in vain.
+        """
+        return {
+            **self.select_result(),
+            "strategy": self.strategy.strategy,
+            "collective": self.strategy.collective,
+            "checkpoint_every": self.run.checkpoint_every,
+        }
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainOptions":
         """Returns the options that `to_dict` gave; what is missing has its default."""

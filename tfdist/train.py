@@ -8,7 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from tfdist.cluster import find_launch_dir
 from tfdist.command import run_command
+from tfdist.launching.progress import summarize_record
 from tfdist.options import TrainOptions
 from tfdist.stopping import StopSignals, watch_for_maintenance
 
@@ -138,9 +140,11 @@ def _train(
         )
         return signals.exit_status
     summary = _finish(options, run, trainer, data)
+    launch_dir = find_launch_dir()
     summary |= {
         "images_per_second": round(throughput.images_per_second, 2),
         "seconds": round(time.perf_counter() - started, 1),
+        **(summarize_record(launch_dir) if launch_dir else {}),
     }
     if trainer.is_chief:
         run.write_summary(summary)
@@ -161,6 +165,7 @@ def _make_callbacks(
 ) -> "list[keras.callbacks.Callback]":
     """Returns what fills the run directory and shows the progress, on the chief."""
     from tfdist.training import callbacks
+    from tfdist.training.progress import ReportSteps
 
     made = [
         callbacks.ProgressBar(),
@@ -170,6 +175,8 @@ def _make_callbacks(
     ]
     if options.run.tensorboard:
         made.append(callbacks.TensorBoardLog(run, trainer))
+    if launch_dir := find_launch_dir():
+        made.append(ReportSteps(trainer, launch_dir))
     return made
 
 

@@ -41,6 +41,55 @@ def test_all_find_one_another_though_they_come_at_different_times(hosts):
     assert sorted(returned) == [0, 1, 2]
 
 
+def meet(hosts, *, timeout_s, alike):
+    """Lets several workers meet, each with its own `alike`; returns what each raised."""
+    raised = {}
+
+    def wait(index):
+        try:
+            config = parse_hosts(hosts, f"worker:{index}")
+            wait_for_peers(config, timeout_s=timeout_s, alike=alike[index])
+        except (TfdistError, TrainingError) as error:
+            raised[index] = error
+
+    threads = [threading.Thread(target=wait, args=(index,)) for index in alike]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def test_refuses_a_worker_with_other_flags_or_versions(hosts):
+    mine = {"--seed": "0", "TensorFlow": "2.21.0"}
+    other = mine | {"--seed": "1", "TensorFlow": "2.20.0"}
+    raised = meet(hosts, timeout_s=20, alike={0: mine, 1: mine, 2: other})
+    assert {type(error) for error in raised.values()} == {TfdistError}
+    assert sorted(raised) == [0, 1, 2]
+    for error in raised.values():
+        assert str(error).startswith("worker 2 was started with other flags or versions")
+        assert "--seed 1 (worker 0: 0), TensorFlow 2.20.0 (worker 0: 2.21.0)" in str(error)
+
+
+def test_all_hear_who_does_not_come(hosts):
+    raised = meet(hosts, timeout_s=0.5, alike={0: {}, 1: {}})
+    assert {type(error) for error in raised.values()} == {TrainingError}
+    assert sorted(raised) == [0, 1]
+    for error in raised.values():
+        assert "in vain for worker 2 at" in str(error)
+
+
+def test_a_server_of_an_earlier_start_is_no_peer(hosts):
+    """Something listens at worker 0's address, and hangs up: worker 1 goes on waiting."""
+    port = int(hosts.split(",")[0].split(":")[1])
+    with socket.create_server(("127.0.0.1", port)) as server:
+        hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
+        hang_up.start()
+        with pytest.raises(TrainingError, match="in vain for worker 0 at"):
+            wait_for_peers(parse_hosts(hosts, "worker:1"), timeout_s=0.5)
+        hang_up.join()
+
+
 def test_names_the_workers_that_do_not_come(hosts):
     with pytest.raises(TrainingError, match=r"0\.2 s in vain for worker 1 at .*refused.*worker 2"):
         wait_for_peers(parse_hosts(hosts, "worker:0"), timeout_s=0.2)

@@ -1,5 +1,7 @@
 """Local SGD: workers that train by themselves and average their weights every few steps."""
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from tfdist.devices import list_devices
@@ -45,6 +47,7 @@ def make_local_sgd(
     *,
     collective: str = "auto",
     worker_timeout_s: float = 600.0,
+    alike: Mapping[str, str] | None = None,
     sync_every: int = 8,
     average_optimizer: bool = True,
     outer_learning_rate: float = 1.0,
@@ -57,7 +60,7 @@ def make_local_sgd(
     the last mean is taken for a gradient, and the weights take a momentum step along it.
 
     Args:
-      collective, worker_timeout_s: as of `make_multi_worker_mirrored`.
+      collective, worker_timeout_s, alike: as of `make_multi_worker_mirrored`.
       sync_every: steps between two averagings, 1 or more.
       average_optimizer: whether momentum and the like are averaged as well, or stay each
         worker's own.
@@ -82,7 +85,9 @@ def make_local_sgd(
     if outer_learning_rate <= 0:
         raise TfdistError(f"--outer_learning_rate={outer_learning_rate} is not positive. Try 1.")
     return LocalSgdStrategy(
-        make_multi_worker_mirrored(collective=collective, worker_timeout_s=worker_timeout_s),
+        make_multi_worker_mirrored(
+            collective=collective, worker_timeout_s=worker_timeout_s, alike=alike
+        ),
         sync_every=sync_every,
         average_optimizer=average_optimizer,
         outer_learning_rate=outer_learning_rate,

@@ -1,5 +1,7 @@
 """MultiWorkerMirroredStrategy: one copy of the model a device, on several machines."""
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from tfdist.cluster import parse_tf_config, read_environment, validate_cluster
@@ -10,7 +12,10 @@ _COLLECTIVES = ("auto", "ring", "nccl")
 
 
 def make_multi_worker_mirrored(
-    *, collective: str = "auto", worker_timeout_s: float = 600.0
+    *,
+    collective: str = "auto",
+    worker_timeout_s: float = 600.0,
+    alike: Mapping[str, str] | None = None,
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Builds a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
 
@@ -22,13 +27,15 @@ def make_multi_worker_mirrored(
       collective: how gradients are summed over the workers: `ring` (anything), `nccl` (NVIDIA
         GPUs), or `auto`: TensorFlow's choice.
       worker_timeout_s: how long to wait for the other workers to start.
+      alike: what all workers must have alike, name -> value: flags, versions.
 
     Returns:
       A `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Raises:
       TfdistError: an unknown algorithm, NCCL without GPUs, a CPU split into virtual devices, a
-        TF_CONFIG that describes no such cluster, or TensorFlow's devices are in use already.
+        TF_CONFIG that describes no such cluster, a worker that is not alike (the difference is
+        named), or TensorFlow's devices are in use already.
       TrainingError: a worker did not come in time; it is named.
 
     Source:
@@ -52,7 +59,7 @@ def make_multi_worker_mirrored(
     config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
     validate_cluster(config, "multi_worker_mirrored")
     if config is not None:
-        wait_for_peers(config, timeout_s=worker_timeout_s)
+        wait_for_peers(config, timeout_s=worker_timeout_s, alike=alike)
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=kinds[collective.upper()]

@@ -54,7 +54,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
     ),
     "multi_worker_mirrored": StrategyEntry(
         make_multi_worker_mirrored,
-        {"collective": "auto", "worker_timeout_s": 600.0},
+        {"collective": "auto", "worker_timeout_s": 600.0, "alike": None},
         "the devices of several workers",
     ),
     "local_sgd": StrategyEntry(
@@ -62,6 +62,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
         {
             "collective": "auto",
             "worker_timeout_s": 600.0,
+            "alike": None,
             "sync_every": 8,
             "average_optimizer": True,
             "outer_learning_rate": 1.0,

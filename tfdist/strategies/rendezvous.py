@@ -1,46 +1,63 @@
-"""Waits for the other tasks of a cluster, and names those that do not come.
+"""Waits for the other tasks of a cluster, compares them, and names those that do not come.
 
-TensorFlow's collectives wait for ever for a worker that was never started, without a word.
+TensorFlow's collectives wait for ever for a worker that was never started, without a word, and for
+one that takes another number of steps.
+
+The first of the peers, the chief, listens at its address. The others connect and say who they are
+and what they were started with, a line of JSON each; when all are there the chief tells them to go
+on, all at once. Nobody takes a TensorFlow server of an earlier start for a peer.
 """
 
+import contextlib
 import errno
+import json
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tfdist.cluster import ClusterConfig, split_address
 from tfdist.errors import TfdistError, TrainingError
 
 _CONNECT_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
+# The chief, whose time is up a little later, says who is missing.
+_VERDICT_S = 5.0
+_MAX_LINE = 1 << 16
 
 
-def wait_for_peers(config: ClusterConfig, *, timeout_s: float) -> None:
-    """Returns once every other task that trains answers at its address.
+def wait_for_peers(
+    config: ClusterConfig, *, timeout_s: float, alike: Mapping[str, str] | None = None
+) -> None:
+    """Returns once all tasks that train have met, and have the same of what must be alike.
 
-    Meanwhile this task answers at its own, which is free again on return. A peer that tries
-    in the moment between that and the start of TensorFlow's server tries again.
+    Meanwhile this task listens at its address, which is free again on return.
 
     Args:
       config: the cluster and this process's task in it.
       timeout_s: how long to wait for the last of them.
+      alike: what all tasks must have alike, name -> value.
 
     Raises:
-      TfdistError: this task's own address cannot be listened on.
+      TfdistError: this task's own address cannot be listened on, or a task differs; the
+        difference is named.
       TrainingError: a task did not come in time; it is named.
     """
-    peers = {
+    tasks = {
         f"{role} {index}": address
         for role in ("chief", "worker")
         for index, address in enumerate(config.tasks.get(role, ()))
-        if (role, index) != (config.role, config.index)
     }
-    if not peers or config.address is None:
+    own = f"{config.role} {config.index}"
+    if len(tasks) < 2 or own not in tasks:
         return
-    with _answering(config.address):
-        _reach_all(peers, timeout_s=timeout_s)
+    chief = next(iter(tasks))
+    with _listen(tasks[own]) as listener:
+        if own == chief:
+            tasks.pop(chief)
+            _Meeting(chief, tasks, alike or {}).hold(listener, timeout_s=timeout_s)
+        else:
+            _attend(chief, tasks[chief], own, alike or {}, timeout_s=timeout_s)
 
 
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
@@ -53,42 +70,180 @@ def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
     Raises:
       TrainingError: a task did not come in time; it is named.
     """
-    servers = {
+    missing = {
         f"{role} {index}": address
         for role in ("worker", "ps")
         for index, address in enumerate(config.tasks.get(role, ()))
     }
-    _reach_all(servers, timeout_s=timeout_s)
-
-
-def _reach_all(tasks: dict[str, str], *, timeout_s: float) -> None:
-    """Returns once all tasks, name -> address, answer."""
-    tasks = dict(tasks)
     deadline = time.monotonic() + timeout_s
-    problems: dict[str, str] = {}
-    while tasks:
-        for name, address in list(tasks.items()):
-            problem = _try_to_reach(address)
-            if problem is None:
-                del tasks[name]
-            else:
-                problems[name] = problem
-        if not tasks:
-            break
+    while True:
+        problems = {name: find_problem(address) for name, address in missing.items()}
+        missing = {name: missing[name] for name, problem in problems.items() if problem}
+        if not missing:
+            return
         if time.monotonic() > deadline:
-            missing = ", ".join(
-                f"{name} at {address} ({problems[name]})" for name, address in tasks.items()
-            )
-            raise TrainingError(
-                f"Waited {timeout_s:g} s in vain for {missing}. Start every task of the "
-                "cluster; python -m tfdist.launch --check says what is wrong with an address."
-            )
+            raise _make_missing_error(missing, timeout_s)
         time.sleep(_RETRY_S)
 
 
-@contextmanager
-def _answering(address: str) -> Iterator[None]:
-    """Listens at an address; whoever connects is let in and shut out again."""
+def find_problem(address: str) -> str | None:
+    """Returns None if something answers at an address, else what is wrong."""
+    try:
+        with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S):
+            return None
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+class _Meeting:
+    """What the chief does: it waits for the others, compares them and sends them on."""
+
+    def __init__(self, name: str, others: Mapping[str, str], alike: Mapping[str, str]):
+        self._name = name
+        self._others = others
+        self._alike = alike
+        self._connections: dict[str, socket.socket] = {}
+        self._values: dict[str, Mapping[str, str]] = {}
+
+    def hold(self, listener: socket.socket, *, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        listener.settimeout(_RETRY_S)
+        try:
+            while missing := self._find_missing():
+                if time.monotonic() > deadline:
+                    error = _make_missing_error(missing, timeout_s)
+                    self._tell_all(failed=str(error))
+                    raise error
+                self._let_in(listener)
+            if problem := self._describe_difference():
+                self._tell_all(refused=problem)
+                raise TfdistError(problem)
+            self._tell_all(go=True)
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+
+    def _find_missing(self) -> dict[str, str]:
+        for name, connection in list(self._connections.items()):
+            if _is_closed(connection):
+                connection.close()
+                del self._connections[name]
+        return {n: a for n, a in self._others.items() if n not in self._connections}
+
+    def _let_in(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # nobody came: look at the time
+        message = _read_line(connection, timeout_s=_CONNECT_TIMEOUT_S) or {}
+        name = str(message.get("name"))
+        if name not in self._others:
+            connection.close()
+            return
+        before = self._connections.pop(name, None)
+        if before is not None:
+            before.close()
+        self._connections[name] = connection
+        self._values[name] = message.get("alike", {})
+
+    def _describe_difference(self) -> str | None:
+        for name, values in self._values.items():
+            differences = [
+                f"{key} {values.get(key, 'missing')} ({self._name}: "
+                f"{self._alike.get(key, 'missing')})"
+                for key in sorted({*values, *self._alike})
+                if values.get(key) != self._alike.get(key)
+            ]
+            if differences:
+                more = " and more" if len(differences) > 3 else ""
+                return (
+                    f"{name} was started with other flags or versions than {self._name}: "
+                    f"{', '.join(differences[:3])}{more}. Start all workers with the same command "
+                    "and versions."
+                )
+        return None
+
+    def _tell_all(self, **message: Any) -> None:
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _attend(
+    chief: str, address: str, own: str, alike: Mapping[str, str], *, timeout_s: float
+) -> None:
+    """Returns once the chief says that all are there."""
+    deadline = time.monotonic() + timeout_s
+    hello = json.dumps({"name": own, "alike": dict(alike)}).encode() + b"\n"
+    while True:
+        problem = "it waits for others"
+        reply = None
+        try:
+            with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S) as chief_side:
+                chief_side.sendall(hello)
+                time_left_s = deadline - time.monotonic()
+                reply = _read_line(chief_side, timeout_s=max(0.0, time_left_s) + _VERDICT_S)
+        except TimeoutError:
+            problem = "no answer"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if reply and "refused" in reply:
+            raise TfdistError(reply["refused"])
+        if reply and "failed" in reply:
+            raise TrainingError(reply["failed"])
+        if reply and "go" in reply:
+            return
+        if time.monotonic() > deadline:
+            raise _make_missing_error({chief: address}, timeout_s, problem)
+        time.sleep(_RETRY_S)
+
+
+def _make_missing_error(
+    missing: Mapping[str, str], timeout_s: float, problem: str = ""
+) -> TrainingError:
+    named = ", ".join(
+        f"{name} at {address} ({problem or find_problem(address) or 'it does not find this task'})"
+        for name, address in missing.items()
+    )
+    return TrainingError(
+        f"Waited {timeout_s:g} s in vain for {named}. Start every task of the cluster; "
+        "python -m tfdist.launch --check says what is wrong with an address."
+    )
+
+
+def _read_line(connection: socket.socket, *, timeout_s: float) -> dict[str, Any] | None:
+    """Returns a line of JSON; None if something else comes, or nothing in time."""
+    deadline = time.monotonic() + timeout_s
+    data = b""
+    try:
+        while not data.endswith(b"\n") and len(data) < _MAX_LINE:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            more = connection.recv(4096)
+            if not more:
+                return None
+            data += more
+        value = json.loads(data)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Returns whether the other side, which has nothing more to say, has gone."""
+    connection.settimeout(0)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def _listen(address: str) -> Iterator[socket.socket]:
+    """Listens at an address, whose port nobody else can take meanwhile."""
     host, port = split_address(address)
     try:
         family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -98,18 +253,8 @@ def _answering(address: str) -> Iterator[None]:
             f"This task's address {address} is not resolved ({error.strerror or error}). Check "
             "the name and DNS."
         ) from error
-    stop = threading.Event()
-
-    def answer() -> None:
-        while not stop.is_set():
-            try:
-                listener.accept()[0].close()
-            except OSError:
-                continue  # timed out: look whether to stop
-
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.settimeout(_RETRY_S)
         try:
             # On every interface, as TensorFlow's server: behind a NAT or a Service, the name
             # by which others know this machine may not be one of its addresses.
@@ -122,21 +267,4 @@ def _answering(address: str) -> Iterator[None]:
                 f"{'it is in use' if used else error.strerror}. "
                 f"{'End what listens on it, or take' if used else 'Take'} another port."
             ) from error
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
-def _try_to_reach(address: str) -> str | None:
-    """Returns None if something answers at an address, else what is wrong."""
-    try:
-        with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S):
-            return None
-    except TimeoutError:
-        return "no answer"
-    except OSError as error:
-        return error.strerror or str(error)
+        yield listener

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies.parameter_server import make_coordinator
+from tfdist.strategies.rendezvous import find_problem
 from tfdist.training.feed import Feed
 from tfdist.training.objective import Objective
 from tfdist.training.step import (
@@ -44,6 +45,10 @@ from tfdist.training.step import (
 # What a function holds is sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
 _RETRY_S = 0.05
+# A worker that its launcher or scheduler starts again answers within a minute or so; when none
+# does, the run is better ended, to be continued by the same command, than left to wait.
+_LOOK_EVERY_S = 5.0
+_WITHOUT_WORKERS_S = 120.0
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -77,6 +82,7 @@ class AsynchronousSteps:
         self._objective = objective
         self._strategy = strategy
         self._coordinator = make_coordinator(strategy)
+        self._watch = _WorkerWatch(strategy)
         self.max_in_flight = max_in_flight or strategy.extended._num_workers
         metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
@@ -126,6 +132,7 @@ class AsynchronousSteps:
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
+            fetch=self._fetch,
         )
 
     def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> "_Stream":
@@ -212,6 +219,7 @@ class AsynchronousSteps:
     def wait(self) -> None:
         """Waits until no step is in flight."""
         with _explain_failures():
+            self._watch.wait(self._is_done)
             self._coordinator.join()
 
     def count_traces(self) -> dict[str, int]:
@@ -250,6 +258,31 @@ class AsynchronousSteps:
             with self._strategy.extended.colocate_vars_with(self._trainable[0].value):
                 self._version = tf.Variable(0, dtype=tf.int64, trainable=False)
 
+    def _is_done(self, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while not self._coordinator.done() and time.monotonic() < until:
+            time.sleep(_RETRY_S)
+        return self._coordinator.done()
+
+    def _fetch(self, remote: Any) -> Any:
+        """Returns a step's result, from the worker that was able to give it.
+
+        A worker may die when it has computed the step and before the numbers are here. TensorFlow
+        gives the step to another one then, but raises what came of asking the first.
+        """
+        before: BaseException | None = None
+        while True:
+            # RemoteValue.get of TensorFlow 2.21 takes no time-out.
+            self._watch.wait(remote._status_available_event.wait)
+            try:
+                return remote.get()
+            except tf.errors.OpError as error:
+                # The step's own error is the same object each time; that of asking is a new one.
+                if error is before:
+                    raise
+                before = error
+                time.sleep(_RETRY_S)
+
     def _schedule(self, function: Any, *arguments: Any) -> Any:
         with _explain_failures():
             return self._coordinator.schedule(function, args=arguments)
@@ -264,6 +297,7 @@ class AsynchronousSteps:
             start_step=0,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: end,
+            fetch=self._fetch,
         )
 
     def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -399,6 +433,7 @@ class _Stream:
       start_step: the first step.
       max_in_flight: how many are given out at most.
       find_end: step -> where to stop giving out, before that step is taken; None for no end.
+      fetch: remote result -> result.
     """
 
     def __init__(
@@ -409,12 +444,14 @@ class _Stream:
         start_step: int,
         max_in_flight: int,
         find_end: Callable[[int], int | None],
+        fetch: Callable[[Any], Any],
     ):
         self._schedule = schedule
         self._batches = batches
         self._next = self._taken = start_step
         self._max_in_flight = max_in_flight
         self._find_end = find_end
+        self._fetch = fetch
         self._pending: collections.deque[Any] = collections.deque()
 
     def take(self) -> tuple[int, int, Any]:
@@ -429,28 +466,41 @@ class _Stream:
             self._next += 1
         if not self._pending:
             raise StopIteration
-        result = _fetch(self._pending.popleft())
+        result = self._fetch(self._pending.popleft())
         step = self._taken
         self._taken += 1
         return step, step % self._max_in_flight, result
 
 
-def _fetch(remote: Any) -> Any:
-    """Returns a step's result, from the worker that was able to give it.
+class _WorkerWatch:
+    """Ends a wait for workers that are all gone: TensorFlow 2.21 waits an hour for each.
 
-    A worker may die when it has computed the step and before the numbers are here. TensorFlow
-    gives the step to another one then, but raises what came of asking the first.
+    Args:
+      strategy: whose cluster has the workers' addresses.
     """
-    before: BaseException | None = None
-    while True:
-        try:
-            return remote.get()
-        except tf.errors.OpError as error:
-            # The step's own error is the same object each time; that of asking is a new one.
-            if error is before:
-                raise
-            before = error
-            time.sleep(_RETRY_S)
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
+        # The public `cluster_resolver` of TensorFlow 2.21 is None under this strategy.
+        cluster = strategy._cluster_resolver.cluster_spec().as_dict()
+        self._workers = {f"worker {i}": address for i, address in enumerate(cluster["worker"])}
+
+    def wait(self, is_done: Callable[[float], bool]) -> None:
+        """Returns once `is_done`, which takes a time-out in seconds, says so.
+
+        Raises:
+          TrainingError: no worker has answered for two minutes.
+        """
+        last_answer = time.monotonic()
+        while not is_done(_LOOK_EVERY_S):
+            problems = {name: find_problem(address) for name, address in self._workers.items()}
+            if not all(problems.values()):
+                last_answer = time.monotonic()
+            elif time.monotonic() - last_answer >= _WITHOUT_WORKERS_S:
+                named = ", ".join(f"{name} ({problem})" for name, problem in problems.items())
+                raise TrainingError(
+                    f"No worker has answered for {_WITHOUT_WORKERS_S:g} s: {named}. Start the "
+                    "cluster again: the same command continues from the newest checkpoint."
+                )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""A campaign of faults: at least 60 SIGKILLs over all strategies, compared with quiet runs.
+
+    python -m benchmarks.faults [--seed=N] [--kills=60] [--minutes=20] [--strategies=a,b]
+
+Prints the seed and a table; exit status 1 if a run ended otherwise than its twin, hung, or left a
+process behind.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fault_campaign import CASES, Findings, run_killed, run_twin
+
+MAX_STEPS = 48
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--kills", type=int, default=60, help="in all (default: 60)")
+    parser.add_argument("--minutes", type=float, default=20, help="no new strategy after them")
+    parser.add_argument("--strategies", default=",".join(case.strategy for case in CASES))
+    parser.add_argument("--keep", default="", metavar="DIR", help="where the runs stay")
+    flags = parser.parse_args()
+    print(f"seed {flags.seed}", flush=True)
+    chosen = [case for case in CASES if case.strategy in flags.strategies.split(",")]
+    shares = sum(case.share for case in chosen)
+    began = time.monotonic()
+    findings: dict[str, Findings] = {}
+    with tempfile.TemporaryDirectory(prefix="tfdist faults ") as temporary:
+        directory = Path(flags.keep or temporary)
+        for case in chosen:
+            if time.monotonic() - began > 60 * flags.minutes:
+                print(f"no time for {case.strategy}")
+                continue
+            kills = -(-flags.kills * case.share // shares)
+            rng = random.Random(f"{flags.seed} {case.strategy}")
+            expected = run_twin(case, directory, max_steps=MAX_STEPS)
+            found = run_killed(case, directory, expected, kills=kills, max_steps=MAX_STEPS, rng=rng)
+            findings[case.strategy] = found
+            for problem in found.problems:
+                print(f"{case.strategy}: {problem} (kills: {', '.join(found.kills)})", flush=True)
+            print(f"{case.strategy}: {', '.join(found.kills)}", flush=True)
+    _print_table(findings)
+    print(f"{time.monotonic() - began:.0f} s, seed {flags.seed}")
+    return int(any(f.problems for f in findings.values()) or len(findings) < len(chosen))
+
+
+def _print_table(findings: dict[str, Findings]) -> None:
+    print("| strategy | kills | survived | seconds to continue, median (most) | steps done twice |")
+    print("|---|---|---|---|---|")
+    for name, found in findings.items():
+        seconds = found.continue_s or [0.0]
+        print(
+            f"| {name} | {len(found.kills)} | {found.survived} | "
+            f"{statistics.median(seconds):.1f} ({max(seconds):.1f}) | {found.lost_steps} |"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

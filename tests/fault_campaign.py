@@ -1,0 +1,303 @@
+"""Kills a run's processes at random moments, and looks whether the result is the same.
+
+Every run goes through `tfdist.launch`, that of a single process too. A fault is a SIGKILL to one of
+its tasks or, now and then, to the launcher, which is then started again by the same command.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+HANG_S = 60.0
+# A cluster on two busy cores takes this long from its start to its first step.
+_START_S = 12.0
+_POLL_S = 0.002
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A strategy, and how its runs are started.
+
+    Attributes:
+      strategy: the flag.
+      launch: the launcher's flags.
+      train: the command's flags besides the common ones.
+      is_exact: whether a killed run must end with its twin's weights; else with the exact number
+        of updates.
+      share: how many of a campaign's kills are its, in proportion.
+    """
+
+    strategy: str
+    launch: tuple[str, ...] = ("--workers=1",)
+    train: tuple[str, ...] = ()
+    is_exact: bool = True
+    share: int = 10
+
+
+CASES = (
+    Case("one_device"),
+    Case("mirrored", train=("--virtual_devices=2",)),
+    Case("central_storage", train=("--virtual_devices=2",), share=8),
+    Case("multi_worker_mirrored", ("--workers=2",)),
+    Case("local_sgd", ("--workers=2",), ("--sync_every=2",), share=8),
+    Case("parameter_server", ("--workers=2", "--ps=1"), is_exact=False, share=14),
+)
+
+
+@dataclasses.dataclass
+class Findings:
+    """What became of a case's faults.
+
+    Attributes:
+      kills: task -> kills of it.
+      survived: kills after which the run ended as it should.
+      continue_s: seconds from a kill to the next step.
+      lost_steps: steps done twice.
+      problems: what went wrong, a line each.
+    """
+
+    kills: list[str] = dataclasses.field(default_factory=list)
+    survived: int = 0
+    continue_s: list[float] = dataclasses.field(default_factory=list)
+    lost_steps: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class Run:
+    """One run of a case, in a directory of its own.
+
+    Args:
+      case: the case.
+      run_dir: where it goes.
+      max_steps: steps of the run.
+    """
+
+    def __init__(self, case: Case, run_dir: Path, *, max_steps: int):
+        self.run_dir = run_dir
+        self._mark = f"TFDIST_FAULTS_{uuid.uuid4().hex}"
+        self._argv = [
+            *(sys.executable, "-m", "tfdist.launch", "--max_restarts=1000", *case.launch, "--"),
+            *(f"--strategy={case.strategy}", "--deterministic", *case.train),
+            *("--dataset=shapes", "--image_size=32,32", "--base_filters=4", "--depth=2"),
+            *("--train_examples=64", "--val_examples=8", "--global_batch_size=8"),
+            *("--checkpoint_every=3", f"--max_steps={max_steps}", "--notensorboard", "--quiet"),
+            f"--run_dir={run_dir}",
+        ]
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Starts the launcher."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.started_at = time.monotonic()
+        with open(self.run_dir.parent / f"{self.run_dir.name}.log", "ab") as log:
+            self._launcher = subprocess.Popen(
+                self._argv, env={**os.environ, self._mark: "1"}, stdout=log, stderr=log
+            )
+
+    def poll(self) -> int | None:
+        """Returns the launcher's exit status, None while it runs."""
+        assert self._launcher is not None
+        return self._launcher.poll()
+
+    def kill(self, rng: random.Random, *, launcher: bool) -> str:
+        """Kills a task, or the launcher and starts it again; returns whom, "" if nobody."""
+        assert self._launcher is not None
+        tasks = self.find_tasks()
+        if not tasks or self.poll() is not None:
+            return ""
+        if launcher:
+            self._launcher.kill()
+            self._launcher.wait()
+            self.wait_for_end_of_all()
+            self.start()
+            return "launcher"
+        name = rng.choice(sorted(tasks))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(tasks[name], signal.SIGKILL)
+        self.started_at = time.monotonic()
+        return name
+
+    def find_tasks(self) -> dict[str, int]:
+        """Returns the processes that train or serve, by their tasks' names."""
+        found = {}
+        for pid, environment in self._find_processes().items():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"tfdist.train" in command and b"TF_CONFIG" in environment:
+                    config = json.loads(environment[b"TF_CONFIG"])
+                    found["{type}-{index}".format(**config["task"])] = pid
+        return found
+
+    def wait_for_end_of_all(self) -> None:
+        """Waits until no process of the run is left.
+
+        Raises:
+          TimeoutError: one is, after ten seconds.
+        """
+        until = time.monotonic() + 10
+        while left := self._find_processes():
+            if time.monotonic() > until:
+                raise TimeoutError(f"left behind: {sorted(left)}")
+            time.sleep(0.05)
+
+    def read_step(self) -> tuple[int, int]:
+        """Returns the step reached, and when it was written (ns)."""
+        path = self.run_dir / "logs" / "step"
+        try:
+            return int(path.read_text() or 0), path.stat().st_mtime_ns
+        except (OSError, ValueError):
+            return 0, 0
+
+    def list_checkpoints(self) -> set[str]:
+        """Returns the names of the checkpoints, begun or done."""
+        try:
+            return set(os.listdir(self.run_dir / "checkpoints"))
+        except OSError:
+            return set()
+
+    def read_summary(self) -> dict:
+        """Returns the run's summary."""
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def end(self) -> None:
+        """Ends what is left after a test has failed."""
+        for pid in self._find_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _find_processes(self) -> dict[int, dict[bytes, bytes]]:
+        found = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                entries = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+                environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+                if self._mark.encode() in environment:
+                    found[int(name)] = environment
+        return found
+
+
+def run_twin(case: Case, directory: Path, *, max_steps: int) -> dict:
+    """Returns the summary of a run that nobody kills."""
+    run = Run(case, directory / f"{case.strategy} twin", max_steps=max_steps)
+    try:
+        run.start()
+        while run.poll() is None:
+            time.sleep(0.1)
+        if run.poll() != 0:
+            raise RuntimeError(f"the run that was not killed failed: see {run.run_dir}.log")
+        run.wait_for_end_of_all()
+        return run.read_summary()
+    finally:
+        run.end()
+
+
+def run_killed(
+    case: Case, directory: Path, expected: dict, *, kills: int, max_steps: int, rng: random.Random
+) -> Findings:
+    """Runs a case until it has been killed so often, over as many runs as that takes."""
+    findings = Findings()
+    number = 0
+    while len(findings.kills) < kills and not findings.problems:
+        run = Run(case, directory / f"{case.strategy} {number}", max_steps=max_steps)
+        before = len(findings.kills)
+        try:
+            run.start()
+            _kill_at_random(run, findings, kills=kills, rng=rng)
+            run.wait_for_end_of_all()
+            findings.problems += _check(case, run, expected)
+        except TimeoutError as error:
+            findings.problems.append(f"{run.run_dir}: {error}")
+        finally:
+            run.end()
+        if not findings.problems:
+            findings.survived += len(findings.kills) - before
+            findings.lost_steps += run.read_summary()["lost_steps"]
+        number += 1
+    return findings
+
+
+def _kill_at_random(run: Run, findings: Findings, *, kills: int, rng: random.Random) -> None:
+    """Kills the run's processes until there were enough kills, then waits for its end."""
+    while len(findings.kills) < kills and run.poll() is None:
+        moment = rng.choice(("start-up", "step", "checkpoint"))
+        if moment == "start-up":
+            _sleep(run, until=run.started_at + rng.uniform(0.2, _START_S))
+        else:
+            _wait_for_step(run, findings)
+            _wait_for_more(run, steps=rng.randint(1, 10))
+            if moment == "checkpoint":
+                _wait_for_checkpoint(run)
+            _sleep(run, until=time.monotonic() + rng.uniform(0, 0.03))
+        victim = run.kill(rng, launcher=rng.random() < 0.1)
+        if victim:
+            findings.kills.append(f"{victim} at {moment}")
+    if run.poll() is None and findings.kills:
+        _wait_for_step(run, findings)
+    until = time.monotonic() + 2 * HANG_S
+    while run.poll() is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"hangs {2 * HANG_S:g} s after the last kill")
+        time.sleep(0.05)
+
+
+def _wait_for_step(run: Run, findings: Findings) -> None:
+    """Waits for a step done since the last start or kill, and notes how long it took."""
+    since = time.time_ns() - int((time.monotonic() - run.started_at) * 1e9)
+    while run.poll() is None:
+        if run.read_step()[1] > since:
+            if findings.kills:
+                findings.continue_s.append(time.monotonic() - run.started_at)
+            return
+        if time.monotonic() - run.started_at > HANG_S:
+            raise TimeoutError(f"no step for {HANG_S:g} s after {findings.kills[-1:]}")
+        time.sleep(_POLL_S)
+
+
+def _wait_for_more(run: Run, *, steps: int) -> None:
+    first = run.read_step()[0]
+    until = time.monotonic() + HANG_S
+    while run.poll() is None and run.read_step()[0] < first + steps:
+        if time.monotonic() > until:
+            return  # the last steps of the run
+        time.sleep(_POLL_S)
+
+
+def _wait_for_checkpoint(run: Run) -> None:
+    before = run.list_checkpoints()
+    until = time.monotonic() + 5
+    while run.poll() is None and time.monotonic() < until:
+        if run.list_checkpoints() - before:
+            return
+        time.sleep(_POLL_S / 4)
+
+
+def _sleep(run: Run, *, until: float) -> None:
+    while run.poll() is None and time.monotonic() < until:
+        time.sleep(_POLL_S)
+
+
+def _check(case: Case, run: Run, expected: dict) -> list[str]:
+    """Returns what is wrong with a run that has ended."""
+    if run.poll() != 0:
+        return [f"{run.run_dir}: exit status {run.poll()}, see {run.run_dir}.log"]
+    summary = run.read_summary()
+    keys = ["steps", "weights_sha256"] if case.is_exact else ["steps", "updates"]
+    problems = [
+        f"{run.run_dir}: {key} is {summary[key]}, of the run that was not killed {expected[key]}"
+        for key in keys
+        if summary[key] != expected[key]
+    ]
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line)["epoch"] for line in lines]
+    if epochs != list(range(1, summary["epochs"] + 1)):
+        problems.append(f"{run.run_dir}: metrics.jsonl has the epochs {epochs}")
+    return problems

@@ -1,0 +1,33 @@
+"""Tells the launcher which step a run has reached."""
+
+from typing import Any
+
+import keras
+
+from tfdist.launching.progress import StepFile, append_record
+from tfdist.training.trainer import Trainer
+
+
+class ReportSteps(keras.callbacks.Callback):
+    """Writes every step done to the launcher's file, and what a continued run does again.
+
+    Args:
+      trainer: whose steps are reported.
+      directory: the launcher's.
+    """
+
+    def __init__(self, trainer: Trainer, directory: str):
+        super().__init__()
+        self._trainer = trainer
+        self._directory = directory
+        self._steps = StepFile(directory)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None):
+        reached, step = self._steps.read(), self._trainer.step
+        if reached:
+            lost = {"continued_after": step, "lost_steps": max(0, reached - step)}
+            append_record(self._directory, lost)
+        self._steps.write(step)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
+        self._steps.write(self._trainer.step)
