@@ -20,6 +20,7 @@ import tfdist
 from tests import zoo
 from tfdist.cluster import resolve_cluster
 from tfdist.strategies.parameter_server import make_parameter_server, run_server
+from tfdist.training import coordination
 
 BATCH = 16
 SCENARIO = sys.argv[1] if __name__ == "__main__" else ""
@@ -204,6 +205,16 @@ def run_updates(strategy):
 def run_lost_server(strategy):
     try:
         train_constant(strategy, "sgd", 200, callbacks=[Kill("ps-1", (10,))])
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def run_lost_workers(strategy):
+    coordination._LOOK_EVERY_S, coordination._WITHOUT_WORKERS_S = 0.2, 2.0
+    (HERE / "gone").touch()
+    try:
+        train_constant(strategy, "sgd", 200, callbacks=[Kill("worker-0", (10,))])
     except Exception as error:
         return {"type": type(error).__name__, "message": str(error)}
     return {}

@@ -143,6 +143,12 @@ def test_a_lost_parameter_server_is_named(tmp_path):
     assert "\n" not in found["message"]
 
 
+def test_workers_that_are_all_gone_are_named(tmp_path):
+    found = _find("lost_workers", tmp_path, workers=1)
+    assert found["type"] == "TrainingError"
+    assert found["message"].startswith("No worker has answered for 2 s: worker 0 (Connection")
+
+
 def test_the_command_trains_and_fills_the_run_directory(path_with_spaces):
     run_dir = path_with_spaces / "a run"
     flags = [

@@ -15,23 +15,19 @@ that was applied. That bounds the staleness, the number of updates between a ste
 the weights and its own update, by `max_in_flight - 1`.
 """
 
-import collections
 import contextlib
-import re
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import TfdistError, TrainingError
-from tfdist.strategies.parameter_server import make_coordinator
-from tfdist.strategies.rendezvous import find_problem
+from tfdist.errors import TfdistError
+from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.feed import Feed
 from tfdist.training.objective import Objective
+from tfdist.training.shards import make_shards
 from tfdist.training.step import (
     count_batch,
     count_rows,
@@ -44,11 +40,6 @@ from tfdist.training.step import (
 
 # What a function holds is sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
-_RETRY_S = 0.05
-# A worker that its launcher or scheduler starts again answers within a minute or so; when none
-# does, the run is better ended, to be continued by the same command, than left to wait.
-_LOOK_EVERY_S = 5.0
-_WITHOUT_WORKERS_S = 120.0
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -81,16 +72,15 @@ class AsynchronousSteps:
         self._model = model
         self._objective = objective
         self._strategy = strategy
-        self._coordinator = make_coordinator(strategy)
-        self._watch = _WorkerWatch(strategy)
+        self._coordination = Coordination(strategy)
         self.max_in_flight = max_in_flight or strategy.extended._num_workers
         metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
         trainable = {id(variable) for variable in self._trainable}
         self._others = [v for v in model.variables if id(v) not in metrics | trainable]
         self._metric_variables = list_metric_variables(model, objective)
-        self._weights = _make_shards([*self._trainable, *self._others])
-        self._gradients = _make_shards(self._trainable)
+        self._weights = make_shards([*self._trainable, *self._others])
+        self._gradients = make_shards(self._trainable)
         self._places: list[tf.Variable] = []
         self._version: tf.Variable | None = None
         # Known once a worker's step is traced.
@@ -114,7 +104,7 @@ class AsynchronousSteps:
 
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
-    ) -> "_Stream":
+    ) -> StepStream:
         """Returns the training steps from `start_step` on, given out up to an epoch's end."""
         self._make_places()
         assert self._version is not None
@@ -124,28 +114,28 @@ class AsynchronousSteps:
 
         def schedule(step: int, batch: Any) -> Any:
             place = tf.constant(step % self.max_in_flight, tf.int64)
-            return self._schedule(compute, tf.constant(step, tf.int64), place, batch)
+            return self._coordination.schedule(compute, tf.constant(step, tf.int64), place, batch)
 
-        return _Stream(
+        return StepStream(
             schedule,
             batches=None if read else _iterate(feed.make_train(_one_pipeline(), start_step)),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
-            fetch=self._fetch,
+            fetch=self._coordination.fetch,
         )
 
-    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> "_Stream":
+    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> StepStream:
         """Returns the steps of an evaluation, at most `steps`."""
         return self._iterate_eval(feed, self._make_evaluate, steps)
 
-    def iterate_predict(self, feed: Feed) -> "_Stream":
+    def iterate_predict(self, feed: Feed) -> StepStream:
         """Returns the steps of a prediction."""
         return self._iterate_eval(feed, self._make_predict, None)
 
-    def train(self, stream: "_Stream") -> float:
+    def train(self, stream: StepStream) -> float:
         """Applies the next step and returns its loss."""
-        with _explain_failures():
+        with explain_lost_server():
             step, place, result = stream.take()
             with self._strategy.scope():
                 self._apply(tf.constant(place, tf.int64), result["states"])
@@ -161,29 +151,29 @@ class AsynchronousSteps:
         """Returns True: there is one model, on the parameter servers."""
         return True
 
-    def evaluate(self, stream: "_Stream") -> None:
+    def evaluate(self, stream: StepStream) -> None:
         """Adds the next step of an evaluation to the metrics.
 
         Raises:
           StopIteration: there is none left.
         """
-        with _explain_failures():
+        with explain_lost_server():
             _, _, counts = stream.take()
             self._add(counts)
 
-    def predict(self, stream: "_Stream") -> list[tuple[Any, tf.Tensor]]:
+    def predict(self, stream: StepStream) -> list[tuple[Any, tf.Tensor]]:
         """Returns the outputs of the next step, and how many of their rows count.
 
         Raises:
           StopIteration: there is none left.
         """
-        with _explain_failures():
+        with explain_lost_server():
             _, _, (outputs, num_valid) = stream.take()
         return [(outputs, num_valid)]
 
     def read_logs(self) -> dict[str, float]:
         """Returns the losses and metrics of everything seen."""
-        with _explain_failures():
+        with explain_lost_server():
             return {name: float(value) for name, value in self._read_logs().items()}
 
     def read_training_logs(self) -> dict[str, float]:
@@ -196,7 +186,7 @@ class AsynchronousSteps:
 
     def read_metrics(self) -> list[np.ndarray]:
         """Returns the values of the metrics' variables."""
-        with _explain_failures():
+        with explain_lost_server():
             return [variable.numpy() for variable in self._metric_variables]
 
     def write_metrics(self, values: Sequence[Any]) -> None:
@@ -218,9 +208,7 @@ class AsynchronousSteps:
 
     def wait(self) -> None:
         """Waits until no step is in flight."""
-        with _explain_failures():
-            self._watch.wait(self._is_done)
-            self._coordinator.join()
+        self._coordination.wait_for_all()
 
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step of the chief's was traced."""
@@ -258,46 +246,21 @@ class AsynchronousSteps:
             with self._strategy.extended.colocate_vars_with(self._trainable[0].value):
                 self._version = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def _is_done(self, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        while not self._coordinator.done() and time.monotonic() < until:
-            time.sleep(_RETRY_S)
-        return self._coordinator.done()
-
-    def _fetch(self, remote: Any) -> Any:
-        """Returns a step's result, from the worker that was able to give it.
-
-        A worker may die when it has computed the step and before the numbers are here. TensorFlow
-        gives the step to another one then, but raises what came of asking the first.
-        """
-        before: BaseException | None = None
-        while True:
-            # RemoteValue.get of TensorFlow 2.21 takes no time-out.
-            self._watch.wait(remote._status_available_event.wait)
-            try:
-                return remote.get()
-            except tf.errors.OpError as error:
-                # The step's own error is the same object each time; that of asking is a new one.
-                if error is before:
-                    raise
-                before = error
-                time.sleep(_RETRY_S)
-
-    def _schedule(self, function: Any, *arguments: Any) -> Any:
-        with _explain_failures():
-            return self._coordinator.schedule(function, args=arguments)
-
-    def _iterate_eval(self, feed: Feed, make: Callable[[Any], Any], steps: int | None) -> "_Stream":
+    def _iterate_eval(
+        self, feed: Feed, make: Callable[[Any], Any], steps: int | None
+    ) -> StepStream:
         read = feed.read_eval if _can_travel(feed.read_eval) else None
         function = make(read)
         end = steps if read is None else min(filter(None, (steps, feed.num_steps)))
-        return _Stream(
-            lambda step, batch: self._schedule(function, tf.constant(step, tf.int64), batch),
+        return StepStream(
+            lambda step, batch: self._coordination.schedule(
+                function, tf.constant(step, tf.int64), batch
+            ),
             batches=None if read else _iterate(feed.make_eval(_one_pipeline())),
             start_step=0,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: end,
-            fetch=self._fetch,
+            fetch=self._coordination.fetch,
         )
 
     def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -424,145 +387,6 @@ class AsynchronousSteps:
             variable.value.assign_add(count)
 
 
-class _Stream:
-    """Steps in flight, taken in order.
-
-    Args:
-      schedule: (step, batch) -> the step's remote result.
-      batches: what the chief reads for the workers; None if they read for themselves.
-      start_step: the first step.
-      max_in_flight: how many are given out at most.
-      find_end: step -> where to stop giving out, before that step is taken; None for no end.
-      fetch: remote result -> result.
-    """
-
-    def __init__(
-        self,
-        schedule: Callable[[int, Any], Any],
-        *,
-        batches: Iterator[Any] | None,
-        start_step: int,
-        max_in_flight: int,
-        find_end: Callable[[int], int | None],
-        fetch: Callable[[Any], Any],
-    ):
-        self._schedule = schedule
-        self._batches = batches
-        self._next = self._taken = start_step
-        self._max_in_flight = max_in_flight
-        self._find_end = find_end
-        self._fetch = fetch
-        self._pending: collections.deque[Any] = collections.deque()
-
-    def take(self) -> tuple[int, int, Any]:
-        """Returns the next step's number, its place and its result, once it is there."""
-        end = self._find_end(self._taken)
-        while len(self._pending) < self._max_in_flight and (end is None or self._next < end):
-            try:
-                batch = None if self._batches is None else next(self._batches)
-            except StopIteration:
-                break
-            self._pending.append(self._schedule(self._next, batch))
-            self._next += 1
-        if not self._pending:
-            raise StopIteration
-        result = self._fetch(self._pending.popleft())
-        step = self._taken
-        self._taken += 1
-        return step, step % self._max_in_flight, result
-
-
-class _WorkerWatch:
-    """Ends a wait for workers that are all gone: TensorFlow 2.21 waits an hour for each.
-
-    Args:
-      strategy: whose cluster has the workers' addresses.
-    """
-
-    def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
-        # The public `cluster_resolver` of TensorFlow 2.21 is None under this strategy.
-        cluster = strategy._cluster_resolver.cluster_spec().as_dict()
-        self._workers = {f"worker {i}": address for i, address in enumerate(cluster["worker"])}
-
-    def wait(self, is_done: Callable[[float], bool]) -> None:
-        """Returns once `is_done`, which takes a time-out in seconds, says so.
-
-        Raises:
-          TrainingError: no worker has answered for two minutes.
-        """
-        last_answer = time.monotonic()
-        while not is_done(_LOOK_EVERY_S):
-            problems = {name: find_problem(address) for name, address in self._workers.items()}
-            if not all(problems.values()):
-                last_answer = time.monotonic()
-            elif time.monotonic() - last_answer >= _WITHOUT_WORKERS_S:
-                named = ", ".join(f"{name} ({problem})" for name, problem in problems.items())
-                raise TrainingError(
-                    f"No worker has answered for {_WITHOUT_WORKERS_S:g} s: {named}. Start the "
-                    "cluster again: the same command continues from the newest checkpoint."
-                )
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """The variables of one parameter server and dtype, moved as one vector.
-
-    One message instead of one a variable, each way.
-
-    Attributes:
-      device: the server.
-      dtype: of the variables.
-      variables: the variables.
-    """
-
-    device: str
-    dtype: tf.DType
-    variables: tuple[keras.Variable, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return sum(_count_elements(variable) for variable in self.variables)
-
-    def read(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables with their values, split where this is called."""
-        with tf.device(self.device):
-            flat = tf.concat([tf.reshape(v.value.read_value(), [-1]) for v in self.variables], 0)
-        return self.split(flat)
-
-    def split(self, flat: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables with their parts of a vector."""
-        parts = tf.split(flat, [_count_elements(variable) for variable in self.variables])
-        return [
-            (variable, tf.reshape(part, variable.shape))
-            for variable, part in zip(self.variables, parts, strict=True)
-        ]
-
-    def join(self, values: dict[int, tf.Tensor]) -> tf.Tensor:
-        """Returns the vector of values by the variables' ids, zero where there is none."""
-        return tf.concat(
-            [
-                tf.reshape(values[id(v)], [-1])
-                if id(v) in values
-                else tf.zeros([_count_elements(v)], self.dtype)
-                for v in self.variables
-            ],
-            0,
-        )
-
-
-def _make_shards(variables: Sequence[keras.Variable]) -> list[_Shard]:
-    groups: dict[tuple[str, tf.DType], list[keras.Variable]] = {}
-    for variable in variables:
-        value = variable.value
-        groups.setdefault((value.device, value.dtype), []).append(variable)
-    return [_Shard(device, dtype, tuple(group)) for (device, dtype), group in groups.items()]
-
-
-def _count_elements(variable: keras.Variable) -> int:
-    return variable.value.shape.num_elements()
-
-
 def _describe_update(
     old: tf.Tensor, new: tf.Tensor, tape: tf.GradientTape
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -616,17 +440,3 @@ def _gradients_already_clipped(optimizer: keras.optimizers.Optimizer) -> Iterato
         yield
     finally:
         del optimizer._clip_gradients
-
-
-@contextlib.contextmanager
-def _explain_failures() -> Iterator[None]:
-    """Names what is gone when a parameter server, and with it the model, is gone."""
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        match = re.search(r"/job:ps/replica:0/task:(\d+)", error.message)
-        name = f"Parameter server {match[1]}" if match else "A parameter server"
-        raise TrainingError(
-            f"{name} is gone, and its part of the model with it. Start the cluster again: the same "
-            "command continues from the newest checkpoint."
-        ) from error
