@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all errors lint format types check clean
+.PHONY: setup train test test-all errors faults lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -25,6 +25,10 @@ test-all: setup
 
 errors: setup
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
+
+# Kills processes at random moments, 60 times or more; up to 20 minutes.
+faults: setup
+	$(BIN)/python -m benchmarks.faults
 
 lint: setup
 	$(BIN)/ruff check .

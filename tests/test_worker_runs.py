@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tfdist.launch import run_local_cluster
+
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(280),
@@ -93,3 +95,29 @@ def test_bad_input_costs_one_line(tmp_path):
     assert "--collective=nccl needs GPUs" in output
     assert "Traceback" not in output
     assert not run_dir.exists()
+
+
+OTHER_SEEDS = """
+import json, os, sys
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+command = [sys.executable, "-m", "tfdist.train", *sys.argv[1:], f"--seed={index}"]
+os.execv(sys.executable, command)
+"""
+
+
+def test_a_worker_with_other_flags_is_refused(tmp_path, capfd):
+    run_dir = tmp_path / "run"
+    flags = ["--strategy=multi_worker_mirrored", "--dataset=shapes", f"--run_dir={run_dir}"]
+    result = run_local_cluster(
+        workers=2,
+        command=[sys.executable, "-c", OTHER_SEEDS],
+        train_flags=flags,
+        run_dir=tmp_path,
+        max_restarts=1,
+        timeout_s=120,
+    )
+    assert (result.status, result.restarts) == (2, 0)
+    assert not run_dir.exists()
+    output = "".join(capfd.readouterr())
+    assert "worker 1 was started with other flags or versions than worker 0: --seed 1" in output
+    assert "Traceback" not in output
