@@ -1,6 +1,9 @@
 """`tfdist.launch` and `tfdist.train` together: a run of several workers is a run like any other."""
 
+import contextlib
 import json
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -8,13 +11,20 @@ import time
 
 import pytest
 
+from tests.strategies.test_rendezvous import find_free_ports
 from tfdist.launch import run_local_cluster
+from tfdist.launching.progress import StepFile
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(280),
     pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
 ]
+
+SMALL = (
+    *("--dataset=shapes", "--image_size=32,32", "--base_filters=4", "--depth=2"),
+    *("--train_examples=32", "--val_examples=9"),
+)
 
 
 def start(run_dir, *flags, workers=2):
@@ -26,10 +36,8 @@ def start(run_dir, *flags, workers=2):
         "--timeout_s=120",
         "--",
     ]
-    small = ["--dataset=shapes", "--image_size=32,32", "--base_filters=4", "--depth=2"]
-    counts = ["--train_examples=32", "--val_examples=9", f"--run_dir={run_dir}"]
     return subprocess.Popen(
-        [*command, *small, *counts, *flags],
+        [*command, *SMALL, f"--run_dir={run_dir}", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -121,3 +129,42 @@ def test_a_worker_with_other_flags_is_refused(tmp_path, capfd):
     output = "".join(capfd.readouterr())
     assert "worker 1 was started with other flags or versions than worker 0: --seed 1" in output
     assert "Traceback" not in output
+
+
+def test_workers_of_two_machines_start_again_together(tmp_path):
+    """Two launchers, each with one task; the task of the second is killed."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in find_free_ports(2))
+    flags = ["--strategy=multi_worker_mirrored", *SMALL, "--max_steps=60", "--checkpoint_every=4"]
+    flags += ["--notensorboard", "--quiet", f"--run_dir={tmp_path / 'run'}"]
+    launcher = [sys.executable, "-m", "tfdist.launch", f"--hosts={hosts}", "--max_restarts=3"]
+    launchers = [
+        subprocess.Popen([*launcher, f"--task=worker:{index}", "--timeout_s=120", "--", *flags])
+        for index in range(2)
+    ]
+    steps = StepFile(tmp_path / "run" / "logs")
+    until = time.monotonic() + 120
+    while steps.read() < 10:
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+    os.kill(find_task(hosts, 1), signal.SIGKILL)
+    assert [process.wait() for process in launchers] == [0, 0]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["replicas"]) == (60, 2)
+    assert summary["restarts"] == 1
+    assert 8 <= summary["resumed_from_step"] < 60
+
+
+def find_task(hosts, index):
+    """Returns the process of a worker of the cluster at some addresses."""
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environment = (path / "environ").read_text().split("\0")
+            config = next((v[10:] for v in environment if v.startswith("TF_CONFIG=")), "{}")
+            value = json.loads(config)
+            if (
+                "tfdist.train" in (path / "cmdline").read_text()
+                and value.get("cluster", {}).get("worker") == hosts.split(",")
+                and value["task"]["index"] == index
+            ):
+                return int(path.name)
+    raise LookupError(hosts)

@@ -25,9 +25,10 @@ from tfdist.cluster import (
     validate_cluster,
 )
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.launching.places import ISOLATION
 from tfdist.launching.report import say
 from tfdist.launching.results import ClusterResult, TaskResult
-from tfdist.launching.run import ISOLATION, STALL_TIMEOUT_S, run_local_cluster, run_task
+from tfdist.launching.run import STALL_TIMEOUT_S, run_local_cluster, run_task
 from tfdist.launching.signals import signal_number, signals_as_exceptions
 
 __all__ = ["ClusterResult", "TaskResult", "main", "run_local_cluster", "run_task"]

@@ -79,7 +79,7 @@ def _report_first_failed(result: ClusterResult, logs: Logs) -> list[str]:
     if task is None:
         return []
     lines = _select_lines(task, logs)
-    where = "" if task.status == 2 else f" Its last lines (all: {task.log}):"
+    where = f" Its last lines (all: {task.log}):" if lines and task.status != 2 else ""
     say(f"{task.name} failed first: it {result.cause}.{where}")
     for line in lines:
         print(f"[{task.name}] {line}", file=sys.stderr)

@@ -1,34 +1,28 @@
 """Runs a cluster of processes on this machine, or one task of a cluster of several machines."""
 
-import contextlib
 import dataclasses
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster import LAUNCH_DIR, ClusterConfig, read_environment, validate_cluster
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.launching.keeper_client import KeeperProcess, keeper_process
 from tfdist.launching.logs import Logs
 from tfdist.launching.machine import (
-    Environment,
-    complete_environment,
-    divide_machine,
     without_gpus_of,
 )
-from tfdist.launching.report import announce, report_failure, report_restart, say
+from tfdist.launching.places import ISOLATION, LocalCluster, OneTask
+from tfdist.launching.report import report_failure, report_restart, say
 from tfdist.launching.restarts import Restarts
 from tfdist.launching.results import ClusterResult, TaskResult
 from tfdist.launching.supervise import Outcome, Supervisor
-from tfdist.launching.tasks import hold_ports, make_configs
+from tfdist.launching.tasks import make_configs
 
-ISOLATION = ("auto", "always", "never")
 STALL_TIMEOUT_S = 60.0
 
-_FIRST_ISOLATED_PORT = 2222
 _MAX_STARTS_FOR_A_PORT = 3
 
 
@@ -178,7 +172,7 @@ def run_local_cluster(
     _check_counts(counts, min_workers)
     # Everything that can be refused is refused before anything is started or written.
     validate_cluster(make_configs(counts, range(1, sum(counts.values()) + 1))[0], launch.strategy)
-    cluster = _LocalCluster(counts, evaluator=evaluator, isolate=isolate)
+    cluster = LocalCluster(counts, evaluator=evaluator, isolate=isolate)
     return _run(launch, cluster, workers=workers, min_workers=min_workers)
 
 
@@ -215,72 +209,11 @@ def run_task(
         environ=environ,
     )
     validate_cluster(config, launch.strategy)
-    return _run(launch, _OneTask(config), workers=1, min_workers=1)
-
-
-class _LocalCluster:
-    """The tasks of a cluster on this machine."""
-
-    def __init__(self, counts: Mapping[str, int], *, evaluator: bool, isolate: str):
-        self._counts = dict(counts)
-        self._evaluator = evaluator
-        self._isolate = isolate
-
-    @contextlib.contextmanager
-    def keeper(self) -> Iterator[KeeperProcess]:
-        """Starts a keeper, with a network of its own if there is to be one."""
-        with keeper_process(self._isolate) as keeper:
-            if self._isolate == "always" and not keeper.isolated:
-                raise TfdistError(
-                    f"--isolate=always: no network of its own for the cluster ({keeper.problem}). "
-                    "Use --isolate=auto behind a firewall, or allow network namespaces."
-                )
-            yield keeper
-
-    @contextlib.contextmanager
-    def place(
-        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
-    ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
-        """Yields every task's configuration and environment, on ports that are held."""
-        number = sum(self._counts.values())
-        with contextlib.ExitStack() as stack:
-            ports: Sequence[int]
-            if keeper.isolated:
-                ports = range(_FIRST_ISOLATED_PORT, _FIRST_ISOLATED_PORT + number)
-            else:
-                ports = stack.enter_context(hold_ports(number))
-            configs = make_configs(self._counts, ports, evaluator=self._evaluator)
-            announce(configs, keeper, logs, isolate=self._isolate, stream=stream)
-            yield configs, divide_machine(configs, environ)
-
-    def resize(self, workers: int) -> None:
-        """Sets the number of workers of the next start."""
-        self._counts["worker"] = workers
-
-
-class _OneTask:
-    """One task of a cluster of several machines."""
-
-    def __init__(self, config: ClusterConfig):
-        self._config = config
-
-    def keeper(self) -> contextlib.AbstractContextManager[KeeperProcess]:
-        """Starts a keeper in the machine's own network."""
-        return keeper_process("never")
-
-    @contextlib.contextmanager
-    def place(
-        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
-    ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
-        """Yields the task's configuration and environment, with the whole machine."""
-        yield [self._config], [(complete_environment(environ, self._config), None)]
-
-    def resize(self, workers: int) -> None:
-        """Does nothing: only a launcher that sees all tasks can do with fewer."""
+    return _run(launch, OneTask(config), workers=1, min_workers=1)
 
 
 def _run(
-    launch: _Launch, cluster: _LocalCluster | _OneTask, *, workers: int, min_workers: int
+    launch: _Launch, cluster: LocalCluster | OneTask, *, workers: int, min_workers: int
 ) -> ClusterResult:
     """Runs a cluster, again after a failure that may go away."""
     began = time.monotonic()
