@@ -12,6 +12,7 @@ from tests.test_launch import wait_until
 from tfdist.cluster import parse_hosts
 from tfdist.launch import main, run_local_cluster, run_task
 from tfdist.launching.progress import StepFile, summarize_record
+from tfdist.launching.restarts import Failure, Restarts
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -230,6 +231,16 @@ def test_one_task_of_several_machines_starts_again(script, path_with_spaces):
     config = parse_hosts("a:1,b:1", "worker:1")
     result = run_task(config, command=command, max_restarts=2, timeout_s=30)
     assert (result.status, result.restarts) == (0, 2)
+
+
+def test_a_worker_is_not_done_without_while_all_wait_for_it(tmp_path):
+    restarts = Restarts(
+        max_restarts=0, workers=2, min_workers=1, reports_steps=True, directory=tmp_path
+    )
+    failure = Failure("worker-1", -9, "was ended by SIGKILL")
+    assert restarts.replace(failure) == "ended"
+    StepFile(tmp_path).write(1)
+    assert restarts.replace(failure) == "dropped"
 
 
 def test_the_step_and_the_record_outlive_their_writers(tmp_path):

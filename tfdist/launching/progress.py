@@ -31,6 +31,13 @@ class StepFile:
         except (OSError, ValueError):
             return 0
 
+    def read_stamp(self) -> int:
+        """Returns when the step was written last, in the file system's nanoseconds; 0 if never."""
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def write(self, step: int) -> None:
         """Writes a step in place, in microseconds: it need survive this process, not a crash."""
         if self._file is None:

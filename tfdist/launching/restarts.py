@@ -37,6 +37,7 @@ class Restarts:
       max_restarts: how often tasks or the cluster are started again, all together.
       workers: tasks of that role at first.
       min_workers: with fewer the cluster is ended.
+      reports_steps: whether the chief writes every step, as `tfdist.train` does.
       directory: where the record goes.
 
     Attributes:
@@ -51,6 +52,7 @@ class Restarts:
         max_restarts: int,
         workers: int,
         min_workers: int,
+        reports_steps: bool,
         directory: str | os.PathLike[str],
     ):
         self.workers = workers
@@ -61,6 +63,8 @@ class Restarts:
         self._directory = Path(directory)
         self._steps = StepFile(directory)
         self._best_step = self._steps.read()
+        self._reports_steps = reports_steps
+        self._stamp = self._steps.read_stamp()
         self._streak: tuple[str, int] = ("", 0)
         self._gone: set[str] = set()
 
@@ -83,7 +87,7 @@ class Restarts:
         else:
             self._gone.add(failure.task)
             enough = self.workers - len(self._gone) >= self._min_workers
-            then = "dropped" if enough else "ended"
+            then = "dropped" if enough and self._may_train() else "ended"
         self._record(failure, then)
         return then
 
@@ -93,10 +97,15 @@ class Restarts:
         if again:
             self.count += 1
             self._gone.clear()
+            self._stamp = self._steps.read_stamp()
             self._shrink_if_lost(failure.task)
         if failure.status != 2:  # bad input leaves nothing
             self._record(failure, "restarted" if again else "ended")
         return again
+
+    def _may_train(self) -> bool:
+        """Whether the others train by now: before that they wait for all, in vain."""
+        return not self._reports_steps or self._steps.read_stamp() != self._stamp
 
     def _shrink_if_lost(self, task: str) -> None:
         """Drops a worker that has failed again and again, if enough are left."""

@@ -228,6 +228,7 @@ def _run(
                     max_restarts=launch.max_restarts,
                     workers=workers,
                     min_workers=min_workers,
+                    reports_steps=launch.command is None,
                     directory=logs.directory,
                 )
             with cluster.place(keeper, logs, environ, stream=launch.stream) as (configs, places):

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig, resolve_cluster, split_address, validate_cluster
-from tfdist.strategies.rendezvous import wait_for_servers
+from tfdist.strategies.rendezvous import check_own_address, wait_for_servers
 
 _POLL_S = 0.25
 _CONNECT_TIMEOUT_S = 1.0
@@ -37,13 +37,15 @@ def make_parameter_server(
       A `tf.distribute.ParameterServerStrategy`.
 
     Raises:
-      TfdistError: no cluster, or one without a chief, a worker or a parameter server.
+      TfdistError: no cluster, one without a chief, a worker or a parameter server, or this
+        task's port is in use.
       TrainingError: a task did not start in time; it is named.
 
     Source:
       https://www.tensorflow.org/tutorials/distribute/parameter_server_training
     """
     config = _find_cluster(cluster)
+    check_own_address(config)
     wait_for_servers(config, timeout_s=worker_timeout_s)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         _make_cluster_spec(config), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -76,6 +78,7 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
       TfdistError: as in `make_parameter_server`.
     """
     config = _find_cluster(cluster)
+    check_own_address(config)
     chief = split_address(config.tasks["chief"][0])
     end_at = float("inf")
 

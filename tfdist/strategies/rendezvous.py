@@ -86,6 +86,17 @@ def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
         time.sleep(_RETRY_S)
 
 
+def check_own_address(config: ClusterConfig) -> None:
+    """Raises what TensorFlow's server would not say in one line.
+
+    Raises:
+      TfdistError: this task's address cannot be listened on.
+    """
+    if config.address is not None:
+        with _listen(config.address):
+            pass
+
+
 def find_problem(address: str) -> str | None:
     """Returns None if something answers at an address, else what is wrong."""
     try:
