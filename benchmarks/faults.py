@@ -1,4 +1,4 @@
-"""A campaign of faults: at least 60 SIGKILLs over all strategies, compared with quiet runs.
+"""A campaign of faults: 60 kills over all strategies, the results compared with quiet runs.
 
     python -m benchmarks.faults [--seed=N] [--kills=60] [--minutes=20] [--strategies=a,b]
 
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fault_campaign import CASES, Findings, run_killed, run_twin
+from tests.fault_campaign import CASES, Findings, run_twin, run_with_faults
 
 MAX_STEPS = 48
 
@@ -41,24 +41,26 @@ def main() -> int:
             kills = -(-flags.kills * case.share // shares)
             rng = random.Random(f"{flags.seed} {case.strategy}")
             expected = run_twin(case, directory, max_steps=MAX_STEPS)
-            found = run_killed(case, directory, expected, kills=kills, max_steps=MAX_STEPS, rng=rng)
+            found = run_with_faults(
+                case, directory, expected, kills=kills, max_steps=MAX_STEPS, rng=rng
+            )
             findings[case.strategy] = found
             for problem in found.problems:
-                print(f"{case.strategy}: {problem} (kills: {', '.join(found.kills)})", flush=True)
-            print(f"{case.strategy}: {', '.join(found.kills)}", flush=True)
+                print(f"{case.strategy}: {problem} (after: {', '.join(found.faults)})", flush=True)
+            print(f"{case.strategy}: {', '.join(found.faults)}", flush=True)
     _print_table(findings)
     print(f"{time.monotonic() - began:.0f} s, seed {flags.seed}")
     return int(any(f.problems for f in findings.values()) or len(findings) < len(chosen))
 
 
 def _print_table(findings: dict[str, Findings]) -> None:
-    print("| strategy | kills | survived | seconds to continue, median (most) | steps done twice |")
+    print("| strategy | faults | survived | seconds to continue: median, most | steps done twice |")
     print("|---|---|---|---|---|")
     for name, found in findings.items():
         seconds = found.continue_s or [0.0]
         print(
-            f"| {name} | {len(found.kills)} | {found.survived} | "
-            f"{statistics.median(seconds):.1f} ({max(seconds):.1f}) | {found.lost_steps} |"
+            f"| {name} | {len(found.faults)} | {found.survived} | "
+            f"{statistics.median(seconds):.1f}, {max(seconds):.1f} | {found.lost_steps} |"
         )
 
 

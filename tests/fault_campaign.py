@@ -1,7 +1,8 @@
 """Kills a run's processes at random moments, and looks whether the result is the same.
 
 Every run goes through `tfdist.launch`, that of a single process too. A fault is a SIGKILL to one of
-its tasks or, now and then, to the launcher, which is then started again by the same command.
+its tasks or, now and then, to the launcher, which is then started again by the same command. Some
+tasks are stopped (SIGSTOP) instead, for the launcher to find out.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ HANG_S = 60.0
 # A cluster on two busy cores takes this long from its start to its first step.
 _START_S = 12.0
 _POLL_S = 0.002
+_STALL_TIMEOUT_S = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Case:
       strategy: the flag.
       launch: the launcher's flags.
       train: the command's flags besides the common ones.
-      is_exact: whether a killed run must end with its twin's weights; else with the exact number
-        of updates.
+      is_exact: whether a run must end with its twin's weights, whatever it met; else with the
+        exact number of updates.
       share: how many of a campaign's kills are its, in proportion.
     """
 
@@ -57,18 +59,23 @@ class Findings:
     """What became of a case's faults.
 
     Attributes:
-      kills: task -> kills of it.
-      survived: kills after which the run ended as it should.
-      continue_s: seconds from a kill to the next step.
+      faults: what was done, and when.
+      survived: faults after which the run ended as it should.
+      continue_s: seconds from a fault to the next step.
       lost_steps: steps done twice.
       problems: what went wrong, a line each.
     """
 
-    kills: list[str] = dataclasses.field(default_factory=list)
+    faults: list[str] = dataclasses.field(default_factory=list)
     survived: int = 0
     continue_s: list[float] = dataclasses.field(default_factory=list)
     lost_steps: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_kills(self) -> int:
+        """The faults that were kills."""
+        return sum(fault.startswith("kill") for fault in self.faults)
 
 
 class Run:
@@ -84,7 +91,8 @@ class Run:
         self.run_dir = run_dir
         self._mark = f"TFDIST_FAULTS_{uuid.uuid4().hex}"
         self._argv = [
-            *(sys.executable, "-m", "tfdist.launch", "--max_restarts=1000", *case.launch, "--"),
+            *(sys.executable, "-m", "tfdist.launch", "--max_restarts=1000"),
+            *(f"--stall_timeout_s={_STALL_TIMEOUT_S}", *case.launch, "--"),
             *(f"--strategy={case.strategy}", "--deterministic", *case.train),
             *("--dataset=shapes", "--image_size=32,32", "--base_filters=4", "--depth=2"),
             *("--train_examples=64", "--val_examples=8", "--global_batch_size=8"),
@@ -108,23 +116,28 @@ class Run:
         assert self._launcher is not None
         return self._launcher.poll()
 
-    def kill(self, rng: random.Random, *, launcher: bool) -> str:
-        """Kills a task, or the launcher and starts it again; returns whom, "" if nobody."""
+    def strike(self, rng: random.Random) -> str:
+        """Kills or stops a task, or kills the launcher and starts it again.
+
+        Returns:
+          What was done, "" if there was nobody.
+        """
         assert self._launcher is not None
+        kind = rng.choices(("kill", "stop", "launcher"), (8, 1, 1))[0]
         tasks = self.find_tasks()
         if not tasks or self.poll() is not None:
             return ""
-        if launcher:
+        if kind == "launcher":
             self._launcher.kill()
             self._launcher.wait()
             self.wait_for_end_of_all()
             self.start()
-            return "launcher"
+            return "kill launcher"
         name = rng.choice(sorted(tasks))
         with contextlib.suppress(ProcessLookupError):
-            os.kill(tasks[name], signal.SIGKILL)
+            os.kill(tasks[name], signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         self.started_at = time.monotonic()
-        return name
+        return f"{kind} {name}"
 
     def find_tasks(self) -> dict[str, int]:
         """Returns the processes that train or serve, by their tasks' names."""
@@ -186,32 +199,38 @@ class Run:
 
 
 def run_twin(case: Case, directory: Path, *, max_steps: int) -> dict:
-    """Returns the summary of a run that nobody kills."""
+    """Returns the summary of a run without faults."""
     run = Run(case, directory / f"{case.strategy} twin", max_steps=max_steps)
     try:
         run.start()
         while run.poll() is None:
             time.sleep(0.1)
         if run.poll() != 0:
-            raise RuntimeError(f"the run that was not killed failed: see {run.run_dir}.log")
+            raise RuntimeError(f"the run without faults failed: see {run.run_dir}.log")
         run.wait_for_end_of_all()
         return run.read_summary()
     finally:
         run.end()
 
 
-def run_killed(
-    case: Case, directory: Path, expected: dict, *, kills: int, max_steps: int, rng: random.Random
+def run_with_faults(
+    case: Case,
+    directory: Path,
+    expected: dict,
+    *,
+    kills: int,
+    max_steps: int,
+    rng: random.Random,
 ) -> Findings:
     """Runs a case until it has been killed so often, over as many runs as that takes."""
     findings = Findings()
     number = 0
-    while len(findings.kills) < kills and not findings.problems:
+    while findings.num_kills < kills and not findings.problems:
         run = Run(case, directory / f"{case.strategy} {number}", max_steps=max_steps)
-        before = len(findings.kills)
+        before = len(findings.faults)
         try:
             run.start()
-            _kill_at_random(run, findings, kills=kills, rng=rng)
+            _strike_at_random(run, findings, kills=kills, rng=rng)
             run.wait_for_end_of_all()
             findings.problems += _check(case, run, expected)
         except TimeoutError as error:
@@ -219,15 +238,15 @@ def run_killed(
         finally:
             run.end()
         if not findings.problems:
-            findings.survived += len(findings.kills) - before
+            findings.survived += len(findings.faults) - before
             findings.lost_steps += run.read_summary()["lost_steps"]
         number += 1
     return findings
 
 
-def _kill_at_random(run: Run, findings: Findings, *, kills: int, rng: random.Random) -> None:
-    """Kills the run's processes until there were enough kills, then waits for its end."""
-    while len(findings.kills) < kills and run.poll() is None:
+def _strike_at_random(run: Run, findings: Findings, *, kills: int, rng: random.Random) -> None:
+    """Strikes until there were enough kills, then waits for its end."""
+    while findings.num_kills < kills and run.poll() is None:
         moment = rng.choice(("start-up", "step", "checkpoint"))
         if moment == "start-up":
             _sleep(run, until=run.started_at + rng.uniform(0.2, _START_S))
@@ -237,28 +256,27 @@ def _kill_at_random(run: Run, findings: Findings, *, kills: int, rng: random.Ran
             if moment == "checkpoint":
                 _wait_for_checkpoint(run)
             _sleep(run, until=time.monotonic() + rng.uniform(0, 0.03))
-        victim = run.kill(rng, launcher=rng.random() < 0.1)
-        if victim:
-            findings.kills.append(f"{victim} at {moment}")
-    if run.poll() is None and findings.kills:
+        if done := run.strike(rng):
+            findings.faults.append(f"{done} at {moment}")
+    if run.poll() is None and findings.faults:
         _wait_for_step(run, findings)
     until = time.monotonic() + 2 * HANG_S
     while run.poll() is None:
         if time.monotonic() > until:
-            raise TimeoutError(f"hangs {2 * HANG_S:g} s after the last kill")
+            raise TimeoutError(f"hangs {2 * HANG_S:g} s after the last fault")
         time.sleep(0.05)
 
 
 def _wait_for_step(run: Run, findings: Findings) -> None:
-    """Waits for a step done since the last start or kill, and notes how long it took."""
+    """Waits for a step done since the last start or fault, and notes how long it took."""
     since = time.time_ns() - int((time.monotonic() - run.started_at) * 1e9)
     while run.poll() is None:
         if run.read_step()[1] > since:
-            if findings.kills:
+            if findings.faults:
                 findings.continue_s.append(time.monotonic() - run.started_at)
             return
         if time.monotonic() - run.started_at > HANG_S:
-            raise TimeoutError(f"no step for {HANG_S:g} s after {findings.kills[-1:]}")
+            raise TimeoutError(f"no step for {HANG_S:g} s after {findings.faults[-1:]}")
         time.sleep(_POLL_S)
 
 
@@ -292,7 +310,7 @@ def _check(case: Case, run: Run, expected: dict) -> list[str]:
     summary = run.read_summary()
     keys = ["steps", "weights_sha256"] if case.is_exact else ["steps", "updates"]
     problems = [
-        f"{run.run_dir}: {key} is {summary[key]}, of the run that was not killed {expected[key]}"
+        f"{run.run_dir}: {key} is {summary[key]}, without faults {expected[key]}"
         for key in keys
         if summary[key] != expected[key]
     ]

@@ -1,11 +1,11 @@
-"""The short form of `make faults`: a few kills at random moments change nothing."""
+"""The short form of `make faults`: a few faults at random moments change nothing."""
 
 import random
 import sys
 
 import pytest
 
-from tests.fault_campaign import CASES, run_killed, run_twin
+from tests.fault_campaign import CASES, run_twin, run_with_faults
 
 pytestmark = [
     pytest.mark.timeout(280),
@@ -16,13 +16,13 @@ STEPS = 20
 
 
 @pytest.mark.parametrize(("strategy", "kills"), [("mirrored", 3), ("multi_worker_mirrored", 2)])
-def test_a_killed_run_ends_as_one_that_is_not(tmp_path, strategy, kills):
+def test_a_run_that_meets_faults_ends_as_one_that_does_not(tmp_path, strategy, kills):
     case = next(case for case in CASES if case.strategy == strategy)
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     expected = run_twin(case, tmp_path, max_steps=STEPS)
-    found = run_killed(
+    found = run_with_faults(
         case, tmp_path, expected, kills=kills, max_steps=STEPS, rng=random.Random(seed)
     )
-    assert not found.problems, f"seed {seed}: {found.problems} after {found.kills}"
-    assert found.survived == len(found.kills) == kills
+    assert not found.problems, f"seed {seed}: {found.problems} after {found.faults}"
+    assert found.survived == len(found.faults) >= kills

@@ -21,7 +21,8 @@ from tfdist.launching.results import ClusterResult, TaskResult
 from tfdist.launching.supervise import Outcome, Supervisor
 from tfdist.launching.tasks import make_configs
 
-STALL_TIMEOUT_S = 60.0
+# Longer than a file server's short breaks, in which nothing of a task runs either.
+STALL_TIMEOUT_S = 120.0
 
 _MAX_STARTS_FOR_A_PORT = 3
 
@@ -145,7 +146,7 @@ def run_local_cluster(
       min_workers: with fewer the cluster is ended; by default all of them, 1 where there are
         parameter servers.
       stall_timeout_s: after how much silence, none of its threads having run, a task is killed;
-        0 for never. By default 60 s, and never with a `command`, which may well sleep.
+        0 for never. By default 120 s, and never with a `command`, which may well sleep.
       stream: whether to show the chief's output and what failed.
       environ: the tasks' environment; this process's by default.
 

@@ -228,15 +228,23 @@ def _read_line(connection: socket.socket, *, timeout_s: float) -> dict[str, Any]
     """Returns a line of JSON; None if something else comes, or nothing in time."""
     deadline = time.monotonic() + timeout_s
     data = b""
-    try:
-        while not data.endswith(b"\n") and len(data) < _MAX_LINE:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
+    # In short waits: a launcher takes a task none of whose threads runs for one that hangs.
+    connection.settimeout(_RETRY_S)
+    while not data.endswith(b"\n") and len(data) < _MAX_LINE:
+        try:
             more = connection.recv(4096)
-            if not more:
+        except TimeoutError:
+            if time.monotonic() > deadline:
                 return None
-            data += more
+            continue
+        except OSError:
+            return None
+        if not more:
+            return None
+        data += more
+    try:
         value = json.loads(data)
-    except (OSError, ValueError):
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
