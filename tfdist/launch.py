@@ -169,10 +169,10 @@ def _make_parser() -> _Parser:
     both.add_argument(
         "--grace_s",
         type=float,
-        default=20.0,
+        default=30.0,
         metavar="S",
         help="how long tasks may take to stop, say to write a checkpoint, after Ctrl-C or SIGTERM "
-        "before they are killed (default: 20)",
+        "before they are killed; more than tfdist.train's --grace_period_s (default: 30)",
     )
     both.add_argument(
         "--max_restarts",
