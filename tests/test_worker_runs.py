@@ -154,6 +154,42 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
     assert 8 <= summary["resumed_from_step"] < 60
 
 
+LOST_PLACE = """
+import json, os, pathlib, sys, threading, time
+config = json.loads(os.environ["TF_CONFIG"])
+step = pathlib.Path(os.environ["TFDIST_LAUNCH_DIR"], "step")
+if len(config["cluster"]["worker"]) == 2 and config["task"]["index"] == 1:
+    if step.exists():
+        sys.exit("This machine is gone.")
+    def die():
+        while not step.exists() or int(step.read_text() or 0) < 6:
+            time.sleep(0.01)
+        os._exit(1)
+    threading.Thread(target=die, daemon=True).start()
+sys.argv[0] = "tfdist.train"
+from tfdist.train import main
+sys.exit(main())
+"""
+
+
+def test_a_run_goes_on_with_the_workers_that_are_left(tmp_path, capfd):
+    flags = [*SMALL, "--strategy=multi_worker_mirrored", "--max_steps=20", "--checkpoint_every=2"]
+    flags += ["--notensorboard", "--quiet", f"--run_dir={tmp_path / 'run'}"]
+    result = run_local_cluster(
+        workers=2,
+        min_workers=1,
+        command=[sys.executable, "-c", LOST_PLACE],
+        train_flags=flags,
+        max_restarts=5,
+        timeout_s=200,
+    )
+    assert (result.status, result.restarts) == (0, 4)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["replicas"], summary["restarts"]) == (20, 1, 4)
+    assert 4 <= summary["resumed_from_step"] < 20
+    assert "without worker-1, which failed again and again" in capfd.readouterr().err
+
+
 def find_task(hosts, index):
     """Returns the process of a worker of the cluster at some addresses."""
     for path in pathlib.Path("/proc").glob("[0-9]*"):
