@@ -189,7 +189,7 @@ def _attend(
     deadline = time.monotonic() + timeout_s
     hello = json.dumps({"name": own, "alike": dict(alike)}).encode() + b"\n"
     while True:
-        problem = "it waits for others"
+        problem = "it answers, but lets nobody in"
         reply = None
         try:
             with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S) as chief_side:
