@@ -136,5 +136,9 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _find_peer(message: str) -> str:
     """Returns the task that an error of TensorFlow's is about."""
-    task = re.search(r"(?:target|task|from) (?:name: )?/job:(\w+)/replica:\d+/task:(\d+)", message)
+    # The coordination service's list says more than who has reported it.
+    unhealthy = re.search(r"unhealthy[^/]*/job:(\w+)/replica:\d+/task:(\d+)", message)
+    task = unhealthy or re.search(
+        r"(?:target|task|from) (?:name: )?/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message
+    )
     return f"{task[1]} {task[2]}" if task else "another worker"
