@@ -151,6 +151,8 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["replicas"]) == (60, 2)
     assert summary["restarts"] == 2  # one of each launcher
+    log = (tmp_path / "run" / "logs" / "worker-0.log").read_text()
+    assert "Lost worker 1 after step" in log
     assert 8 <= summary["resumed_from_step"] < 60
 
 
