@@ -135,8 +135,8 @@ def _make_parser() -> _Parser:
         "--min_workers",
         type=int,
         metavar="N",
-        help="a worker that fails three times without a new step is left out, as long as N are "
-        "left (default: all are needed; with --ps: 1)",
+        help="a worker that fails three times in a row, with no new step in between, is left out "
+        "if N are left (default: all are needed; with --ps: 1)",
     )
     hosts = parser.add_argument_group("a cluster of several machines")
     hosts.add_argument(

@@ -11,7 +11,7 @@ from tfdist.launching.progress import StepFile, append_record
 # What would be the same again: bad input (2), a program that cannot be started (126, 127), and
 # what somebody asked for: Ctrl-C and SIGTERM, as a shell says them and as the kernel does.
 _FINAL_STATUSES = {2, 126, 127, 130, 143, -signal.SIGINT, -signal.SIGTERM}
-# So often a worker may fail without a new step before its place is taken for lost.
+# So often in a row, with no new step in between, a worker fails before its place counts as lost.
 _FAILURES_OF_A_LOST_PLACE = 3
 
 

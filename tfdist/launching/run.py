@@ -118,8 +118,8 @@ def run_local_cluster(
     which is passed on as SIGINT first.
 
     After a failure that may go away all tasks are started again, `max_restarts` times; a worker
-    of parameter servers alone is, and the others train on meanwhile. A worker that has failed
-    three times without a new step is left out, as long as `min_workers` are left.
+    of parameter servers alone is, and the others train on meanwhile. A worker that fails
+    three times in a row, with no new step in between, is left out if `min_workers` are left.
 
     TensorFlow's servers ask for no password and listen on every network interface. So the tasks
     get a network of their own, with nothing but a loopback, where the kernel allows it. Tasks that
