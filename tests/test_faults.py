@@ -12,17 +12,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
 ]
 
-STEPS = 20
+STEPS, KILLS = 20, 4
 
 
-@pytest.mark.parametrize(("strategy", "kills"), [("mirrored", 3), ("multi_worker_mirrored", 2)])
-def test_a_run_that_meets_faults_ends_as_one_that_does_not(tmp_path, strategy, kills):
-    case = next(case for case in CASES if case.strategy == strategy)
+def test_a_run_that_meets_faults_ends_as_one_that_does_not(tmp_path):
+    case = next(case for case in CASES if case.strategy == "multi_worker_mirrored")
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     expected = run_twin(case, tmp_path, max_steps=STEPS)
     found = run_with_faults(
-        case, tmp_path, expected, kills=kills, max_steps=STEPS, rng=random.Random(seed)
+        case, tmp_path, expected, kills=KILLS, max_steps=STEPS, rng=random.Random(seed)
     )
     assert not found.problems, f"seed {seed}: {found.problems} after {found.faults}"
-    assert found.survived == len(found.faults) >= kills
+    assert found.survived == len(found.faults) >= KILLS
