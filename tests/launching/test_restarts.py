@@ -36,12 +36,12 @@ def test_a_killed_worker_starts_the_cluster_again(script, tmp_path, capfd):
         COUNT
         + """
     if index == 0:
-        write_step(3 * start)
+        wait_for("done", 40)
+        sys.exit(0)
+    write_step(3 * start)
     if start <= 2:
-        if index == 1:
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(30)
+        os.kill(os.getpid(), signal.SIGKILL)
+    (here / "done").touch()
     """
     )
     run_dir = tmp_path / "run"
@@ -103,12 +103,12 @@ def test_a_worker_that_makes_progress_is_not_left_out(script):
         COUNT
         + """
     if index == 0:
-        write_step(start)
+        wait_for("done", 40)
+        sys.exit(0)
+    write_step(start)
     if start <= 4:
-        if index == 1:
-            time.sleep(0.2)
-            sys.exit(1)
-        time.sleep(30)
+        sys.exit(1)
+    (here / "done").touch()
     """
     )
     result = run_local_cluster(
