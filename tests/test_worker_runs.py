@@ -137,17 +137,19 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
     flags = ["--strategy=multi_worker_mirrored", *SMALL, "--max_steps=30", "--checkpoint_every=4"]
     flags += ["--notensorboard", "--quiet", f"--run_dir={tmp_path / 'run'}"]
     launcher = [sys.executable, "-m", "tfdist.launch", f"--hosts={hosts}", "--max_restarts=3"]
-    launchers = [
-        subprocess.Popen([*launcher, f"--task=worker:{index}", "--timeout_s=240", "--", *flags])
-        for index in range(2)
-    ]
-    steps = StepFile(tmp_path / "run" / "logs")
-    until = time.monotonic() + 120
-    while steps.read() < 10:
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
-    os.kill(find_task(hosts, 1), signal.SIGKILL)
-    assert [process.wait() for process in launchers] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        launchers = []
+        for index in range(2):
+            argv = [*launcher, f"--task=worker:{index}", "--timeout_s=240", "--", *flags]
+            launchers.append(stack.enter_context(subprocess.Popen(argv)))
+            stack.callback(launchers[-1].kill)  # where the test has failed
+        steps = StepFile(tmp_path / "run" / "logs")
+        until = time.monotonic() + 120
+        while steps.read() < 10:
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.01)
+        os.kill(find_task(hosts, 1), signal.SIGKILL)
+        assert [process.wait() for process in launchers] == [0, 0]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["replicas"]) == (30, 2)
     assert summary["restarts"] == 2  # one of each launcher
