@@ -33,7 +33,7 @@ def start(run_dir, *flags, workers=2):
         "-m",
         "tfdist.launch",
         f"--workers={workers}",
-        "--timeout_s=120",
+        "--timeout_s=220",
         "--",
     ]
     return subprocess.Popen(
@@ -122,7 +122,7 @@ def test_a_worker_with_other_flags_is_refused(tmp_path, capfd):
         train_flags=flags,
         run_dir=tmp_path,
         max_restarts=1,
-        timeout_s=120,
+        timeout_s=220,
     )
     assert (result.status, result.restarts) == (2, 0)
     assert not run_dir.exists()

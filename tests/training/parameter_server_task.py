@@ -238,7 +238,9 @@ if __name__ == "__main__":
         found = globals()[f"run_{SCENARIO}"](make_parameter_server())
         (HERE / "found.json").write_text(json.dumps(found))
     elif "IN_CHILD" in os.environ:
-        (HERE / config.task_name).write_text(str(os.getpid()))
+        written = HERE / f"{config.task_name}.writing"
+        written.write_text(str(os.getpid()))
+        written.rename(HERE / config.task_name)
         sys.exit(run_server())
     else:
         sys.exit(serve())
