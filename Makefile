@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all errors faults lint format types check clean
+.PHONY: setup train test test-all test-vertex errors faults lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -29,6 +29,11 @@ errors: setup
 # Kills processes at random moments, 60 times or more; up to 20 minutes.
 faults: setup
 	$(BIN)/python -m benchmarks.faults
+
+# Needs Google's client library, 190 MB.
+test-vertex: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,vertex-test]
+	$(BIN)/python -m pytest tests/job_files/test_vertex.py
 
 lint: setup
 	$(BIN)/ruff check .

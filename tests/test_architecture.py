@@ -19,8 +19,8 @@ LAYERS = [
     {"pictures"},
     {"training", "placement"},
     {"inference"},
-    {"assembly", "command"},
-    {"dry_run", "launch", "train", "predict", "evaluate", "export"},
+    {"assembly", "command", "job_files"},
+    {"dry_run", "launch", "train", "predict", "evaluate", "export", "jobs"},
 ]
 
 
@@ -79,6 +79,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
         "tfdist.evaluate",
         "tfdist.export",
         "tfdist.launch",
+        "tfdist.jobs",
         "models",
     ],
 )

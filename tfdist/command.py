@@ -21,6 +21,7 @@ def run_command(
     arguments: Sequence[str] | None = None,
     *,
     options_class: type[CommandOptions] = TrainOptions,
+    needs_tensorflow: bool = True,
 ) -> int:
     """Parses the command line, runs a command and returns its exit status.
 
@@ -29,6 +30,7 @@ def run_command(
       run: the command: options in, exit status out.
       arguments: the command line without the program; `sys.argv` by default.
       options_class: what the command takes; its group `run` says what is printed.
+      needs_tensorflow: whether to start TensorFlow first, quietly.
 
     Returns:
       What `run` returns; 2 after bad input, 1 after a failure that has its own message, 130
@@ -40,7 +42,7 @@ def run_command(
         return 0
     try:
         options: Any = parse_flags(options_class, arguments)
-        if not options.run.verbose_tensorflow:
+        if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)
     except TfdistError as error:

@@ -66,9 +66,34 @@ def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.Fla
     return values
 
 
+def expand_flag_files(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with those of their `--flagfile`s in place of these.
+
+    Raises:
+      TfdistError: a file cannot be read.
+    """
+    try:
+        return flags.FlagValues().read_flags_from_files(list(arguments))
+    except flags.Error as error:
+        raise TfdistError(f"{str(error).strip()} See --help.") from error
+
+
+def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
+    """Returns the arguments without a flag, written `--name=value` or `--name value`."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        flag, separator, _ = argument.partition("=")
+        if skip or flag in (f"--{name}", f"-{name}"):
+            skip = not skip and not separator
+        else:
+            kept.append(argument)
+    return kept
+
+
 def format_help(program: str, command: type[CommandOptions] = TrainOptions) -> str:
     """Returns the help text: every flag in its group, with default and valid values."""
-    lines = [f"usage: python -m {program} [--flag=value ...]", ""]
+    lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
     for group in command.list_groups().values():
         lines.append((group.__doc__ or "").strip().rstrip("."))
         for item in dataclasses.fields(group):

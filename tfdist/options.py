@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tfdist.errors import TfdistError
 
@@ -251,7 +251,13 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Everything that a command takes: a frozen dataclass whose fields are groups of options."""
+    """Everything that a command takes: a frozen dataclass whose fields are groups of options.
+
+    Attributes:
+      rest: what else a command line has after these, for `--help`.
+    """
+
+    rest: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns group -> field -> value, ready for JSON."""

@@ -1,0 +1,30 @@
+"""Objects as YAML."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+
+def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
+    """Returns the documents as one YAML text.
+
+    Args:
+      comment: a line or more for the top, without "#".
+      documents: what they hold, in this order.
+    """
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + yaml.dump_all(
+        documents,
+        Dumper=_Dumper,
+        sort_keys=False,
+        explicit_start=len(documents) > 1,
+        width=1000,
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what occurs twice twice, instead of a reference to the first."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
