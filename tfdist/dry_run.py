@@ -17,7 +17,7 @@ from tfdist.errors import TfdistError
 from tfdist.options import TrainOptions
 from tfdist.strategies.registry import choose_strategy
 from tfdist.training.checkpoints import CheckpointStore
-from tfdist.training.run_directory import RunDirectory
+from tfdist.training.run_directory import find_run_directory
 
 _FILES = (
     "options.json",
@@ -190,7 +190,7 @@ def _build_model(options: TrainOptions, num_classes: int, total_steps: int) -> k
 
 
 def _describe_run_directory(options: TrainOptions) -> str:
-    run = RunDirectory(options.run.run_dir)
+    run = find_run_directory(options.run.run_dir)
     if not run.check(options.select_result()):
         return f"{run.path}, new"
     steps = CheckpointStore(run.checkpoints).list_steps()

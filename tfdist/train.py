@@ -12,7 +12,7 @@ from tfdist.cluster import find_launch_dir
 from tfdist.command import run_command
 from tfdist.launching.progress import summarize_record
 from tfdist.options import TrainOptions
-from tfdist.stopping import StopSignals, watch_for_maintenance
+from tfdist.stopping import EXIT_TERMINATED, StopSignals, watch_for_maintenance
 
 if TYPE_CHECKING:
     import keras
@@ -38,7 +38,8 @@ def run_training(options: TrainOptions) -> int:
       options: the run.
 
     Returns:
-      0, at once after `--dry_run`; after a checkpoint 130 for Ctrl-C and 143 for SIGTERM.
+      0, at once after `--dry_run`; after a checkpoint 130 for Ctrl-C and 143 for SIGTERM; 143
+      for a worker or parameter server whose chief is gone before the run was finished.
 
     Raises:
       TfdistError: bad input; nothing was written.
@@ -52,17 +53,18 @@ def run_training(options: TrainOptions) -> int:
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
     from tfdist.strategies.parameter_server import run_server
-    from tfdist.training.run_directory import RunDirectory
+    from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
 
     started = time.perf_counter()
     options.parse_checkpoint_every()
     options = assembly.resolve_options(options)
-    training, run = options.training, RunDirectory(options.run.run_dir)
+    training, run = options.training, find_run_directory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
-        return run_server(cluster)
+        run_server(cluster)
+        return 0 if run.is_finished else EXIT_TERMINATED
     strategy = assembly.build_strategy(options)
     augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
@@ -197,6 +199,8 @@ def _finish(
         global_batch_size=options.training.global_batch_size,
     )
     trainer.save_model(run.model)
+    if trainer.is_chief:
+        run.copy_model()
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
     return {
         "strategy": options.strategy.strategy,

@@ -28,7 +28,7 @@ SMALL = (
 )
 
 
-def run(module, *arguments, logs):
+def run(module, *arguments, logs, status=0):
     result = run_local_cluster(
         workers=1,
         command=[sys.executable, "-m", f"tests.job_files.{module}", *map(str, arguments)],
@@ -37,7 +37,7 @@ def run(module, *arguments, logs):
         stream=False,
     )
     output = result.tasks[0].log.read_text()
-    assert result.status == 0, output
+    assert result.status == status, output
     return output
 
 
@@ -85,3 +85,11 @@ def test_the_pods_of_the_job_train_together(path_with_spaces, cluster, strategy,
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["strategy"], summary["steps"]) == (strategy, 4)
     assert summary["replicas"] == replicas
+
+
+@pytest.mark.parametrize(("finished", "status"), [(False, 143), (True, 0)])
+def test_a_server_that_loses_its_chief_is_done_if_the_run_is(tmp_path, finished, status):
+    # A Job starts pods again that end with 143, and never one that ends with 0.
+    if finished:
+        (tmp_path / "summary.json").touch()
+    run("lost_chief", tmp_path, logs=tmp_path / "log", status=status)

@@ -3,9 +3,10 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.training.run_directory import RunDirectory
+from tfdist.training.run_directory import RunDirectory, find_run_directory
 
 RESULT = {"seed": 0, "dataset": "shapes"}
 
@@ -82,3 +83,23 @@ def test_the_lock_dies_with_its_owner(path_with_spaces):
         owner.kill()
         owner.communicate()
     claim(run)
+
+
+def test_vertex_ais_directories_stand_in_for_a_run_dir_that_is_not_given(run):
+    base = run.path
+    environ = {
+        "AIP_MODEL_DIR": f"{base}/model/",
+        "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
+    }
+    found = find_run_directory("runs/default", environ=environ)
+    assert (found.path, found.checkpoints) == (base, f"{base}/checkpoints")
+    assert found.tensorboard == f"{base}/logs"
+    claim(found)
+    with tf.io.gfile.GFile(found.model, "w") as file:
+        file.write("a model")
+    found.copy_model()
+    with tf.io.gfile.GFile(f"{base}/model/model.keras") as file:
+        assert file.read() == "a model"
+    assert find_run_directory("runs/mine", environ=environ) == RunDirectory("runs/mine")
+    assert find_run_directory("runs/default", environ={}) == RunDirectory("runs/default")

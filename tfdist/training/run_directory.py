@@ -8,7 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError
+from tfdist.options import RunOptions
 from tfdist.training.checkpoints import write_atomically
 from tfdist.training.run_lock import hold_run_lock
 
@@ -19,19 +21,29 @@ class RunDirectory:
 
     Attributes:
       path: the directory.
+      checkpoint_dir, tensorboard_dir: other directories than its own for these.
+      model_copy_dir: a directory that gets the saved model besides.
     """
 
     path: str
+    checkpoint_dir: str = ""
+    tensorboard_dir: str = ""
+    model_copy_dir: str = ""
 
     @property
     def checkpoints(self) -> str:
         """Where checkpoints go."""
-        return f"{self.path}/checkpoints"
+        return self.checkpoint_dir or f"{self.path}/checkpoints"
 
     @property
     def tensorboard(self) -> str:
         """Where TensorBoard events go."""
-        return f"{self.path}/tensorboard"
+        return self.tensorboard_dir or f"{self.path}/tensorboard"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run was trained to its end, as seen from this machine."""
+        return tf.io.gfile.exists(f"{self.path}/summary.json")
 
     @property
     def model(self) -> str:
@@ -84,6 +96,13 @@ class RunDirectory:
         if before != result:
             raise TfdistError(self._describe_difference(before, result))
         return True
+
+    def copy_model(self) -> None:
+        """Puts the saved model where else it is wanted, too."""
+        if self.model_copy_dir:
+            with self._show_failure():
+                tf.io.gfile.makedirs(self.model_copy_dir)
+                tf.io.gfile.copy(self.model, f"{self.model_copy_dir}/model.keras", overwrite=True)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`."""
@@ -149,3 +168,28 @@ class RunDirectory:
             f"{' and more' if len(changed) > 3 else ''}. "
             "Give the same flags to continue it, or another --run_dir."
         )
+
+
+def find_run_directory(run_dir: str, *, environ: Mapping[str, str] | None = None) -> RunDirectory:
+    """Returns the directory of a run: `--run_dir` or, without that flag, Vertex AI's.
+
+    A Vertex AI job with a base output directory names three directories below it in AIP_MODEL_DIR,
+    AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR: checkpoints and events go there, the run to
+    the base output directory, and the model to both.
+
+    Args:
+      run_dir: the flag.
+      environ: the environment to read; this process's own by default.
+
+    Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec
+    """
+    environ = read_environment() if environ is None else environ
+    checkpoint_dir = environ.get("AIP_CHECKPOINT_DIR", "").rstrip("/")
+    if run_dir != RunOptions().run_dir or not checkpoint_dir:
+        return RunDirectory(run_dir)
+    return RunDirectory(
+        checkpoint_dir.rpartition("/")[0],
+        checkpoint_dir=checkpoint_dir,
+        tensorboard_dir=environ.get("AIP_TENSORBOARD_LOG_DIR", "").rstrip("/"),
+        model_copy_dir=environ.get("AIP_MODEL_DIR", "").rstrip("/"),
+    )
