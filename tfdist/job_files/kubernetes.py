@@ -14,7 +14,7 @@ from tfdist.stopping import EXIT_TERMINATED
 
 _JOB, _TF_JOB, _STORAGE = "job.yaml", "tfjob.yaml", "storage.yaml"
 _PORT = 2222
-_USER = 1000  # the Dockerfile's
+USER = 1000  # the Dockerfile's
 _EXIT_BAD_INPUT = 2
 
 
@@ -202,8 +202,8 @@ def _make_pod_template(
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "fsGroup": _USER,
+            "runAsUser": USER,
+            "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],

@@ -1,0 +1,56 @@
+"""The Dockerfile: no daemon builds it here, so what it relies on is looked at piece by piece."""
+
+import configparser
+import fnmatch
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from tfdist.job_files.job import COMMAND
+from tfdist.job_files.kubernetes import USER
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def copy_context(target):
+    """Copies what `COPY .` copies: only what .dockerignore excepts."""
+    patterns = (ROOT / ".dockerignore").read_text().split()
+    kept = [line[1:] for line in patterns if line.startswith("!")]
+    assert patterns[0] == "*"
+    for name in kept:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / name)
+
+
+def test_what_is_copied_is_enough_to_install(tmp_path):
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    copy_context(source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--no-deps", "--target", site, source],
+        check=True,
+        timeout=120,
+    )
+    here = {path.relative_to(ROOT) for path in (ROOT / "tfdist").rglob("*.py")}
+    assert here == {path.relative_to(site) for path in (site / "tfdist").rglob("*.py")}
+    assert (site / "models" / "unet.py").exists()
+
+
+def test_agrees_with_the_job_files_and_the_package():
+    assert re.search(r"^USER (\d+)$", DOCKERFILE, re.M)[1] == str(USER)
+    assert f"--uid {USER} " in DOCKERFILE
+    assert re.search(r"^ENTRYPOINT (.+)$", DOCKERFILE, re.M)[1] == str(list(COMMAND)).replace(
+        "'", '"'
+    )
+    package = configparser.ConfigParser()
+    package.read(ROOT / "setup.cfg")
+    assert "gpu" in package["options.extras_require"]
+    python = re.search(r"^ARG PYTHON=(.+)$", DOCKERFILE, re.M)[1]
+    assert fnmatch.fnmatch(python, "3.1[123]")
