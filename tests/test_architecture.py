@@ -16,7 +16,7 @@ LAYERS = [
     {"_keeper", "_keeper_client", "_logs", "_machine"},
     {"strategies", "probe", "stopping"},
     {"data"},
-    {"pictures"},
+    {"curves", "pictures"},
     {"training", "placement"},
     {"inference"},
     {"assembly", "command"},
