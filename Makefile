@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all errors lint format types check clean
+.PHONY: setup train test test-all errors docs docs-links lint format types check clean
 
 setup: $(VENV)/installed
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev]
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,docs]
 	touch $@
 
 train: setup
@@ -26,6 +26,14 @@ test-all: setup
 errors: setup
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
 
+# Fails on a broken reference, an undocumented public name, and any other warning.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# Asks the network whether the links to other sites still lead somewhere.
+docs-links: setup
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/docs-links
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +45,7 @@ format: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test-all
+check: lint types docs test-all
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
