@@ -42,7 +42,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-napoleon_custom_sections = [("Source", "notes_style")]
+napoleon_custom_sections = [("Source", "notes_style"), ("Call arguments", "params_style")]
 
 _logger = logging.getLogger(__name__)
 
@@ -76,10 +76,13 @@ def demand_docstring(app, kind, name, obj, options, lines) -> None:
         _logger.warning("%s %s is public and has no docstring", kind, name)
 
 
-def keep_property_text(app, kind, name, obj, options, lines) -> None:
-    """Keeps napoleon from taking a property's text up to the first colon for its type."""
+def prepare_docstring(app, kind, name, obj, options, lines) -> None:
+    """Mends what napoleon would take for something else."""
     if kind in ("property", "attribute", "data") and lines:
+        # It would take a text up to its first colon for a type.
         lines[0] = lines[0].replace(": ", ", that is, ")
+    # An example is code, not text that is indented.
+    lines[:] = ["Example::" if line == "Example:" else line for line in lines]
 
 
 def demand_every_export(app, env) -> None:
@@ -102,5 +105,5 @@ def setup(app) -> None:
     diagrams.write_diagrams(ROOT / "docs" / "images")
     app.add_directive("options", OptionsDirective)
     app.connect("autodoc-process-docstring", demand_docstring)
-    app.connect("autodoc-process-docstring", keep_property_text, priority=400)
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=400)
     app.connect("env-check-consistency", demand_every_export)
