@@ -2,12 +2,10 @@
 
 import dataclasses
 import importlib
-import os
 import pathlib
 import pkgutil
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
@@ -19,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import models
 import tfdist
+from tfdist.command import start_tensorflow_quietly
 
 project = "tfdist"
 author = "the tfdist authors"
@@ -102,6 +101,7 @@ def demand_every_export(app, env) -> None:
 
 def setup(app) -> None:
     """Draws the pictures and connects the checks; called by Sphinx."""
+    start_tensorflow_quietly()
     diagrams.write_diagrams(ROOT / "docs" / "images")
     app.add_directive("options", OptionsDirective)
     app.connect("autodoc-process-docstring", demand_docstring)
