@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all test-vertex errors faults lint format types check clean
+.PHONY: setup train test test-all test-vertex errors faults docs docs-links lint format types check clean
 
 setup: $(VENV)/installed
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev]
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,docs]
 	touch $@
 
 train: setup
@@ -35,6 +35,14 @@ test-vertex: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,vertex-test]
 	$(BIN)/python -m pytest tests/job_files/test_vertex.py
 
+# Fails on a broken reference, an undocumented public name, and any other warning.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# Asks the network whether the links to other sites still lead somewhere.
+docs-links: setup
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/docs-links
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +54,7 @@ format: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test-all
+check: lint types docs test-all
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,7 +16,7 @@ LAYERS = [
     {"launching"},
     {"strategies", "probe", "stopping"},
     {"data"},
-    {"pictures"},
+    {"curves", "pictures"},
     {"training", "placement"},
     {"inference"},
     {"assembly", "command", "job_files"},

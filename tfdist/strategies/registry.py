@@ -72,6 +72,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
     ),
     "tpu": StrategyEntry(make_tpu, {"tpu": ""}, "the cores of a TPU"),
 }
+"""Name, as `--strategy` takes it -> entry."""
 
 
 def make_strategy(name: str, **arguments: Any) -> tf.distribute.Strategy:

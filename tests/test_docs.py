@@ -1,0 +1,44 @@
+"""The pages name strategies and flags that there are; `make docs` checks the rest."""
+
+import pathlib
+import re
+
+import pytest
+
+from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
+from tfdist.launch import _make_parser
+from tfdist.options import StrategyOptions, TrainOptions
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+# docs/errors.md is made of wrong flags; tests/test_errors.py checks it.
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "errors.md")
+OF_OTHER_TOOLS = {"help", "flagfile", "logdir"}
+STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
+
+
+def _list_flags() -> set[str]:
+    ours = {
+        field
+        for options in (TrainOptions, PredictOptions, EvaluateOptions, ExportOptions)
+        for group in options.list_groups().values()
+        for field in group.__dataclass_fields__
+    }
+    launcher = {
+        option.lstrip("-") for action in _make_parser()._actions for option in action.option_strings
+    }
+    return ours | launcher | OF_OTHER_TOOLS
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_names_only_flags_that_there_are(path):
+    named = set(re.findall(r"(?<![\w-])--([a-z_]+)", path.read_text()))
+    assert named <= _list_flags()
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "auto"])
+def test_a_strategy_has_a_page_a_picture_and_a_place_in_the_choice(name):
+    page = (DOCS / "strategies" / f"{name}.md").read_text()
+    assert f"--strategy={name} " in page
+    assert f"(../images/{name}.svg)" in page
+    assert (DOCS / "images" / f"{name}.svg").exists()
+    assert f"strategies/{name}.md" in (DOCS / "choosing.md").read_text()

@@ -1,0 +1,80 @@
+"""Curves as SVG: text on any background, and no plotting library to install."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+
+_WIDTH, _HEIGHT = 560, 300  # of the picture, in pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 30, 40  # of the frame's margins, in pixels
+# Okabe and Ito's colours that are seen on white and on black (jfly.uni-koeln.de/color).
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
+_TICKS = 4
+
+
+def make_curves(
+    curves: Mapping[str, Sequence[float]], *, title: str = "", x_label: str = "epoch"
+) -> str:
+    """Returns an SVG of one line a name; text and axes have the page's own colour.
+
+    Args:
+      curves: name -> values, the first of which belongs to 1 on the horizontal axis. Values
+        that are not finite are left out.
+      title: above the picture.
+      x_label: what the horizontal axis counts.
+
+    Raises:
+      ValueError: no curve has a finite value.
+
+    Source: the colours are those of Okabe and Ito, Color Universal Design (2008).
+    """
+    points = {
+        name: [(x, y) for x, y in enumerate(map(float, values), 1) if math.isfinite(y)]
+        for name, values in curves.items()
+    }
+    everything = [point for line in points.values() for point in line]
+    if not everything:
+        raise ValueError("Cannot draw curves: none has a finite value.")
+    x_max = max(x for x, _ in everything)
+    low, high = (choose(y for _, y in everything) for choose in (min, max))
+    height = (high - low) or abs(high) or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - 1) / max(x_max - 1, 1)
+        up = (y - low) / height
+        return (
+            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+    parts = [_write(title, _LEFT, 18), _write(x_label, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6)]
+    parts += [_write(f"{x}", place(x, low)[0], _HEIGHT - 24) for x in sorted({1, x_max})]
+    for tick in range(_TICKS + 1):
+        value = low + height * tick / _TICKS
+        y = place(1, value)[1]
+        parts.append(_write(f"{value:.3g}", _LEFT - 8, y + 4, anchor="end"))
+        parts.append(
+            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.2"/>'
+        )
+    for index, (name, line) in enumerate(points.items()):
+        colour = _COLOURS[index % len(_COLOURS)]
+        placed = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
+        parts.append(
+            f'<polyline points="{placed}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        y = _TOP + 10 + 20 * index
+        parts.append(
+            f'<path d="M{_WIDTH - _RIGHT + 12} {y}h18" stroke="{colour}" stroke-width="3"/>'
+        )
+        parts.append(_write(name, _WIDTH - _RIGHT + 36, y + 4))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _write(text: str, x: float, y: float, *, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">'
+        f"{html.escape(text)}</text>"
+    )
