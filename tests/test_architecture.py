@@ -21,6 +21,8 @@ LAYERS = [
     {"inference"},
     {"assembly", "command"},
     {"dry_run", "launch", "train", "predict", "evaluate", "export"},
+    {"verification"},
+    {"verify"},
 ]
 
 
@@ -79,6 +81,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
         "tfdist.evaluate",
         "tfdist.export",
         "tfdist.launch",
+        "tfdist.verify",
         "models",
     ],
 )
