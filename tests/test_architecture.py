@@ -21,6 +21,8 @@ LAYERS = [
     {"inference"},
     {"assembly", "command", "job_files"},
     {"dry_run", "launch", "train", "predict", "evaluate", "export", "jobs"},
+    {"verification"},
+    {"verify"},
 ]
 
 
@@ -80,6 +82,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
         "tfdist.export",
         "tfdist.launch",
         "tfdist.jobs",
+        "tfdist.verify",
         "models",
     ],
 )

@@ -121,6 +121,32 @@ def _build_transformer(optimizer):
     return model
 
 
+def _build_random(optimizer):
+    """Draws by example, by element, by channel and by weight, with results in blocks or not."""
+    inputs = keras.Input((9, 5))
+    x = keras.layers.GaussianNoise(0.1, seed=11)(inputs)
+    x = keras.layers.Conv1D(7, 3, kernel_initializer=_seeded(1))(x)
+    x = keras.layers.SpatialDropout1D(0.3, seed=12)(x)
+    x = keras.layers.AlphaDropout(0.2, seed=13)(x)
+    x = keras.layers.LSTM(
+        8,
+        dropout=0.2,
+        recurrent_dropout=0.2,
+        seed=14,
+        kernel_initializer=_seeded(3),
+        recurrent_initializer=_seeded(4),
+    )(x)
+    x = keras.layers.GaussianDropout(0.2, seed=15)(x)
+    x = keras.layers.Dropout(0.4, seed=16)(x)
+    model = keras.Model(inputs, keras.layers.Dense(4, kernel_initializer=_seeded(2))(x))
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
 IGNORE_LABEL = 3
 
 
@@ -163,6 +189,7 @@ def _make_data() -> dict[str, tuple[Any, Any]]:
         ),
         "transformer": (tokens, tokens[:, ::-1].copy()),
         "unet": (rng.uniform(0, 255, (n, 16, 16, 3)).astype("f4"), masks),
+        "random": (rng.normal(size=(n, 9, 5)).astype("f4"), rng.integers(0, 4, n).astype("int32")),
     }
 
 
@@ -173,6 +200,7 @@ EXAMPLES: dict[str, Example] = {
     "two_inputs": Example(_build_two_inputs, _DATA["two_inputs"]),
     "transformer": Example(_build_transformer, _DATA["transformer"]),
     "unet": Example(_build_unet, _DATA["unet"]),
+    "random": Example(_build_random, _DATA["random"]),
 }
 
 

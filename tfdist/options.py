@@ -343,3 +343,89 @@ class TrainOptions(CommandOptions):
                 for name, group in cls.list_groups().items()
             }
         )
+
+
+def _inherit(group: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Returns the option of another group, possibly with another default."""
+    item = next(item for item in dataclasses.fields(group) if item.name == name)
+    value = item.default if default is dataclasses.MISSING else default
+    return field(default=value, metadata=item.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationOptions:
+    """What is compared."""
+
+    strategies: tuple[str, ...] = option(
+        (
+            "one_device",
+            "mirrored",
+            "central_storage",
+            "multi_worker_mirrored",
+            "local_sgd",
+            "parameter_server",
+        ),
+        "strategies to compare with one device",
+        metavar="mirrored,local_sgd",
+    )
+    steps: int = option(20, "training steps", minimum=1)
+    replicas: int = option(
+        2,
+        "mirrored, central_storage: devices; the CPU is split where there are fewer",
+        minimum=2,
+    )
+    workers: int = option(2, "strategies of several processes: workers", minimum=2)
+    timeout_s: float = option(
+        300.0, "seconds after which a cluster that is not done has failed", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedModelOptions:
+    """What is trained for it."""
+
+    model: str = option(
+        "unet",
+        "unet, mobilenet_v2_unet or resnet50_unet on the shapes data; or a function of your own "
+        "that returns a compiled Keras model",
+        metavar="NAME|package.module:function",
+    )
+    make_data: str = option(
+        "",
+        "for a model of your own: a function that returns (x, y) or (x, y, sample_weight), arrays; "
+        "the model's module's make_data by default, else arrays made up from the model's shapes",
+        metavar="package.module:function",
+    )
+    image_size: tuple[int, int] = _inherit(DataOptions, "image_size", (16, 16))
+    base_filters: int = _inherit(ModelOptions, "base_filters", 4)
+    depth: int = _inherit(ModelOptions, "depth", 1)
+    norm: str = _inherit(ModelOptions, "norm")
+    global_batch_size: int = _inherit(TrainingOptions, "global_batch_size", 9)
+    optimizer: str = _inherit(TrainingOptions, "optimizer")
+    learning_rate: float = _inherit(TrainingOptions, "learning_rate")
+    clip_norm: float = _inherit(TrainingOptions, "clip_norm")
+    loss: str = _inherit(TrainingOptions, "loss")
+    precision: str = _inherit(TrainingOptions, "precision", "float64")
+    seed: int = _inherit(TrainingOptions, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What is said of it."""
+
+    json: str = option("", "write everything that was found to this file", metavar="FILE")
+    quiet: bool = _inherit(RunOptions, "quiet")
+    verbose_tensorflow: bool = _inherit(RunOptions, "verbose_tensorflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(CommandOptions):
+    """Everything that `python -m tfdist.verify` takes.
+
+    Attributes:
+      verification, model, run: the groups.
+    """
+
+    verification: VerificationOptions = VerificationOptions()
+    model: VerifiedModelOptions = VerifiedModelOptions()
+    run: ReportOptions = ReportOptions()

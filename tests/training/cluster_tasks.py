@@ -97,6 +97,7 @@ def run_two(task):
 def run_three(task):
     """16 examples over three workers are 6, 5 and 5."""
     task.compare("unet", "unet", make_sgd)
+    task.compare("random", "random", make_sgd)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
 

@@ -128,6 +128,18 @@ def compare_with_one_device(strategy, name):
     }
 
 
+def train_still(strategy, **options):
+    """Returns the losses of weights that do not move, which only the random layers change."""
+    example = zoo.EXAMPLES["random"]
+    trainer = tfdist.Trainer(
+        lambda: example.build(keras.optimizers.SGD(0.0)), strategy=strategy, **options
+    )
+    x, y = example.data
+    return trainer.fit(
+        x, y, global_batch_size=BATCH, max_steps=12, steps_per_epoch=6, verbose=0
+    ).history["loss"]
+
+
 def list_bytes(trainer):
     """Returns how many bytes of weights and slots each parameter server holds."""
     num_bytes = [0, 0]
@@ -186,6 +198,10 @@ def run_exactness(strategy):
     trainer.prepare(x, y)
     results["bytes"] = list_bytes(trainer)
     results["dataset"] = train_on_a_dataset(strategy)
+    results["still"] = [
+        train_still(strategy, max_in_flight=4),
+        train_still(tf.distribute.OneDeviceStrategy("CPU:0")),
+    ]
     return results
 
 

@@ -86,6 +86,11 @@ def test_staleness_is_bounded_and_reported(exactness):
     assert found["logged"]["staleness_max"] <= 3
 
 
+def test_each_step_in_flight_draws_its_own_random_numbers(exactness):
+    found, expected = exactness["still"]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_variables_are_spread_by_size(exactness):
     assert max(exactness["bytes"]) < 1.3 * min(exactness["bytes"])
 

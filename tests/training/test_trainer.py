@@ -208,6 +208,21 @@ def test_a_scheduled_learning_rate_follows_the_steps():
     assert seen == pytest.approx([0.1, 0.05, 0.1 / 3])
 
 
+def test_random_layers_draw_on_one_device_as_in_keras():
+    example = zoo.EXAMPLES["random"]
+    x, y = example.data
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    trainer = tfdist.Trainer(lambda: example.build(SGD()))
+    trainer.fit(dataset, epochs=2, verbose=0)
+    model = example.build(SGD())
+    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
+    ours, theirs = ([w.numpy() for w in m.variables] for m in (trainer.model, model))
+    assert zoo.largest_difference(ours[: len(model.weights)], theirs[: len(model.weights)]) < 1e-6
+    states = [v.numpy().tolist() for v in model.variables if "seed" in v.name]
+    assert [v.numpy().tolist() for v in trainer.model.variables if "seed" in v.name] == states
+    assert len(states) == 6
+
+
 @pytest.fixture
 def deterministic():
     """Only deterministic kernels, for one test."""
@@ -216,9 +231,12 @@ def deterministic():
     tf_config.disable_op_determinism()
 
 
-@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
-def test_continues_to_the_same_bits(deterministic, path_with_spaces, strategy_name):
-    example = zoo.EXAMPLES["convolutional"]
+@pytest.mark.parametrize(
+    ("strategy_name", "model_name"),
+    [*((name, "convolutional") for name in zoo.STRATEGIES), ("mirrored-3", "random")],
+)
+def test_continues_to_the_same_bits(deterministic, path_with_spaces, strategy_name, model_name):
+    example = zoo.EXAMPLES[model_name]
 
     def make(directory):
         return tfdist.Trainer(

@@ -109,8 +109,9 @@ def test_adam_in_float64_on_different_numbers_of_examples(two, float64):
     compare(two, "adam_uneven", "unet", tasks.make_adam, 1e-10, tasks.UNEVEN_BATCH)
 
 
-def test_three_workers_share_sixteen_examples(three):
-    compare(three, "unet", "unet", tasks.make_sgd, 1e-5)
+@pytest.mark.parametrize("model_name", ["unet", "random"])
+def test_three_workers_share_sixteen_examples(three, model_name):
+    compare(three, model_name, model_name, tasks.make_sgd, 1e-5)
 
 
 def test_two_workers_of_two_replicas_end_where_one_device_ends(two_of_two):
@@ -193,7 +194,7 @@ def find_task(directory, index):
 
 # Where the two workers' means are those of the batch: no normalisation over the batch, and no
 # weights or ignored labels, of which one worker may hold more than the other.
-SEPARABLE = ("dense", "two_inputs", "transformer")
+SEPARABLE = ("dense", "two_inputs", "transformer", "random")
 
 
 @pytest.mark.parametrize("model_name", SEPARABLE)

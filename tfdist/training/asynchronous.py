@@ -27,6 +27,7 @@ from tfdist.errors import TfdistError
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.feed import Feed
 from tfdist.training.objective import Objective
+from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.shards import make_shards
 from tfdist.training.step import (
     count_batch,
@@ -78,6 +79,7 @@ class AsynchronousSteps:
         self._trainable = list(model.trainable_variables)
         trainable = {id(variable) for variable in self._trainable}
         self._others = [v for v in model.variables if id(v) not in metrics | trainable]
+        self._generators = list_seed_generators(model)
         self._metric_variables = list_metric_variables(model, objective)
         self._weights = make_shards([*self._trainable, *self._others])
         self._gradients = make_shards(self._trainable)
@@ -110,7 +112,7 @@ class AsynchronousSteps:
         assert self._version is not None
         self._version.assign(start_step)
         read = feed.read_train if _can_travel(feed.read_train) else None
-        compute = self._make_compute(read)
+        compute = self._make_compute(read, self._make_read_seeds(feed, start_step))
 
         def schedule(step: int, batch: Any) -> Any:
             place = tf.constant(step % self.max_in_flight, tf.int64)
@@ -266,7 +268,30 @@ class AsynchronousSteps:
     def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         return [pair for shard in self._weights for pair in shard.read()]
 
-    def _make_compute(self, read: Callable[[tf.Tensor], Any] | None) -> Any:
+    def _make_read_seeds(self, feed: Feed, start_step: int) -> Callable[[tf.Tensor], dict]:
+        """Returns a function: step -> the state its random layers start from, by variables' ids.
+
+        What is on the servers is of the last step that was applied, which another one in
+        flight may have read as well.
+        """
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        draws = count_draws(self._model, self._generators, x_spec)
+        states = [generator.state for generator in self._generators]
+        firsts = [state.numpy() for state in states]
+
+        def read_seeds(step: tf.Tensor) -> dict[int, tf.Tensor]:
+            return {
+                id(state): first + tf.cast(tf.stack([0, count * (step - start_step)]), state.dtype)
+                for state, first, count in zip(states, firsts, draws, strict=True)
+            }
+
+        return read_seeds
+
+    def _make_compute(
+        self,
+        read: Callable[[tf.Tensor], Any] | None,
+        read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
+    ) -> Any:
         """Returns what a worker does at a training step."""
         model, objective = self._model, self._objective
 
@@ -278,6 +303,8 @@ class AsynchronousSteps:
             version = self._version.read_value()
             with tf.control_dependencies([version]):
                 mapping = self._read_weights()
+            seeds = read_seeds(step)
+            mapping = [(variable, seeds.get(id(variable), value)) for variable, value in mapping]
             values = {id(variable): value for variable, value in mapping}
             weights = [values[id(variable)] for variable in self._trainable]
             olds = [(v, values[id(v)]) for v in self._others]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.training.objective import Objective
+from tfdist.training.randomness import list_seed_generators
 from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers
 
@@ -84,6 +85,7 @@ class WeightAverager:
         own_slots = [] if strategy.average_optimizer else slots
         self._averaged = _Vector(weights + (slots if strategy.average_optimizer else []))
         self._own = _Vector(own_slots)
+        self._seeds = [generator.state for generator in list_seed_generators(model)]
         self._num_trainable = sum(_count(v) for v in trainable)
         self._examples = 0.0
         self._has_outer_step = strategy.outer_momentum > 0 or strategy.outer_learning_rate != 1
@@ -106,6 +108,9 @@ class WeightAverager:
         mine = self._averaged.read()
         self._anchor = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
         self._averaged.write(self._anchor)
+        for state in self._seeds:
+            # Exact: Keras's own seeds are below 2**31.
+            state.assign(self._workers.sum(state.numpy() * float(self._workers.is_chief)))
         if restored and self._own.size:
             self._own.write(self._slots_of_workers.numpy()[self._workers.index])
         self._examples = 0.0

@@ -13,12 +13,17 @@ import keras
 import tensorflow as tf
 
 from tfdist.training.objective import Measurement, Objective
+from tfdist.training.randomness import RowDraws, find_rows, list_seed_generators
 
 SUM = tf.distribute.ReduceOp.SUM
 
 
 def make_train_step(
-    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
+    model: keras.Model,
+    objective: Objective,
+    strategy: tf.distribute.Strategy,
+    *,
+    first_replica: int = 0,
 ) -> Any:
     """Returns a compiled function: distributed iterator -> the global batch's loss and size.
 
@@ -29,13 +34,17 @@ def make_train_step(
       model: a compiled model, built in the strategy's scope.
       objective: its losses.
       strategy: the strategy it was built under.
+      first_replica: the number of its first replica among those of all workers, where these
+        train by themselves.
     """
     optimizer = model.optimizer
+    draws, is_random = RowDraws(), bool(list_seed_generators(model))
 
     def replica_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        with tf.GradientTape() as tape:
+        x, rows = find_rows(x, first_replica=first_replica, is_random=is_random)
+        with draws.of(rows), tf.GradientTape() as tape:
             y_pred = model(x, training=True)
             measured = objective.measure(
                 x=x,
@@ -49,16 +58,16 @@ def make_train_step(
         variables = model.trainable_variables
         gradients = tape.gradient(share, [variable.value for variable in variables])
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-        *reduced, loss, rows = context.all_reduce(
+        *reduced, loss, num_rows = context.all_reduce(
             SUM, [g for g, _ in pairs] + [share, measured.rows]
         )
         optimizer.apply(reduced, [v for _, v in pairs])
         _accumulate(model, objective, measured, (y, y_pred, sample_weight))
-        return loss, rows
+        return loss, num_rows
 
     @tf.function
     def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        with gradients_already_reduced(optimizer):
+        with gradients_already_reduced(optimizer), draws.intercept():
             results = strategy.run(replica_step, args=(next(iterator),))
         loss, rows = (strategy.experimental_local_results(result)[0] for result in results)
         return loss, rows

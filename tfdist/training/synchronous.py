@@ -48,7 +48,9 @@ class SynchronousSteps:
         self._objective = objective
         self._strategy = strategy
         self._workers = workers
-        self._train = make_train_step(model, objective, strategy)
+        self._train = make_train_step(
+            model, objective, strategy, first_replica=workers.first_replica
+        )
         self._evaluate = make_eval_step(model, objective, strategy)
         self._write_metrics = make_write_metrics(
             model, objective, strategy, is_chief=workers.is_chief

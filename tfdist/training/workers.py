@@ -41,6 +41,11 @@ class Workers:
         self._sum = tf.function(self._all_reduce, reduce_retracing=True)
 
     @property
+    def first_replica(self) -> int:
+        """How many replicas other strategies than this worker's own have before it."""
+        return self.index * (self.num_replicas // self.count) if self._has_own_strategy else 0
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes what the run leaves."""
         return self.index == 0

@@ -1,0 +1,218 @@
+"""Random layers: what a row of the global batch draws does not depend on who computes it.
+
+Keras's random numbers are pure functions of a layer's seed state and of the shape that is asked
+for. Replicas hold the same state, so that each of them would draw for its first row what the
+first one draws for the first row of the global batch. TensorFlow's generator counts in blocks:
+here a replica starts its count where its rows begin in the tensor that one device would draw,
+and draws exactly those rows.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+
+SUM = tf.distribute.ReduceOp.SUM
+
+# All that `keras.random` and `tf.random.stateless_*` draw of these goes through here, and how
+# many blocks of the generator (128 bits each) one block of results takes: a truncated normal
+# number may need several tries, for which the kernel keeps 64 blocks a number.
+_BLOCKS = {
+    "stateless_random_uniform_v2": lambda block: 1,
+    "stateless_random_uniform_int_v2": lambda block: 1,
+    "stateless_random_uniform_full_int_v2": lambda block: 1,
+    "stateless_random_normal_v2": lambda block: 1,
+    "stateless_truncated_normal_v2": lambda block: 64 * block,
+}
+_BLOCK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One replica's rows of the global batch.
+
+    Attributes:
+      first: int64 scalar, the place of its first row.
+      count: int64 scalar, how many there are.
+    """
+
+    first: tf.Tensor
+    count: tf.Tensor
+
+
+class RowDraws:
+    """Lets replicas draw the random numbers of their own rows, while a step is traced.
+
+    A tensor whose first dimension is the batch, or a multiple of it (`[batch * heads, ...]`), is
+    drawn by rows: `find_rows` sees to it that this is the dimension that is not known while the
+    step is traced. Any other tensor, such as noise on a weight, is the same on all replicas, as
+    it is without this.
+    """
+
+    def __init__(self) -> None:
+        # MirroredStrategy traces each replica in a thread of its own, by turns.
+        self._of_thread = threading.local()
+
+    @contextlib.contextmanager
+    def intercept(self) -> Iterator[None]:
+        """Stands in for TensorFlow's stateless random operations. Opened around all replicas.
+
+        Keras 3.15 offers no place where a layer's draw could be told of its rows.
+        """
+        with contextlib.ExitStack() as stack:
+            for name, count_blocks in _BLOCKS.items():
+                operation = getattr(random_ops, name)
+                draw = functools.partial(self._draw, operation, count_blocks)
+                stack.enter_context(_replaced(random_ops, name, draw))
+            stack.enter_context(_replaced(keras.random.SeedGenerator, "next", self._make_next()))
+            yield
+
+    @contextlib.contextmanager
+    def of(self, rows: Rows | None) -> Iterator[None]:
+        """Draws for these rows in this thread; with None, as Keras does."""
+        draws: dict[int, tuple[keras.random.SeedGenerator, int]] = {}
+        self._of_thread.rows, self._of_thread.draws = rows, draws
+        try:
+            yield
+        finally:
+            self._of_thread.rows = None
+        for generator, count in draws.values():
+            generator.state.assign(_advance(generator, count))
+
+    def _draw(
+        self,
+        operation: Callable[..., tf.Tensor],
+        count_blocks: Callable[[int], int],
+        shape: Any,
+        **arguments: Any,
+    ) -> tf.Tensor:
+        plain = operation(shape, **arguments)
+        rows = getattr(self._of_thread, "rows", None)
+        if rows is None or not plain.shape.rank or plain.shape[0] is not None:
+            return plain
+        shape = tf.cast(shape, tf.int64)
+        size = tf.reduce_prod(shape)
+        # What is not known may be something else than the batch.
+        is_batch = tf.equal(shape[0] % rows.count, 0)
+        before = tf.where(is_batch, rows.first * (size // rows.count), tf.zeros_like(size))
+        block = max(1, min(4, _BLOCK_BYTES // plain.dtype.size))
+        shift = before // block * count_blocks(block)
+        arguments.pop("name", None)  # it names the plain one
+        counter = tf.bitcast(arguments.pop("counter"), tf.int64)
+        arguments["counter"] = tf.bitcast(
+            counter + tf.concat([shift[None], tf.zeros_like(counter[1:])], 0), tf.uint64
+        )
+        per_row = plain.shape[1:].num_elements()
+        if per_row is not None and per_row % block == 0:
+            return operation(shape, **arguments)
+        skipped = before % block
+        numbers = operation((skipped + size)[None], **arguments)[skipped:]
+        return tf.ensure_shape(tf.reshape(numbers, shape), plain.shape)
+
+    def _make_next(self) -> Callable[..., tf.Tensor]:
+        """Returns a `SeedGenerator.next` that writes the state when all layers are done.
+
+        To write it lets the other replicas go first, in the middle of a layer: recurrent ones
+        keep their dropout masks in themselves meanwhile, and mix up those of the replicas.
+        """
+        original = keras.random.SeedGenerator.next
+
+        def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+            if getattr(self._of_thread, "rows", None) is None or not ordered:
+                return original(generator, ordered)
+            draws = self._of_thread.draws
+            _, count = draws.get(id(generator), (generator, 0))
+            draws[id(generator)] = generator, count + 1
+            return _advance(generator, count)
+
+        return draw_next
+
+
+def _advance(generator: keras.random.SeedGenerator, count: int) -> tf.Tensor:
+    state = tf.convert_to_tensor(generator.state.value)
+    return state + tf.constant([0, count], state.dtype)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def find_rows(x: Any, *, first_replica: int = 0, is_random: bool) -> tuple[Any, Rows | None]:
+    """Returns a replica's inputs, and which rows of the global batch they are.
+
+    The rows are None where nobody asks, and where they are all. Elsewhere the number of the
+    inputs' rows is hidden from tracing, so that it is not mistaken for another one.
+
+    Called in replica context. Batches of a size known in advance are alike on all replicas;
+    others cost a small all-reduce.
+
+    Args:
+      x: the replica's inputs, any structure of [rows, ...].
+      first_replica: the number of the strategy's first replica among those of all workers that
+        train by themselves; batches of unknown sizes are taken to be alike on all of these.
+      is_random: whether the model has a layer that draws.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = context.strategy.num_replicas_in_sync
+    if not is_random or (replicas == 1 and not first_replica):
+        return x, None
+    leaf = keras.tree.flatten(x)[0]
+    count = tf.shape(leaf, tf.int64)[0]
+    replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+    x = keras.tree.map_structure(
+        lambda t: tf.raw_ops.PlaceholderWithDefault(input=t, shape=[None, *t.shape[1:]]), x
+    )
+    if leaf.shape[0] is not None or replicas == 1:
+        return x, Rows((first_replica + replica) * count, count)
+    counts = context.all_reduce(SUM, tf.one_hot(replica, replicas, count, 0, dtype=tf.int64))
+    first = tf.reduce_sum(counts[:replica])
+    if first_replica:
+        first += first_replica // replicas * tf.reduce_sum(counts)
+    return x, Rows(first, count)
+
+
+def list_seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
+    """Returns the generators of a model's layers, each once."""
+    generators: dict[int, keras.random.SeedGenerator] = {}
+    for layer in model._flatten_layers():
+        generators |= {id(generator): generator for generator in layer._seed_generators}
+    return list(generators.values())
+
+
+def count_draws(
+    model: keras.Model, generators: Sequence[keras.random.SeedGenerator], x_spec: Any
+) -> list[int]:
+    """Returns how far a training step moves each generator's state.
+
+    Args:
+      model: a built model.
+      generators: of its layers.
+      x_spec: structure of `tf.TensorSpec` of its inputs.
+    """
+
+    @tf.function(autograph=False)
+    def draw(x: Any) -> list[tf.Tensor]:
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
+        with keras.StatelessScope(zeros, collect_losses=True) as scope:
+            model(x, training=True)
+        return [scope.get_current_value(generator.state) for generator in generators]
+
+    if not generators:
+        return []
+    # Nothing but the states is asked for, so that nothing else is computed.
+    x = keras.tree.map_structure(
+        lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), x_spec
+    )
+    return [int(state[1]) for state in draw(x)]

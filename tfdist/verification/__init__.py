@@ -1,0 +1,1 @@
+"""The same few steps under each strategy, compared with one device."""
