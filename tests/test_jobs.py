@@ -38,7 +38,7 @@ def test_refuses_in_one_line_and_writes_nothing(path_with_spaces):
     output = path_with_spaces / "jobs"
     done = run_jobs(*VERTEX, f"--output={output}", "--", "--run_dir=gs://b/r", "--epocs=3")
     assert done.returncode == 2
-    assert done.stderr.startswith("tfdist: Unknown flag '--epocs'. Valid: --epochs,")
+    assert done.stderr.startswith("tfdist: Unknown flag '--epocs'. Did you mean --epochs,")
     assert len(done.stderr.splitlines()) == 1
     assert not output.exists()
     done = run_jobs("--target=slurm", "--output=gs://bucket/jobs")
