@@ -6,12 +6,21 @@ import re
 import pytest
 
 from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
+from tfdist.job_files import JobsOptions
 from tfdist.launch import _make_parser
-from tfdist.options import StrategyOptions, TrainOptions
+from tfdist.options import StrategyOptions, TrainOptions, VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # docs/errors.md is made of wrong flags; tests/test_errors.py checks it.
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "errors.md")
+COMMANDS = (
+    TrainOptions,
+    PredictOptions,
+    EvaluateOptions,
+    ExportOptions,
+    VerifyOptions,
+    JobsOptions,
+)
 OF_OTHER_TOOLS = {"help", "flagfile", "logdir"}
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
@@ -19,7 +28,7 @@ STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"
 def _list_flags() -> set[str]:
     ours = {
         field
-        for options in (TrainOptions, PredictOptions, EvaluateOptions, ExportOptions)
+        for options in COMMANDS
         for group in options.list_groups().values()
         for field in group.__dataclass_fields__
     }
