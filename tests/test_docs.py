@@ -21,7 +21,7 @@ COMMANDS = (
     VerifyOptions,
     JobsOptions,
 )
-OF_OTHER_TOOLS = {"help", "flagfile", "logdir"}
+OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "signal"}
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
 
