@@ -119,13 +119,14 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
             if not hasattr(self, "first_gradients"):
                 self.first_gradients = self.add_optimizer_variables(variables, "first_gradient")
 
-        def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        def _backend_update_step(self, grads: Any, trainable_variables: Any, *args: Any) -> None:
+            # After clipping, which a worker of parameter servers does by itself.
             is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
             for gradient, variable in zip(grads, trainable_variables, strict=True):
                 slot = self.first_gradients[self._get_variable_index(variable)]
                 gradient = tf.cast(tf.convert_to_tensor(gradient), slot.dtype)
                 slot.assign(tf.where(is_first, gradient, tf.convert_to_tensor(slot)))
-            super()._backend_apply_gradients(grads, trainable_variables)
+            super()._backend_update_step(grads, trainable_variables, *args)
 
     Keeping.__name__ = kind.__name__
     optimizer.__class__ = Keeping

@@ -30,6 +30,7 @@ _FORMS = {
     "parameter_server": "max_in_flight=1",
 }
 _GROUP_NORM = "group"
+_GRACE_S = 5.0  # what a cluster leaves is written when its chief ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +155,7 @@ def _run_cluster(name: str, options: VerifyOptions, report: Report) -> Recording
             command=[sys.executable, "-m", "tfdist.verification.worker", directory, name],
             run_dir=directory,
             timeout_s=options.verification.timeout_s,
+            grace_s=_GRACE_S,
             stream=False,
             environ=dict(cluster.read_environment()) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         )
