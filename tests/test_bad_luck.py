@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.cluster
+
 ROOT = pathlib.Path(__file__).parents[1]
 RUN = [
     "--strategy=one_device",

@@ -175,7 +175,7 @@ class Trainer:
             model=self.model,
             verbose=verbose,
             epochs=schedule.num_epochs,
-            steps=schedule.steps_per_epoch,
+            steps=min(schedule.steps_per_epoch, schedule.total_steps),
         )
         self.model.history = self.history
         self._progress.is_asked_to_stop = False
