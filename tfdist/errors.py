@@ -13,8 +13,16 @@ class TfdistError(ValueError):
     """
 
 
-def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> TfdistError:
+def make_unknown_name_error(
+    kind: str, name: str, valid: Iterable[str], *, where_all: str = ""
+) -> TfdistError:
     """Returns the error for an unknown name: the valid ones, or of many the closest.
+
+    Args:
+      kind: of the name.
+      name: what was given.
+      valid: the valid ones.
+      where_all: of many, a sentence that says where all are listed.
 
     >>> str(make_unknown_name_error("--strategy", "miror", ["one_device", "mirrored"]))
     "Unknown --strategy 'miror'. Valid: mirrored, one_device."
@@ -23,7 +31,7 @@ def make_unknown_name_error(kind: str, name: str, valid: Iterable[str]) -> Tfdis
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     if len(names) > _MAX_LISTED:
         meant = f" Did you mean {', '.join(close)}?" if close else ""
-        return TfdistError(f"Unknown {kind} {name!r}.{meant} See --help.")
+        return TfdistError(f"Unknown {kind} {name!r}.{meant} {where_all}".rstrip())
     ordered = close + [other for other in names if other not in close]
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 

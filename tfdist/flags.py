@@ -52,7 +52,10 @@ def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.Fla
         rest = values(["tfdist", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         raise make_unknown_name_error(
-            "flag", f"--{error.flagname}", [f"--{item.name}" for item in items]
+            "flag",
+            f"--{error.flagname}",
+            [f"--{item.name}" for item in items],
+            where_all="See --help.",
         ) from error
     except flags.IllegalFlagValueError as error:
         raise _make_value_error(str(error), items) from error

@@ -143,7 +143,9 @@ def test_unknown_split_lists_those_there_are(data_dir):
 
 
 def test_unknown_name_gives_the_closest(path_with_spaces):
-    with pytest.raises(TfdistError, match=r"'oxford_iit_pet'. Valid: oxford_iiit_pet") as caught:
+    with pytest.raises(
+        TfdistError, match=r"'oxford_iit_pet'. Did you mean oxford_iiit_pet"
+    ) as caught:
         make_tfds("oxford_iit_pet", "train", SIZE, data_dir=str(path_with_spaces))
     assert len(str(caught.value)) < 400
 

@@ -201,7 +201,9 @@ def _make_builder(name: str, data_dir: str | None) -> Any:
         base = name.partition("/")[0].partition(":")[0]
         known = [*tfds.list_builders(with_community_datasets=False), *KNOWN_DATASETS]
         if base not in known:
-            raise _shorten(make_unknown_name_error("data set tfds:", base, set(known))) from error
+            raise make_unknown_name_error(
+                "data set tfds:", base, set(known), where_all=_ADVICE
+            ) from error
         raise TfdistError(f"Cannot load tfds:{name}: {_first_line(error)} {_ADVICE}") from error
     except Exception as error:
         raise TfdistError(f"Cannot load tfds:{name}: {_first_line(error)} {_ADVICE}") from error
@@ -213,12 +215,6 @@ def _make_builder(name: str, data_dir: str | None) -> Any:
                 f"{_ADVICE}"
             )
     return builder
-
-
-def _shorten(error: TfdistError) -> TfdistError:
-    """Keeps the closest names only: TensorFlow Datasets has more than a thousand."""
-    names = str(error).split(", ")
-    return error if len(names) <= 6 else TfdistError(", ".join(names[:5]) + ", ... " + _ADVICE)
 
 
 def _prepare(builder: Any, name: str, download_config: Any) -> None:
