@@ -14,9 +14,9 @@ from tests import zoo
 from tests.training import cluster_tasks as tasks
 from tfdist.launch import run_local_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(450)]
 
-TIMEOUT_S = 240
+TIMEOUT_S = 400
 
 
 def run_cluster(name, directory, workers):
