@@ -176,6 +176,8 @@ def test_a_killed_parameter_server_starts_the_cluster_again(script, path_with_sp
         COUNT
         + """
     if start == 1 and role == "ps":
+        wait_for("starts-chief-0", 40)
+        wait_for("starts-worker-0", 40)
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60 if start == 1 or role == "ps" else 0.5)
     """
