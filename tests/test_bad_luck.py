@@ -172,7 +172,7 @@ def write_folder(path, examples=12):
 
 def test_an_image_that_breaks_in_the_middle_of_an_epoch(path_with_spaces):
     data = path_with_spaces / "data"
-    flags = [*write_folder(data), "--cache=none", "--max_steps=60"]
+    flags = [*write_folder(data), "--cache=none", "--max_steps=200"]
     run_dir, twin_dir = path_with_spaces / "run", path_with_spaces / "twin"
     assert finish(*flags, f"--run_dir={twin_dir}")[0] == 0
     image = data / "train" / "images" / "7.png"
