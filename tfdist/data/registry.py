@@ -57,10 +57,10 @@ def make_source(
         that is not positive, and what `make_shapes`, `make_folder`, `make_tfds` and
         `cache_source` raise.
     """
-    source, where = _make_uncached(
-        dataset,
+    request = _Request(
+        dataset=dataset,
         split=split,
-        image_size=image_size,
+        image_size=DEFAULT_IMAGE_SIZE if image_size is None else image_size,
         data_dir=data_dir,
         num_classes=num_classes,
         ignore_label=ignore_label,
@@ -70,6 +70,7 @@ def make_source(
         on_bad_example=on_bad_example,
         cache=cache,
     )
+    source, where = _make_uncached(request)
     return cache_source(source, where, directory=cache_dir, quiet=quiet)
 
 
@@ -83,47 +84,23 @@ def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
     Raises:
       TfdistError: see `make_source`.
     """
-    return _make_uncached(dataset, cache="none", **options)[0]
+    return _make_uncached(_Request(dataset=dataset, cache="none", **options))[0]
 
 
-def _make_uncached(
-    dataset: str,
-    *,
-    split: str,
-    image_size: tuple[int, int] | None = None,
-    num_examples: int | None = None,
-    data_dir: str | None = None,
-    num_classes: int | None = None,
-    ignore_label: int | None = None,
-    class_names: tuple[str, ...] | None = None,
-    seed: int = 0,
-    on_bad_example: str = "fail",
-    cache: str,
-) -> tuple[Source | SequentialSource, str]:
-    size = DEFAULT_IMAGE_SIZE if image_size is None else image_size
-    if min(size) < 1:
-        raise TfdistError(f"Cannot make images of {size[0]}x{size[1]} pixels. Set --image_size.")
-    if num_examples is not None and num_examples < 1:
+def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]:
+    """Returns what a request asks for, and where it is to be cached."""
+    height, width = request.image_size
+    if min(height, width) < 1:
+        raise TfdistError(f"Cannot make images of {height}x{width} pixels. Set --image_size.")
+    if request.num_examples is not None and request.num_examples < 1:
         raise TfdistError(
-            f"Cannot take {num_examples} examples of the split {split!r}: at least 1 is needed."
+            f"Cannot take {request.num_examples} examples of the split {request.split!r}: at "
+            "least 1 is needed."
         )
-    request = _Request(
-        dataset=dataset,
-        split=split,
-        image_size=size,
-        data_dir=data_dir,
-        num_classes=num_classes,
-        ignore_label=ignore_label,
-        class_names=class_names,
-        num_examples=num_examples,
-        seed=seed,
-        on_bad_example=on_bad_example,
-        cache=cache,
-    )
-    kind, colon, name = dataset.partition(":")
+    kind, colon, name = request.dataset.partition(":")
     if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
         valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
-        raise make_unknown_name_error("--dataset", dataset, valid)
+        raise make_unknown_name_error("--dataset", request.dataset, valid)
     return _FACTORIES[kind](request)
 
 
@@ -131,14 +108,14 @@ def _make_uncached(
 class _Request:
     dataset: str
     split: str
-    image_size: tuple[int, int]
-    data_dir: str | None
-    num_classes: int | None
-    ignore_label: int | None
-    class_names: tuple[str, ...] | None
-    num_examples: int | None
-    seed: int
-    on_bad_example: str
+    image_size: tuple[int, int] = DEFAULT_IMAGE_SIZE
+    data_dir: str | None = None
+    num_classes: int | None = None
+    ignore_label: int | None = None
+    class_names: tuple[str, ...] | None = None
+    num_examples: int | None = None
+    seed: int = 0
+    on_bad_example: str = "fail"
     cache: str
 
 

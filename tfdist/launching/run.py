@@ -11,9 +11,7 @@ from pathlib import Path
 from tfdist.cluster import LAUNCH_DIR, ClusterConfig, read_environment, validate_cluster
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.launching.logs import Logs
-from tfdist.launching.machine import (
-    without_gpus_of,
-)
+from tfdist.launching.machine import without_gpus_of
 from tfdist.launching.places import ISOLATION, LocalCluster, OneTask
 from tfdist.launching.report import report_failure, report_restart, say
 from tfdist.launching.restarts import Restarts

@@ -1,5 +1,7 @@
 """TensorBoard's event files, when a run continues from before their end."""
 
+import contextlib
+
 import tensorflow as tf
 
 Event = tf.compat.v1.Event
@@ -34,10 +36,7 @@ def forget_events_after(directory: str, step: int) -> None:
 
 
 def _read_records(path: str) -> list[bytes]:
-    records = []
-    try:
-        for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
-            records.append(record)
-    except tf.errors.DataLossError:
-        return records
+    records: list[bytes] = []
+    with contextlib.suppress(tf.errors.DataLossError):
+        records.extend(tf.data.TFRecordDataset(path).as_numpy_iterator())
     return records
