@@ -15,6 +15,7 @@ from absl import logging
 from tfdist.data.cache import SequentialSource
 from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.masks import MaskFormatError, decode_mask
+from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 
@@ -118,7 +119,7 @@ class FolderSource(SequentialSource, Source):
 
     def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the example at `index` (int64 scalar), decoded now."""
-        image, mask = tf.numpy_function(self._read_marked, [index], (tf.uint8, tf.uint8))
+        image, mask = call_python(self._read_marked, [index], (tf.uint8, tf.uint8))
         image = tf.ensure_shape(image, (*self.image_size, 3))
         mask = tf.ensure_shape(mask, self.image_size)
         return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.python_calls import call_python
 from tfdist.errors import TfdistError
 
 
@@ -158,7 +159,7 @@ def _get_length(array: Any) -> int:
 def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
     if not isinstance(array, np.memmap):
         return tf.gather(array, indices)
-    rows = tf.numpy_function(
+    rows = call_python(
         lambda i: np.ascontiguousarray(array[i]), [indices], tf.as_dtype(array.dtype)
     )
     return tf.ensure_shape(rows, [*indices.shape, *array.shape[1:]])
