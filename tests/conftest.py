@@ -1,7 +1,6 @@
 """Shared set-up of the tests: three logical CPUs, no accelerators' chatter."""
 
 import os
-import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -39,7 +38,6 @@ def run_dir(tmp_path_factory):
     from tfdist.train import run_training
 
     path = tmp_path_factory.mktemp("trained run") / "run"
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     flags = [
         "--strategy=one_device",
         "--dataset=shapes",
@@ -55,8 +53,6 @@ def run_dir(tmp_path_factory):
         "--quiet",
     ]
     assert run_command("tfdist.train", run_training, [*flags, f"--run_dir={path}"]) == 0
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     return str(path)
 
 

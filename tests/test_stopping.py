@@ -15,13 +15,15 @@ SCRIPT = """
 import sys, time
 from tfdist import stopping
 asked = []
-signals = stopping.StopSignals(lambda: asked.append(1), grace_period_s=float(sys.argv[1]))
-stopping.watch_for_maintenance()
-print("ready", flush=True)
-deadline = time.monotonic() + 30
-while not asked and time.monotonic() < deadline:
-    time.sleep(0.01)
-time.sleep(float(sys.argv[2]))
+with stopping.StopSignals(
+    lambda: asked.append(1), grace_period_s=float(sys.argv[1])
+) as signals:
+    stopping.watch_for_maintenance()
+    print("ready", flush=True)
+    deadline = time.monotonic() + 30
+    while not asked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(float(sys.argv[2]))
 sys.exit(signals.exit_status if asked else 9)
 """
 
@@ -64,6 +66,14 @@ def test_the_grace_period_ends_the_process_whatever_it_does():
     _, err = process.communicate(timeout=15)
     assert process.returncode == 143
     assert "The grace period of 0.2 s is over" in err
+
+
+def test_gives_the_handlers_back():
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with stopping.StopSignals(lambda: None, grace_period_s=1):
+        assert signal.getsignal(signal.SIGTERM) not in before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize(

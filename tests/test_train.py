@@ -31,13 +31,6 @@ SMALL = [
 TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
 
 
-@pytest.fixture(autouse=True)
-def _restore_signals():
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
 def train(*arguments):
     return run_command("tfdist.train", run_training, list(arguments))
 

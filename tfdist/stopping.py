@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from types import FrameType
+from typing import Self
 
 from tfdist import cluster
 
@@ -18,7 +19,7 @@ _ASK_TIMEOUT_S = 5.0
 
 
 class StopSignals:
-    """Asks for a stop at the first Ctrl-C or SIGTERM.
+    """Asks for a stop at the first Ctrl-C or SIGTERM; a context manager.
 
     A second Ctrl-C interrupts at once. After SIGTERM the process ends when the grace period is
     over, whatever it is doing then: better with the last checkpoint than killed within the next.
@@ -33,8 +34,15 @@ class StopSignals:
         self._grace_period_s = grace_period_s
         self._interrupted = False
         self._deadline: threading.Timer | None = None
-        signal.signal(signal.SIGINT, self._handle)
-        signal.signal(signal.SIGTERM, self._handle)
+
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     @property
     def exit_status(self) -> int:

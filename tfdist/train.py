@@ -53,6 +53,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
     from tfdist.strategies.parameter_server import run_server
+    from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
 
@@ -85,9 +86,9 @@ def run_training(options: TrainOptions) -> int:
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
-    with contextlib.ExitStack() as claimed:
+    with contextlib.ExitStack() as held:
         if trainer.is_chief:
-            claimed.enter_context(
+            held.enter_context(
                 run.claim(
                     {
                         **options.to_dict(),
@@ -99,25 +100,34 @@ def run_training(options: TrainOptions) -> int:
                 )
             )
         trainer.wait_for_all()
-        return _train(options, run, trainer, data, augmentation, total_steps, started)
+        signals = held.enter_context(
+            StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
+        )
+        watch_for_maintenance()
+        throughput = Throughput(training.global_batch_size)
+        _fit(options, run, trainer, data, augmentation, throughput, total_steps)
+        if trainer.stop_requested:
+            print(
+                f"Stopped after step {trainer.step} of {total_steps}. "
+                "The same command continues the run.",
+                file=sys.stderr,
+            )
+            return signals.exit_status
+        _finish(options, run, trainer, data, throughput, started)
+        return 0
 
 
-def _train(
+def _fit(
     options: TrainOptions,
     run: "RunDirectory",
     trainer: "Trainer",
     data: "Data",
     augmentation: "Augmentation",
+    throughput: "Throughput",
     total_steps: int,
-    started: float,
-) -> int:
-    """Trains in a run directory that is this process's own, and returns the exit status."""
-    from tfdist.training.callbacks import Throughput
-
+) -> None:
+    """Trains in a run directory that is this process's own, until the end or a stop."""
     training = options.training
-    signals = StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
-    watch_for_maintenance()
-    throughput = Throughput(training.global_batch_size)
     verbose = 1 if trainer.is_chief and not options.run.quiet else 0
     if verbose:
         print(_describe_run(options, trainer, data, total_steps))
@@ -134,14 +144,18 @@ def _train(
         checkpoint_every_s=checkpoint_every_s,
         verbose=verbose,
     )
-    if trainer.stop_requested:
-        print(
-            f"Stopped after step {trainer.step} of {total_steps}. "
-            "The same command continues the run.",
-            file=sys.stderr,
-        )
-        return signals.exit_status
-    summary = _finish(options, run, trainer, data)
+
+
+def _finish(
+    options: TrainOptions,
+    run: "RunDirectory",
+    trainer: "Trainer",
+    data: "Data",
+    throughput: "Throughput",
+    started: float,
+) -> None:
+    """Writes what a finished run leaves, and says where."""
+    summary = _save_best_model(options, run, trainer, data)
     launch_dir = find_launch_dir()
     summary |= {
         "images_per_second": round(throughput.images_per_second, 2),
@@ -153,13 +167,12 @@ def _train(
     elif not options.run.quiet:
         print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
     trainer.wait_for_all()
-    if verbose:
+    if trainer.is_chief and not options.run.quiet:
         print(
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
             f"{summary['val_pixel_accuracy']:.4f}, {summary['images_per_second']} images/s. "
             f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
         )
-    return 0
 
 
 def _make_callbacks(
@@ -182,7 +195,7 @@ def _make_callbacks(
     return made
 
 
-def _finish(
+def _save_best_model(
     options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data"
 ) -> dict[str, Any]:
     """Saves the best model, its samples and what is known of it."""
