@@ -36,15 +36,15 @@ from tfdist.training.step import (
     list_metric_variables,
     make_read_logs,
     measure_valid,
-    reset_metrics,
 )
+from tfdist.training.training_steps import TrainingSteps
 
 # What a function holds is sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
-class AsynchronousSteps:
+class AsynchronousSteps(TrainingSteps):
     """What a trainer does under ParameterServerStrategy instead of `tfdist.training.step`.
 
     Args:
@@ -70,8 +70,7 @@ class AsynchronousSteps:
             raise TfdistError(
                 f"--max_in_flight={max_in_flight} is negative. Give 1 or more, or 0: one a worker."
             )
-        self._model = model
-        self._objective = objective
+        super().__init__(model, objective)
         self._strategy = strategy
         self._coordination = Coordination(strategy)
         self.max_in_flight = max_in_flight or strategy.extended._num_workers
@@ -95,14 +94,6 @@ class AsynchronousSteps:
         self._apply = tf.function(self._apply_step)
         self._add = tf.function(self._add_counts)
         self._read_logs = make_read_logs(model, objective)
-
-    @property
-    def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimiser."""
-        return []
-
-    def begin(self, *, restored: bool) -> None:
-        """Does nothing: all is on the parameter servers."""
 
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
@@ -149,10 +140,6 @@ class AsynchronousSteps:
         self._applied += 1
         return float(result["loss"])
 
-    def settle(self, step: int, *, is_last: bool) -> bool:
-        """Returns True: there is one model, on the parameter servers."""
-        return True
-
     def evaluate(self, stream: StepStream) -> None:
         """Adds the next step of an evaluation to the metrics.
 
@@ -196,17 +183,10 @@ class AsynchronousSteps:
         for variable, value in zip(self._metric_variables, values, strict=True):
             variable.assign(tf.constant(value, variable.dtype, variable.shape))
 
-    def reset_metrics(self) -> None:
-        """Forgets what was seen."""
-        reset_metrics(self._model, self._objective)
-
     def begin_epoch(self) -> None:
         """Forgets what was seen, and the staleness."""
-        self.reset_metrics()
+        super().begin_epoch()
         self._staleness = []
-
-    def prepare_checkpoint(self) -> None:
-        """Does nothing."""
 
     def wait(self) -> None:
         """Waits until no step is in flight."""

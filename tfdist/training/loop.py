@@ -9,11 +9,10 @@ from typing import Any
 import keras
 
 from tfdist.errors import TrainingError
-from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.callback_state import read_callbacks, write_callbacks
 from tfdist.training.feed import Feed
 from tfdist.training.recovery import Recovery
-from tfdist.training.synchronous import SynchronousSteps
+from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
 
 
@@ -105,7 +104,7 @@ class FitLoop:
         self,
         model: keras.Model,
         *,
-        steps: SynchronousSteps | AsynchronousSteps,
+        steps: TrainingSteps,
         progress: Progress,
         list_state: Callable[[], list[keras.Variable]],
         workers: Workers,

@@ -19,20 +19,17 @@ from tfdist.training.step import (
     make_read_sums,
     make_train_step,
     make_write_metrics,
-    reset_metrics,
     split_sums,
 )
+from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
 
 
-class SynchronousSteps:
-    """The compiled steps of a model, and the sums of its losses and metrics.
-
-    `LocalSteps` and `AsynchronousSteps` do the same for the other kinds of training.
+class SynchronousSteps(TrainingSteps):
+    """The steps under a synchronous strategy.
 
     Args:
-      model: a compiled and built model, made in the strategy's scope.
-      objective: its losses.
+      model, objective: as of `TrainingSteps`.
       strategy: the strategy.
       workers: the processes that train together.
     """
@@ -44,8 +41,7 @@ class SynchronousSteps:
         strategy: tf.distribute.Strategy,
         workers: Workers,
     ):
-        self._model = model
-        self._objective = objective
+        super().__init__(model, objective)
         self._strategy = strategy
         self._workers = workers
         self._train = make_train_step(
@@ -59,59 +55,30 @@ class SynchronousSteps:
         self._read_sums = make_read_sums(model, objective, strategy, is_chief=workers.is_chief)
         self._logs_of_sums = make_logs_of_sums(model, objective)
 
-    @property
-    def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimiser."""
-        return []
-
-    def begin(self, *, restored: bool) -> None:
-        """Makes ready for training, from the start or from a checkpoint."""
-
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
-        """Returns what `train` takes: the global batches from `start_step` on."""
         return feed.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
 
     def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
-        """Returns what `evaluate` takes, for at most `steps` steps."""
         return feed.iterate_eval(self._strategy, self._workers.place_input)
 
     def train(self, iterator: Any) -> float:
-        """Trains on the next global batch and returns its loss."""
         loss, _ = self._train(iterator)
         return float(loss)
 
-    def settle(self, step: int, *, is_last: bool) -> bool:
-        """Returns whether the workers hold one model after a step, the last of its epoch or not.
-
-        Only then can they stop, or write a checkpoint.
-        """
-        return True
-
     def evaluate(self, iterator: Any) -> None:
-        """Adds the next global batch of an evaluation to the metrics.
-
-        Raises:
-          StopIteration, tf.errors.OutOfRangeError: there is none left.
-        """
         self._evaluate(iterator)
 
     def read_logs(self) -> dict[str, float]:
-        """Returns the losses and metrics of everything that all workers have seen."""
         if self._workers.count == 1:
             return self._read_own_logs()
         logs = self._logs_of_sums(self._workers.sum(self._read_sums()))
         return {name: float(value) for name, value in logs.items()}
 
-    def read_training_logs(self) -> dict[str, float]:
-        """Returns what callbacks are told after a training step."""
-        return self.read_logs()
-
     def read_metrics(self) -> list[np.ndarray]:
-        """Returns the values of the metrics' variables, summed over all workers."""
         if self._workers.count == 1:
             variables = list_metric_variables(self._model, self._objective)
             return [variable.numpy() for variable in variables]
@@ -119,7 +86,6 @@ class SynchronousSteps:
         return [value.numpy() for value in split_sums(self._model, self._objective, sums)]
 
     def write_metrics(self, values: Sequence[Any]) -> None:
-        """Sets the metrics' variables to values that `read_metrics` returned."""
         variables = list_metric_variables(self._model, self._objective)
         self._write_metrics(
             [
@@ -128,31 +94,12 @@ class SynchronousSteps:
             ]
         )
 
-    def reset_metrics(self) -> None:
-        """Forgets what was seen."""
-        reset_metrics(self._model, self._objective)
-
-    def begin_epoch(self) -> None:
-        """Forgets what was seen, and whatever else is counted by the epoch."""
-        self.reset_metrics()
-
-    def prepare_checkpoint(self) -> None:
-        """Brings `state` up to date; all workers call it."""
-
-    def wait(self) -> None:
-        """Waits until no step is in flight."""
-
     def count_traces(self) -> dict[str, int]:
-        """Returns how often each step was traced."""
         return {
             "train": self._train.experimental_get_tracing_count(),
             "evaluate": self._evaluate.experimental_get_tracing_count(),
             "read_logs": self._read_logs.experimental_get_tracing_count(),
         }
-
-    def summarize(self) -> dict[str, Any]:
-        """Returns what only this kind of training has to say for a run's summary."""
-        return {}
 
     def _read_own_logs(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._read_logs().items()}

@@ -21,6 +21,7 @@ from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
 from tfdist.training.objective import Objective
 from tfdist.training.recovery import Recovery
 from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
+from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers, explain_lost_worker
 
 
@@ -94,7 +95,7 @@ class Trainer:
                 "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
                 "tf.distribute. Leave it out."
             )
-        self._steps: SynchronousSteps | AsynchronousSteps | None = None
+        self._steps: TrainingSteps | None = None
         self._prediction = SynchronousPrediction(self.model, self.strategy, self._workers)
 
     @explain_lost_worker
@@ -366,7 +367,7 @@ class Trainer:
         parts = data if isinstance(data, tuple) else (data,)
         return self._make_feed(*parts, global_batch_size=global_batch_size)
 
-    def _build(self, feed: Feed) -> SynchronousSteps | AsynchronousSteps:
+    def _build(self, feed: Feed) -> TrainingSteps:
         """Creates every variable that is not there yet, and the compiled steps, once."""
         if self._steps is not None:
             return self._steps
