@@ -148,15 +148,15 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
         _check_range(item, value)
         return value
     members = typing.get_args(item.type)
-    if members[-1] is ...:
-        return tuple(value)
+    many = members[-1] is ...
+    kinds = members[:1] * len(value) if many else members
     try:
-        return tuple(member(text) for member, text in zip(members, value, strict=True))
+        return tuple(kind(text) for kind, text in zip(kinds, value, strict=True))
     except ValueError as error:
         example = f"--{item.name}={_to_text(item.default)}"
         raise TfdistError(
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
-            f"Write two numbers, for example {example}."
+            f"Write {'numbers' if many else 'two numbers'}, for example {example}."
         ) from error
 
 

@@ -345,7 +345,7 @@ class TrainOptions(CommandOptions):
         )
 
 
-def _inherit(group: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+def inherit(group: type, name: str, default: Any = dataclasses.MISSING) -> Any:
     """Returns the option of another group, possibly with another default."""
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
@@ -396,17 +396,17 @@ class VerifiedModelOptions:
         "the model's module's make_data by default, else arrays made up from the model's shapes",
         metavar="package.module:function",
     )
-    image_size: tuple[int, int] = _inherit(DataOptions, "image_size", (16, 16))
-    base_filters: int = _inherit(ModelOptions, "base_filters", 4)
-    depth: int = _inherit(ModelOptions, "depth", 1)
-    norm: str = _inherit(ModelOptions, "norm")
-    global_batch_size: int = _inherit(TrainingOptions, "global_batch_size", 9)
-    optimizer: str = _inherit(TrainingOptions, "optimizer")
-    learning_rate: float = _inherit(TrainingOptions, "learning_rate")
-    clip_norm: float = _inherit(TrainingOptions, "clip_norm")
-    loss: str = _inherit(TrainingOptions, "loss")
-    precision: str = _inherit(TrainingOptions, "precision", "float64")
-    seed: int = _inherit(TrainingOptions, "seed")
+    image_size: tuple[int, int] = inherit(DataOptions, "image_size", (16, 16))
+    base_filters: int = inherit(ModelOptions, "base_filters", 4)
+    depth: int = inherit(ModelOptions, "depth", 1)
+    norm: str = inherit(ModelOptions, "norm")
+    global_batch_size: int = inherit(TrainingOptions, "global_batch_size", 9)
+    optimizer: str = inherit(TrainingOptions, "optimizer")
+    learning_rate: float = inherit(TrainingOptions, "learning_rate")
+    clip_norm: float = inherit(TrainingOptions, "clip_norm")
+    loss: str = inherit(TrainingOptions, "loss")
+    precision: str = inherit(TrainingOptions, "precision", "float64")
+    seed: int = inherit(TrainingOptions, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,8 +414,8 @@ class ReportOptions:
     """What is said of it."""
 
     json: str = option("", "write everything that was found to this file", metavar="FILE")
-    quiet: bool = _inherit(RunOptions, "quiet")
-    verbose_tensorflow: bool = _inherit(RunOptions, "verbose_tensorflow")
+    quiet: bool = inherit(RunOptions, "quiet")
+    verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
 
 
 @dataclass(frozen=True, kw_only=True)

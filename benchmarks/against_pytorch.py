@@ -1,0 +1,205 @@
+"""tfdist against PyTorch and Keras on the same machine: the same U-Net, batches and optimiser.
+
+    pip install -r benchmarks/requirements-pytorch.txt
+    python -m benchmarks.against_pytorch [--rounds=3] [--output=DIR] [--python=PATH]
+
+First checks that both networks have the same parameters and, on the same weights, the same
+outputs. Then measures all contestants in turns, each in processes of its own, and prints a table
+and the ratios; exit status 1 if a contestant failed or the networks differ. `--python` is the
+interpreter that has PyTorch, where that is another one.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tfdist import cluster
+from tfdist.benchmark import describe_machine
+from tfdist.benchmarking import runs, table
+from tfdist.benchmarking.contestants import Contestant
+from tfdist.benchmarking.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
+from tfdist.command import start_tensorflow_quietly
+from tfdist.launch import run_local_cluster
+from tfdist.launching.logs import last_lines
+
+F32, BF16 = "float32", "mixed_bfloat16"
+SCRIPT = Path(__file__).with_name("pytorch_unet.py")
+TORCH_EAGER, TORCH_COMPILED = "PyTorch eager", "PyTorch compiled"
+LARGEST_DIFFERENCE = 1e-4  # of the outputs, relative to the largest
+
+ONE = {precision: Contestant(precision=precision) for precision in (F32, BF16)}
+LOOP = {p: Contestant(kind="loop", precision=p) for p in (F32, BF16)}
+KERAS = {p: Contestant(kind="keras_layers_fit", precision=p) for p in (F32, BF16)}
+EAGER = {p: Contestant(kind=TORCH_EAGER, precision=p) for p in (F32, BF16)}
+COMPILED = {p: Contestant(kind=TORCH_COMPILED, precision=p) for p in (F32, BF16)}
+MIRRORED = Contestant(strategy="mirrored", replicas=2)
+ONE_CORE = Contestant(cores=1)
+TWO_WORKERS = Contestant(strategy="multi_worker_mirrored", workers=2)
+DDP = Contestant(kind=TORCH_COMPILED, workers=2)
+CONTESTANTS = [
+    *(Contestant(kind="ceiling", precision=p) for p in (F32, BF16)),
+    *(group[p] for p in (F32, BF16) for group in (LOOP, KERAS, EAGER, COMPILED, ONE)),
+    MIRRORED,
+    ONE_CORE,
+    TWO_WORKERS,
+    DDP,
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    defaults = BenchmarkOptions()
+    parser.add_argument("--rounds", type=int, default=defaults.contest.rounds)
+    parser.add_argument("--steps", type=int, default=defaults.contest.steps, help="of a round")
+    parser.add_argument("--base_filters", type=int, default=defaults.model.base_filters)
+    parser.add_argument("--image_size", type=int, default=128, help="height and width in pixels")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch")
+    parser.add_argument("--output", default="", metavar="DIR", help="for results.json")
+    flags = parser.parse_args()
+    options = BenchmarkOptions(
+        contest=ContestOptions(rounds=flags.rounds, steps=flags.steps),
+        model=MeasuredModelOptions(
+            base_filters=flags.base_filters, image_size=(flags.image_size, flags.image_size)
+        ),
+    )
+    parameters, difference = compare_networks(options.model, flags.python)
+    print(
+        f"{describe_machine()}; {parameters:,} parameters in both networks, largest difference of "
+        f"the outputs {difference:.1e} of the largest output.",
+        flush=True,
+    )
+
+    def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
+        if contestant.kind in (TORCH_EAGER, TORCH_COMPILED):
+            return run_pytorch(contestant, options, flags.python)
+        return runs.run_contestant(contestant, options)
+
+    def report(number: int, contestant: Contestant, finding: dict[str, Any]) -> None:
+        said = finding.get("error") or f"{finding.get('images_per_second', 0):.2f} images/s"
+        name = f"{contestant.name}, {contestant.precision}"
+        print(f"round {number}: {name}: {said}", file=sys.stderr, flush=True)
+
+    found = runs.run_rounds(CONTESTANTS, options, report, measure=measure)
+    rows = table.make_rows(found)
+    print("", table.format_table(rows), "", *list_ratios(rows), sep="\n")
+    if flags.output:
+        directory = Path(flags.output)
+        directory.mkdir(parents=True, exist_ok=True)
+        about = {"date": datetime.date.today().isoformat(), "machine": describe_machine()}
+        content = json.dumps(about | table.to_json(found), indent=2)
+        (directory / "results.json").write_text(content + "\n")
+        (directory / "throughput.svg").write_text(table.draw_bars(rows))
+    return int(difference > LARGEST_DIFFERENCE or any(row.error for row in rows))
+
+
+def list_ratios(rows: list[table.Row]) -> list[str]:
+    """Returns a Markdown table of the ratios that matter, each with what it should be at least."""
+    of = {row.contestant: row.images_per_second for row in rows if row.images_per_second}
+    by_contestant = {row.contestant: row for row in rows}
+    torch = {p: max((COMPILED[p], EAGER[p]), key=lambda c: of.get(c, 0.0)) for p in (F32, BF16)}
+    pairs = [
+        ("trainer / loop by hand, float32", ONE[F32], LOOP[F32], 1, 0.99),
+        ("trainer / loop by hand, bfloat16", ONE[BF16], LOOP[BF16], 1, 0.99),
+        ("trainer / Keras fit, float32", ONE[F32], KERAS[F32], 1, 1.25),
+        ("trainer / PyTorch compiled, float32", ONE[F32], COMPILED[F32], 1, 1.25),
+        ("trainer / Keras fit, bfloat16", ONE[BF16], KERAS[BF16], 1, 1.30),
+        ("trainer / PyTorch's best, bfloat16", ONE[BF16], torch[BF16], 1, 1.15),
+        ("trainer bfloat16 / Keras fit float32", ONE[BF16], KERAS[F32], 1, 2.2),
+        ("mirrored on 2 virtual devices / one device", MIRRORED, ONE[F32], 1, 0.97),
+        ("2 processes / twice one on one core", TWO_WORKERS, ONE_CORE, 2, 0.95),
+        ("2 processes / PyTorch DDP, gloo", TWO_WORKERS, DDP, 1, 1.2),
+    ]
+    lines = ["| ratio | measured | at least |", "|---|---|---|"]
+    for text, above, below, times, least in pairs:
+        if above in of and below in of:
+            lines.append(f"| {text} | {of[above] / (times * of[below]):.2f} | {least} |")
+    for precision, least in ((F32, 0.78), (BF16, 0.65)):
+        row = by_contestant[ONE[precision]]
+        if row.of_peak is not None:
+            for of_what, share in (("all", row.of_convolutions), ("the fastest", row.of_peak)):
+                text = f"share of what {of_what} of its convolutions reach alone, {precision}"
+                lines.append(f"| {text} | {share:.2f} | {least} |")
+    return lines
+
+
+def run_pytorch(contestant: Contestant, options: BenchmarkOptions, python: str) -> dict[str, Any]:
+    """Measures PyTorch once, as `tfdist.benchmarking.runs.run_contestant` does tfdist."""
+    task = {
+        **_describe_model(options.model),
+        "compiled": contestant.kind == TORCH_COMPILED,
+        "bfloat16": contestant.precision == BF16,
+        "global_batch_size": options.model.global_batch_size,
+        "warmup_steps": options.contest.warmup_steps,
+        "steps": options.contest.steps,
+    }
+    with tempfile.TemporaryDirectory(prefix="tfdist-pytorch-") as directory:
+        (Path(directory) / "task.json").write_text(json.dumps(task))
+        result = run_local_cluster(
+            workers=contestant.workers,
+            command=[python, str(SCRIPT), "measure", directory],
+            run_dir=directory,
+            timeout_s=options.contest.timeout_s,
+            stream=False,
+            environ=dict(cluster.read_environment()),
+        )
+        if result.status:
+            failed = next((t for t in result.tasks if t.name == result.first_failed), None)
+            said = last_lines(failed.log.read_bytes()) if failed else ["not done in time"]
+            return {"error": said[-1] if said else "it said nothing"}
+        return json.loads((Path(directory) / "result.json").read_text())
+
+
+def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, float]:
+    """Returns the parameters of both networks and their outputs' largest relative difference.
+
+    Raises:
+      SystemExit: PyTorch failed, or has another number of parameters.
+    """
+    start_tensorflow_quietly()
+    import numpy as np
+
+    from tfdist.benchmarking.measuring import build_model
+
+    model = build_model(options)
+    random = np.random.default_rng(0)
+    images = random.uniform(0, 255, (2, *options.image_size, 3)).astype(np.float32)
+    arrays = {}
+    for layer in model.layers:
+        for weight in layer.weights:
+            # Moving statistics of 0 and 1 would hide a mistake in them.
+            value = weight.numpy()
+            if value.ndim == 1:
+                value = (value + random.uniform(0.5, 1.0, value.shape)).astype(np.float32)
+                weight.assign(value)
+            arrays[f"{layer.name}/{weight.name}"] = value
+    with tempfile.TemporaryDirectory(prefix="tfdist-pytorch-") as directory:
+        (Path(directory) / "task.json").write_text(json.dumps(_describe_model(options)))
+        outputs = model.predict_on_batch(images)
+        np.savez(Path(directory) / "keras.npz", images=images, outputs=outputs, **arrays)
+        done = subprocess.run([python, str(SCRIPT), "check", directory], check=False)
+        if done.returncode:
+            raise SystemExit(
+                "PyTorch could not be run: pip install -r benchmarks/requirements-pytorch.txt, "
+                "or name an interpreter that has it with --python."
+            )
+        found = json.loads((Path(directory) / "result.json").read_text())
+    count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    if count != found["parameters"]:
+        raise SystemExit(f"{count} parameters in Keras, {found['parameters']} in PyTorch.")
+    return count, found["relative_difference"]
+
+
+def _describe_model(options: MeasuredModelOptions) -> dict[str, Any]:
+    values = dataclasses.asdict(options)
+    names = ("num_classes", "base_filters", "depth")
+    return {"model": {n: values[n] for n in names}, "image_size": list(options.image_size)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The same U-Net in PyTorch: checked against tfdist's, and measured.
+
+    python benchmarks/pytorch_unet.py check DIRECTORY
+    python benchmarks/pytorch_unet.py measure DIRECTORY
+
+Reads and writes files of that directory; see benchmarks/against_pytorch.py. Imports no TensorFlow:
+the two libraries' threads get in each other's way.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+_BATCHES = 4  # that are kept in memory and seen again and again
+
+
+class UNet(nn.Module):
+    """tfdist's `unet` with batch normalisation; its layers have the same names.
+
+    Args:
+      num_classes, base_filters, depth: as of `models.make_model`.
+    """
+
+    def __init__(self, *, num_classes: int, base_filters: int, depth: int):
+        super().__init__()
+        self.depth = depth
+        self.layers = nn.ModuleDict()
+        channels = 3
+        for level in range(depth):
+            channels = self._add_block(f"encoder_{level}", channels, base_filters << level)
+        channels = self._add_block("bottleneck", channels, base_filters << depth)
+        for level in reversed(range(depth)):
+            filters = base_filters << level
+            self.layers[f"decoder_{level}_up"] = nn.ConvTranspose2d(channels, filters, 2, stride=2)
+            channels = self._add_block(f"decoder_{level}", 2 * filters, filters)
+        self.layers["head_logits"] = nn.Conv2d(channels, num_classes, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns logits [batch, classes, h, w] of images [batch, 3, h, w] in [0, 255]."""
+        x = (images - 127.5) / 127.5
+        skips = []
+        for level in range(self.depth):
+            x = self._run_block(f"encoder_{level}", x)
+            skips.append(x)
+            x = nn.functional.max_pool2d(x, 2)
+        x = self._run_block("bottleneck", x)
+        for level in reversed(range(self.depth)):
+            x = self.layers[f"decoder_{level}_up"](x)
+            x = self._run_block(f"decoder_{level}", torch.cat([skips[level], x], 1))
+        return self.layers["head_logits"](x).float()
+
+    def _add_block(self, stage: str, channels: int, filters: int) -> int:
+        for i in (1, 2):
+            self.layers[f"{stage}_conv_{i}"] = nn.Conv2d(
+                channels, filters, 3, padding=1, bias=False
+            )
+            self.layers[f"{stage}_norm_{i}"] = nn.BatchNorm2d(filters, eps=1e-3, momentum=0.1)
+            channels = filters
+        return channels
+
+    def _run_block(self, stage: str, x: torch.Tensor) -> torch.Tensor:
+        for i in (1, 2):
+            x = self.layers[f"{stage}_norm_{i}"](self.layers[f"{stage}_conv_{i}"](x))
+            x = nn.functional.relu(x)
+        return x
+
+    def load_keras_weights(self, weights: dict[str, np.ndarray]) -> None:
+        """Takes Keras's weights by `layer/weight`, each in PyTorch's order of axes."""
+        names = {
+            "kernel": "weight",
+            "bias": "bias",
+            "gamma": "weight",
+            "beta": "bias",
+            "moving_mean": "running_mean",
+            "moving_variance": "running_var",
+        }
+        state = self.state_dict()
+        left = {name for name in state if not name.endswith("num_batches_tracked")}
+        for path, value in weights.items():
+            layer, _, name = path.rpartition("/")
+            # Both kinds of convolution: the last two axes of Keras come first, swapped.
+            array = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value
+            key = f"layers.{layer}.{names[name]}"
+            assert state[key].shape == array.shape, (key, state[key].shape, array.shape)
+            state[key] = torch.from_numpy(np.ascontiguousarray(array))
+            left.remove(key)
+        assert not left, f"no weights for {sorted(left)}"
+        self.load_state_dict(state)
+
+
+def check(directory: Path) -> None:
+    """Compares the outputs on the same weights and images; writes what it found."""
+    task = json.loads((directory / "task.json").read_text())
+    with np.load(directory / "keras.npz") as arrays:
+        given = dict(arrays)
+    images, expected = given.pop("images"), given.pop("outputs")
+    model = UNet(**task["model"])
+    model.load_keras_weights(given)
+    model.eval()
+    with torch.no_grad():
+        found = model(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1)
+    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    parameters = sum(p.numel() for p in model.parameters())
+    (directory / "result.json").write_text(
+        json.dumps({"relative_difference": difference, "parameters": parameters})
+    )
+
+
+def measure(directory: Path) -> None:
+    """Trains as the task says; the first process writes the images a second."""
+    task = json.loads((directory / "task.json").read_text())
+    cluster = json.loads(os.environ["TF_CONFIG"])
+    rank, workers = cluster["task"]["index"], len(cluster["cluster"]["worker"])
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    if workers > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=workers
+        )
+    model: nn.Module = UNet(**task["model"]).to(memory_format=torch.channels_last)
+    if workers > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    if task["compiled"]:
+        model = torch.compile(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss_of = nn.CrossEntropyLoss()
+    bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
+    random = np.random.default_rng(rank)
+    batch = task["global_batch_size"] // workers
+    shape = (_BATCHES, batch, *task["image_size"])
+    images = torch.from_numpy(random.uniform(0, 255, (*shape, 3)).astype(np.float32))
+    images = images.permute(0, 1, 4, 2, 3)  # channels_last in memory, as it was made
+    masks = torch.from_numpy(random.integers(0, task["model"]["num_classes"], shape))
+    ends, began = [], time.perf_counter()
+    for step in range(task["warmup_steps"] + task["steps"]):
+        x, y = images[step % _BATCHES], masks[step % _BATCHES]
+        optimizer.zero_grad(set_to_none=True)
+        with bfloat16 if task["bfloat16"] else contextlib.nullcontext():
+            loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        assert np.isfinite(loss.item())
+        ends.append(time.perf_counter())
+    seconds = ends[-1] - ends[task["warmup_steps"] - 1]
+    if rank == 0:
+        (directory / "result.json").write_text(
+            json.dumps(
+                {
+                    "images_per_second": task["steps"] * task["global_batch_size"] / seconds,
+                    "first_step_s": ends[0] - began,
+                    "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    {"check": check, "measure": measure}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,83 @@
+"""How much a model computes, and how fast the machine can."""
+
+import time
+
+import keras
+import tensorflow as tf
+
+TRAINING_PASSES = 3
+"""A training step computes as much as three forward passes."""
+
+_ROUNDS = 5
+_LEAST_S = 0.05  # of one measurement
+
+
+def count_flops(model: keras.Model) -> int:
+    """Returns the floating-point operations of one example's forward pass.
+
+    Of convolutions and matrix products, a multiplication and an addition counting as two, as is
+    usual for model FLOPs; a training step takes three times as many.
+
+    Args:
+      model: a built model with one input of a known size.
+
+    Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, for the convention.
+    """
+    spec = [tf.TensorSpec((1, *x.shape[1:]), x.dtype) for x in model.inputs]
+    graph = tf.function(lambda *x: model(x[0] if len(x) == 1 else list(x))).get_concrete_function(
+        *spec
+    )
+    builder = tf.compat.v1.profiler.ProfileOptionBuilder
+    options = (
+        builder(builder.float_operation())
+        .with_empty_output()
+        .with_node_names(show_name_regexes=[".*(Conv|MatMul|Einsum|conv).*"])
+        .build()
+    )
+    return tf.compat.v1.profiler.profile(graph.graph, options=options).total_float_ops
+
+
+def measure_convolutions(model: keras.Model, *, batch_size: int) -> tuple[float, float]:
+    """Measures what the machine can do at most with a model's own 3x3 convolutions.
+
+    Each is run forwards alone, in the model's precision, on this process's device and threads.
+
+    Args:
+      model: a built model on images of a known size.
+      batch_size: examples.
+
+    Returns:
+      (of the fastest, of all together): operations a second.
+    """
+    operations, seconds, fastest = 0.0, 0.0, 0.0
+    for layer in model.layers:
+        if type(layer) is not keras.layers.Conv2D or layer.kernel_size == (1, 1):
+            continue
+        shape = (batch_size, *layer.input.shape[1:])
+        count = 2.0 * layer.kernel.shape.num_elements() * batch_size
+        count *= layer.output.shape[1] * layer.output.shape[2]
+        spent = _time_convolution(shape, layer.kernel.shape, layer.compute_dtype)
+        operations, seconds = operations + count, seconds + spent
+        fastest = max(fastest, count / spent)
+    return fastest, operations / seconds
+
+
+def _time_convolution(shape, kernel_shape, dtype: str) -> float:
+    """Returns the seconds of one convolution, the median of several rounds."""
+    x = tf.cast(tf.random.stateless_normal(shape, [0, 1]), dtype)
+    kernel = tf.cast(tf.random.stateless_normal(kernel_shape, [0, 2]), dtype)
+
+    @tf.function
+    def convolve(x, kernel):
+        return tf.nn.conv2d(x, kernel, 1, "SAME")[0, 0, 0, 0]
+
+    def run(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            result = convolve(x, kernel)
+        float(tf.cast(result, tf.float32))
+        return (time.perf_counter() - began) / times
+
+    run(2)
+    times = max(1, round(_LEAST_S / run(1)))
+    return sorted(run(times) for _ in range(_ROUNDS))[_ROUNDS // 2]
