@@ -83,6 +83,7 @@ TRAIN = {
         "--scale=2,1",
         "--colour=1.5",
         "--warmup_steps=-1",
+        "--profile=12,10",
         "--clip_norm=-1",
     ],
     "Data": [

@@ -48,7 +48,7 @@ def start(*arguments, **options):
 
 def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     run = path_with_spaces / "run"
-    assert train(*SMALL, *TWO_CPUS, f"--run_dir={run}") == 0
+    assert train(*SMALL, *TWO_CPUS, "--profile=7,8", f"--run_dir={run}") == 0
     out, err = capfd.readouterr()
     assert f"Everything is in {run}" in out.splitlines()[-1]
     assert not err.strip()
@@ -67,6 +67,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert [(line["step"], line["epoch"]) for line in lines] == [(5, 1), (10, 2)]
     assert {"loss", "mean_iou", "val_mean_iou", "val_iou/circle"} <= lines[0].keys()
     assert list((run / "tensorboard").rglob("*tfevents*"))
+    assert len(list((run / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))) == 1
     picture = tf.io.decode_png((run / "samples" / "predictions.png").read_bytes())
     assert picture.shape == (6 * 132, 3 * 132, 3)
     model = keras.saving.load_model(run / "model.keras")

@@ -54,7 +54,7 @@ def describe_dry_run(options: TrainOptions) -> str:
       TfdistError: what training would refuse before its first step; of several workers'
         strategies and the pixels of the data, only starting finds that out.
     """
-    options.parse_checkpoint_every()
+    options.check()
     options = assembly.resolve_options(options)
     training = options.training
     cluster = assembly.join_cluster(options)

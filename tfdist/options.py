@@ -242,6 +242,12 @@ class RunOptions:
         minimum=0,
     )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
+    profile: tuple[int, ...] = option(
+        (),
+        "first and last step of a trace for TensorBoard's profile plugin; none by default",
+        metavar="STEP,STEP",
+        result=False,
+    )
     dry_run: bool = option(
         False, "say what would be run, and end: nothing is started or written", result=False
     )
@@ -289,6 +295,15 @@ class TrainOptions(CommandOptions):
     training: TrainingOptions = TrainingOptions()
     run: RunOptions = RunOptions()
 
+    def check(self) -> None:
+        """Refuses what each flag's own limits let through.
+
+        Raises:
+          TfdistError: a value that cannot be understood.
+        """
+        self.parse_checkpoint_every()
+        self.parse_profile()
+
     def parse_checkpoint_every(self) -> tuple[int, float]:
         """Returns the steps and the seconds between checkpoints; 0 for none.
 
@@ -305,6 +320,25 @@ class TrainOptions(CommandOptions):
                 f"--checkpoint_every={text} is neither steps, as in 500, nor seconds, as in 90s."
             )
         return int(match[1] or 0), float(match[2] or 0)
+
+    def parse_profile(self) -> tuple[int, int] | None:
+        """Returns the first and the last step to trace; None for none.
+
+        >>> TrainOptions(run=RunOptions(profile=(10, 12))).parse_profile()
+        (10, 12)
+
+        Raises:
+          TfdistError: they are not two steps in order.
+        """
+        steps = self.run.profile
+        if not steps:
+            return None
+        if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
+            raise TfdistError(
+                f"--profile={','.join(map(str, steps))} is not the first and the last step to "
+                "trace. Write two steps in order, from 1, as in --profile=10,12."
+            )
+        return steps[0], steps[1]
 
     def select_result(self) -> dict[str, Any]:
         """Returns the options that decide what the run computes, as flag -> JSON value."""

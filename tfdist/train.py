@@ -58,7 +58,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist.training.trainer import Trainer
 
     started = time.perf_counter()
-    options.parse_checkpoint_every()
+    options.check()
     options = assembly.resolve_options(options)
     training, run = options.training, find_run_directory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
@@ -190,6 +190,8 @@ def _make_callbacks(
     ]
     if options.run.tensorboard:
         made.append(callbacks.TensorBoardLog(run, trainer))
+    if steps := options.parse_profile():
+        made.append(callbacks.Profile(run, trainer, first=steps[0], last=steps[1]))
     if launch_dir := find_launch_dir():
         made.append(ReportSteps(trainer, launch_dir))
     return made

@@ -82,7 +82,7 @@ def make_job(options: JobsOptions, train_arguments: Sequence[str]) -> Job:
         arguments=arguments,
         options=parse_train_flags(arguments),
     )
-    job.options.parse_checkpoint_every()
+    job.options.check()
     _check_numbers(cluster)
     _check_name(job.name)
     _check_strategy(job)

@@ -152,5 +152,39 @@ class TensorBoardLog(keras.callbacks.Callback):
             writer.close()
 
 
+class Profile(keras.callbacks.Callback):
+    """Writes a trace of some steps for TensorBoard's profile plugin.
+
+    Args:
+      run: the run's directory.
+      trainer: whose steps are counted.
+      first, last: the steps to trace, from 1.
+    """
+
+    def __init__(self, run: RunDirectory, trainer: Trainer, *, first: int, last: int):
+        super().__init__()
+        self._run = run
+        self._trainer = trainer
+        self._first, self._last = first, last
+        self._is_tracing = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._trainer.step + 1 == self._first:
+            tf.profiler.experimental.start(self._run.tensorboard)
+            self._is_tracing = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._trainer.step == self._last:
+            self._stop()
+
+    def on_train_end(self, logs=None):
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._is_tracing:
+            tf.profiler.experimental.stop()
+        self._is_tracing = False
+
+
 def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (logs or {}).items() if "/" not in name}
