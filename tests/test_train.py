@@ -60,6 +60,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert set(summary["per_class_iou"]) == {"background", "circle", "square", "triangle"}
     assert min(summary["images_per_second"], summary["peak_memory_bytes"]) > 0
     assert len(summary["weights_sha256"]) == 64
+    assert 0 < summary["share_of_peak"] < 1
     options = json.loads((run / "options.json").read_text())
     assert options["data"]["image_size"] == [16, 16]
     assert options["versions"]["tensorflow"] == tf.__version__

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfdist.training.trainer import Trainer
 
 SAMPLES = 6
+_PEAK_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
 
 
 def main() -> int:
@@ -157,8 +158,10 @@ def _finish(
     """Writes what a finished run leaves, and says where."""
     summary = _save_best_model(options, run, trainer, data)
     launch_dir = find_launch_dir()
+    rate = throughput.images_per_second
     summary |= {
-        "images_per_second": round(throughput.images_per_second, 2),
+        "images_per_second": round(rate, 2),
+        **_measure_share_of_peak(options, trainer, rate),
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),
     }
@@ -170,7 +173,8 @@ def _finish(
     if trainer.is_chief and not options.run.quiet:
         print(
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
-            f"{summary['val_pixel_accuracy']:.4f}, {summary['images_per_second']} images/s. "
+            f"{summary['val_pixel_accuracy']:.4f}, {summary['images_per_second']} images/s"
+            f"{_describe_share(summary)}. "
             f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
         )
 
@@ -195,6 +199,39 @@ def _make_callbacks(
     if launch_dir := find_launch_dir():
         made.append(ReportSteps(trainer, launch_dir))
     return made
+
+
+def _measure_share_of_peak(
+    options: TrainOptions, trainer: "Trainer", images_per_second: float
+) -> dict[str, float]:
+    """Returns the operations a second, and their share of what the devices can do at most.
+
+    Nothing under parameter servers, whose chief cannot measure the workers' devices.
+    """
+    from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
+
+    if options.strategy.strategy == "parameter_server":
+        return {}
+    # On every worker: all must trace the same, or the numbers of their collectives differ.
+    flops = TRAINING_PASSES * count_flops(trainer.model) * images_per_second
+    if not trainer.is_chief:
+        return {}
+    batch_size = -(-options.training.global_batch_size // trainer.num_replicas)
+    peak, _ = measure_convolutions(trainer.model, batch_size=batch_size, most=_PEAK_LAYERS)
+    # The virtual devices of a CPU share its cores.
+    is_cpu = all(name.startswith("CPU") for name in _list_devices(trainer.strategy))
+    devices = trainer.num_workers if is_cpu else trainer.num_replicas
+    return {
+        "flops_per_second": round(flops),
+        "share_of_peak": round(flops / (devices * peak), 4) if peak else 0.0,
+    }
+
+
+def _describe_share(summary: dict[str, Any]) -> str:
+    if "share_of_peak" not in summary:
+        return ""
+    gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
+    return f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
 
 
 def _save_best_model(

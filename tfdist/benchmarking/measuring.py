@@ -12,10 +12,10 @@ import models
 from models.layers import FusedBatchNormalization
 from tfdist import assembly, devices
 from tfdist.benchmarking.contestants import Contestant
-from tfdist.benchmarking.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.benchmarking.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
 from tfdist.strategies.parameter_server import run_server
+from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.training.trainer import Trainer
 
 _BATCHES = 4  # that are kept in memory and seen again and again

@@ -1,5 +1,6 @@
 """How much a model computes, and how fast the machine can."""
 
+import math
 import time
 
 import keras
@@ -9,7 +10,7 @@ TRAINING_PASSES = 3
 """A training step computes as much as three forward passes."""
 
 _ROUNDS = 5
-_LEAST_S = 0.05  # of one measurement
+_LEAST_S = 0.02  # of one measurement
 
 
 def count_flops(model: keras.Model) -> int:
@@ -37,39 +38,45 @@ def count_flops(model: keras.Model) -> int:
     return tf.compat.v1.profiler.profile(graph.graph, options=options).total_float_ops
 
 
-def measure_convolutions(model: keras.Model, *, batch_size: int) -> tuple[float, float]:
-    """Measures what the machine can do at most with a model's own 3x3 convolutions.
+def measure_convolutions(
+    model: keras.Model, *, batch_size: int, most: int | None = None
+) -> tuple[float, float]:
+    """Measures what a device can do at most with a model's own 3x3 convolutions.
 
-    Each is run forwards alone, in the model's precision, on this process's device and threads.
+    Each is run forwards alone, in the model's precision, on this process's first device.
 
     Args:
       model: a built model on images of a known size.
       batch_size: examples.
+      most: how many of them, the costliest first; all by default.
 
     Returns:
-      (of the fastest, of all together): operations a second.
+      (of the fastest, of all together): operations a second; zeros if there are none.
     """
+    costs = {
+        layer: 2.0 * math.prod(layer.kernel.shape) * batch_size * math.prod(layer.output.shape[1:3])
+        for layer in model.layers
+        if type(layer) is keras.layers.Conv2D and tuple(layer.kernel_size) != (1, 1)
+    }
     operations, seconds, fastest = 0.0, 0.0, 0.0
-    for layer in model.layers:
-        if type(layer) is not keras.layers.Conv2D or layer.kernel_size == (1, 1):
-            continue
+    for layer in sorted(costs, key=lambda layer: -costs[layer])[:most]:
         shape = (batch_size, *layer.input.shape[1:])
-        count = 2.0 * layer.kernel.shape.num_elements() * batch_size
-        count *= layer.output.shape[1] * layer.output.shape[2]
-        spent = _time_convolution(shape, layer.kernel.shape, layer.compute_dtype)
-        operations, seconds = operations + count, seconds + spent
-        fastest = max(fastest, count / spent)
-    return fastest, operations / seconds
+        spent = _time_convolution(layer, shape)
+        operations, seconds = operations + costs[layer], seconds + spent
+        fastest = max(fastest, costs[layer] / spent)
+    return fastest, operations / seconds if seconds else 0.0
 
 
-def _time_convolution(shape, kernel_shape, dtype: str) -> float:
+def _time_convolution(layer: keras.layers.Conv2D, shape: tuple[int, ...]) -> float:
     """Returns the seconds of one convolution, the median of several rounds."""
-    x = tf.cast(tf.random.stateless_normal(shape, [0, 1]), dtype)
-    kernel = tf.cast(tf.random.stateless_normal(kernel_shape, [0, 2]), dtype)
+    x = tf.cast(tf.random.stateless_normal(shape, [0, 1]), layer.compute_dtype)
+    kernel = tf.random.stateless_normal(tuple(layer.kernel.shape), [0, 2])
+    kernel = tf.cast(kernel, layer.compute_dtype)
 
     @tf.function
     def convolve(x, kernel):
-        return tf.nn.conv2d(x, kernel, 1, "SAME")[0, 0, 0, 0]
+        strides, padding = layer.strides, layer.padding.upper()
+        return tf.nn.conv2d(x, kernel, strides, padding, dilations=layer.dilation_rate)[0, 0, 0, 0]
 
     def run(times: int) -> float:
         began = time.perf_counter()
