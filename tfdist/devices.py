@@ -4,7 +4,9 @@ Everything here changes the process and is called by the commands, before the fi
 tensor is made; the factories in `tfdist.strategies` only look devices up.
 """
 
+import os
 import resource
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -162,6 +164,16 @@ def measure_peak_memory() -> int:
             tf.config.experimental.get_memory_info(_shorten(gpu.name))["peak"] for gpu in gpus
         )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure_process_age() -> float:
+    """Returns the seconds since this process was started; 0 where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    # proc(5): the 22nd field is the start, in clock ticks since boot.
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _make_logical_configuration(

@@ -161,6 +161,7 @@ def _finish(
     rate = throughput.images_per_second
     summary |= {
         "images_per_second": round(rate, 2),
+        "first_step_s": throughput.first_step_s and round(throughput.first_step_s, 1),
         **_measure_share_of_peak(options, trainer, rate),
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.devices import measure_process_age
 from tfdist.training.events import forget_events_after
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
@@ -32,15 +33,18 @@ class Throughput(keras.callbacks.Callback):
 
     Args:
       global_batch_size: examples a step.
+
+    Attributes:
+      first_step_s: seconds from the process's start to the end of its first step; None before.
     """
 
     def __init__(self, global_batch_size: int):
         super().__init__()
+        self.first_step_s: float | None = None
         self._global_batch_size = global_batch_size
         self._seconds = 0.0
         self._steps = 0
         self._begun: float | None = None
-        self._first = True
 
     @property
     def images_per_second(self) -> float:
@@ -51,10 +55,11 @@ class Throughput(keras.callbacks.Callback):
         self._begun = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
-        if not self._first and self._begun is not None:
+        if self.first_step_s is None:
+            self.first_step_s = measure_process_age()
+        elif self._begun is not None:
             self._seconds += time.perf_counter() - self._begun
             self._steps += 1
-        self._first = False
 
 
 class MetricsLog(keras.callbacks.Callback):
