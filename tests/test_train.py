@@ -62,6 +62,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert len(summary["weights_sha256"]) == 64
     assert 0 < summary["share_of_peak"] < 1
     assert summary["first_step_s"] > 0
+    assert 0 < summary["share_of_input"] < 1 - summary["share_of_host"] < 1
     options = json.loads((run / "options.json").read_text())
     assert options["data"]["image_size"] == [16, 16]
     assert options["versions"]["tensorflow"] == tf.__version__

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfdist.training.trainer import Trainer
 
 SAMPLES = 6
+_INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
 _PEAK_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
 
 
@@ -105,7 +106,7 @@ def run_training(options: TrainOptions) -> int:
             StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
         )
         watch_for_maintenance()
-        throughput = Throughput(training.global_batch_size)
+        throughput = Throughput(trainer, training.global_batch_size)
         _fit(options, run, trainer, data, augmentation, throughput, total_steps)
         if trainer.stop_requested:
             print(
@@ -161,7 +162,9 @@ def _finish(
     rate = throughput.images_per_second
     summary |= {
         "images_per_second": round(rate, 2),
-        "first_step_s": throughput.first_step_s and round(throughput.first_step_s, 1),
+        "first_step_s": _round(throughput.first_step_s, 1),
+        "share_of_input": _round(throughput.share_of_input, 4),
+        "share_of_host": _round(throughput.share_of_host, 4),
         **_measure_share_of_peak(options, trainer, rate),
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),
@@ -174,8 +177,7 @@ def _finish(
     if trainer.is_chief and not options.run.quiet:
         print(
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
-            f"{summary['val_pixel_accuracy']:.4f}, {summary['images_per_second']} images/s"
-            f"{_describe_share(summary)}. "
+            f"{summary['val_pixel_accuracy']:.4f}, {_describe_speed(summary)}. "
             f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
         )
 
@@ -228,11 +230,19 @@ def _measure_share_of_peak(
     }
 
 
-def _describe_share(summary: dict[str, Any]) -> str:
-    if "share_of_peak" not in summary:
-        return ""
-    gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
-    return f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
+def _describe_speed(summary: dict[str, Any]) -> str:
+    text = f"{summary['images_per_second']} images/s"
+    if "share_of_peak" in summary:
+        gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
+        text += f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
+    waited = summary["share_of_input"] or 0.0
+    if waited > _INPUT_LIMIT:
+        text += f", {waited:.0%} of the time spent waiting for the data"
+    return text
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _save_best_model(

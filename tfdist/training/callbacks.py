@@ -32,24 +32,42 @@ class Throughput(keras.callbacks.Callback):
     """Measures training speed, the first step of the process left out.
 
     Args:
+      trainer: whose steps are measured.
       global_batch_size: examples a step.
 
     Attributes:
       first_step_s: seconds from the process's start to the end of its first step; None before.
     """
 
-    def __init__(self, global_batch_size: int):
+    def __init__(self, trainer: Trainer, global_batch_size: int):
         super().__init__()
         self.first_step_s: float | None = None
+        self._trainer = trainer
         self._global_batch_size = global_batch_size
         self._seconds = 0.0
         self._steps = 0
-        self._begun: float | None = None
+        self._begun = 0.0
+        self._before = (0.0, 0.0)  # in steps and of input, the first step's
 
     @property
     def images_per_second(self) -> float:
         """Examples a second in training steps, over this process's steps."""
         return self._steps * self._global_batch_size / self._seconds if self._seconds else 0.0
+
+    @property
+    def share_of_input(self) -> float | None:
+        """The share of the time in which steps waited for their batches; None if unknown."""
+        total = self._trainer.seconds_of_input
+        if total is None or not self._seconds:
+            return None
+        return (total - self._before[1]) / self._seconds
+
+    @property
+    def share_of_host(self) -> float | None:
+        """The share of the time between steps: logs and callbacks; None before there are two."""
+        if not self._seconds:
+            return None
+        return 1 - (self._trainer.seconds_in_steps - self._before[0]) / self._seconds
 
     def on_train_batch_begin(self, batch, logs=None):
         self._begun = time.perf_counter()
@@ -57,7 +75,9 @@ class Throughput(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.first_step_s is None:
             self.first_step_s = measure_process_age()
-        elif self._begun is not None:
+            trainer = self._trainer
+            self._before = trainer.seconds_in_steps, trainer.seconds_of_input or 0.0
+        else:
             self._seconds += time.perf_counter() - self._begun
             self._steps += 1
 

@@ -41,10 +41,10 @@ class LocalSteps(SynchronousSteps):
         self._averager.begin(restored=restored)
 
     def train(self, iterator: Any) -> float:
-        loss, num_examples = self._train(iterator)
-        self._averager.count(float(num_examples))
+        loss, num_examples = self._run_step(iterator)
+        self._averager.count(num_examples)
         self._is_settled = False
-        return float(loss)
+        return loss
 
     def settle(self, step: int, *, is_last: bool) -> bool:
         if is_last or step % self._sync_every == 0:

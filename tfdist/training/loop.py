@@ -24,11 +24,13 @@ class Progress:
       step: updates made.
       resumed_from_step: the step of the checkpoint it started from, if it did.
       is_asked_to_stop: whether this process was asked to stop.
+      steps_s: seconds spent in steps, without what is done between them.
     """
 
     step: int = 0
     resumed_from_step: int | None = None
     is_asked_to_stop: bool = False
+    steps_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,9 @@ class FitLoop:
             self._steps.begin_epoch()
         for batch in range(first, last):
             self._callbacks.on_train_batch_begin(batch)
+            began = time.perf_counter()
             loss = self._steps.train(iterator)
+            progress.steps_s += time.perf_counter() - began
             progress.step += 1
             if not math.isfinite(loss):
                 raise TrainingError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfdist.training.objective import Measurement, Objective
 from tfdist.training.randomness import RowDraws, find_rows, list_seed_generators
@@ -26,6 +27,9 @@ def make_train_step(
     first_replica: int = 0,
 ) -> Any:
     """Returns a compiled function: distributed iterator -> the global batch's loss and size.
+
+    And the seconds that it waited for this worker's part of the batch, not a number where only
+    deterministic kernels are allowed: TensorFlow counts a clock among the others.
 
     The gradient is that of the global batch's loss, summed over the replicas before the
     optimiser sees it: clipping, weight decay and constraints act on the global gradient.
@@ -66,11 +70,16 @@ def make_train_step(
         return loss, num_rows
 
     @tf.function
-    def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        asked = _read_clock()
+        with tf.control_dependencies([asked]):
+            batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            came = _read_clock()
         with gradients_already_reduced(optimizer), draws.intercept():
-            results = strategy.run(replica_step, args=(next(iterator),))
+            results = strategy.run(replica_step, args=(batch,))
         loss, rows = (strategy.experimental_local_results(result)[0] for result in results)
-        return loss, rows
+        return loss, rows, came - asked
 
     return train_step
 
@@ -309,6 +318,12 @@ def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:
     if not isinstance(result, dict):
         return {name: result}
     return {key: value for k, v in result.items() for key, value in _flatten(k, v).items()}
+
+
+def _read_clock() -> tf.Tensor:
+    if is_op_determinism_enabled():
+        return tf.constant(math.nan, tf.float64)
+    return tf.timestamp()
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ class SynchronousSteps(TrainingSteps):
         workers: Workers,
     ):
         super().__init__(model, objective)
+        self.input_s: float = 0.0
         self._strategy = strategy
         self._workers = workers
         self._train = make_train_step(
@@ -66,8 +67,8 @@ class SynchronousSteps(TrainingSteps):
         return feed.iterate_eval(self._strategy, self._workers.place_input)
 
     def train(self, iterator: Any) -> float:
-        loss, _ = self._train(iterator)
-        return float(loss)
+        loss, _ = self._run_step(iterator)
+        return loss
 
     def evaluate(self, iterator: Any) -> None:
         self._evaluate(iterator)
@@ -100,6 +101,12 @@ class SynchronousSteps(TrainingSteps):
             "evaluate": self._evaluate.experimental_get_tracing_count(),
             "read_logs": self._read_logs.experimental_get_tracing_count(),
         }
+
+    def _run_step(self, iterator: Any) -> tuple[float, float]:
+        """Trains on the next global batch and returns its loss and its number of examples."""
+        loss, num_examples, waited_s = self._train(iterator)
+        self.input_s += float(waited_s)
+        return float(loss), float(num_examples)
 
     def _read_own_logs(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._read_logs().items()}

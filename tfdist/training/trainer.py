@@ -1,6 +1,7 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -299,6 +300,21 @@ class Trainer:
     def step(self) -> int:
         """The updates made."""
         return self._progress.step
+
+    @property
+    def seconds_in_steps(self) -> float:
+        """What this process spent in training steps, without what is done between them."""
+        return self._progress.steps_s
+
+    @property
+    def seconds_of_input(self) -> float | None:
+        """What training steps waited for this process's part of their batches.
+
+        None under `ParameterServerStrategy`, whose workers read the batches, and where only
+        deterministic kernels are allowed.
+        """
+        seconds = self._steps.input_s if self._steps else 0.0
+        return None if seconds is None or math.isnan(seconds) else seconds
 
     @property
     def resumed_from_step(self) -> int | None:

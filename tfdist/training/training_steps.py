@@ -17,7 +17,13 @@ class TrainingSteps:
     Args:
       model: a compiled and built model, made in the strategy's scope.
       objective: its losses.
+
+    Attributes:
+      input_s: seconds that this process's training steps waited for their batches; None where
+        others read them.
     """
+
+    input_s: float | None = None
 
     def __init__(self, model: keras.Model, objective: Objective):
         self._model = model
