@@ -31,6 +31,18 @@ def path_with_spaces(tmp_path):
     return path
 
 
+@pytest.fixture
+def float64():
+    """Keras computes in float64 for one test."""
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A finished run: a tiny U-Net for images of 16x16, of the 4 classes of `shapes`."""

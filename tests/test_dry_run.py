@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -100,3 +101,16 @@ def test_bad_input_costs_one_line(tmp_path, capfd):
     err = capfd.readouterr().err
     assert "18x16 does not halve" in err
     assert len(err.splitlines()) == 1
+
+
+def test_knows_of_micro_batches(tmp_path, capfd):
+    flags = [*SMALL, "--norm=group", "--image_size=64,64", f"--run_dir={tmp_path}/run"]
+    assert dry_run(*flags) == 0
+    whole = read(capfd)
+    assert dry_run(*flags, "--micro_batches=4") == 0
+    parts = read(capfd)
+    assert parts["global batch"].endswith("8 a replica at most, in 4 parts")
+    find = lambda said: int(re.search(r"(\d+) activations", said["memory"])[1])  # noqa: E731
+    assert find(parts) < find(whole)
+    assert dry_run(*SMALL, f"--run_dir={tmp_path}/run", "--micro_batches=4") == 2
+    assert "takes statistics of the rows" in capfd.readouterr().err

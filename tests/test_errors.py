@@ -43,6 +43,7 @@ TRAIN = {
         "--epochs=0",
         "--max_steps=-1",
         "--global_batch_size=0",
+        "--micro_batches=0",
         "--learning_rate=-1",
         "--keep_checkpoints=0",
         "--grace_period_s=-1",
@@ -85,6 +86,8 @@ TRAIN = {
         "--warmup_steps=-1",
         "--profile=12,10",
         "--clip_norm=-1",
+        "--micro_batches=2",
+        "--norm=group --micro_batches=9",
     ],
     "Data": [
         "--train_examples=0",

@@ -38,7 +38,8 @@ class Example:
     sample_weight: Any = None
 
 
-def _seeded(seed: int) -> keras.initializers.Initializer:
+def seeded(seed: int) -> keras.initializers.Initializer:
+    """Returns what draws the same weights every time."""
     return keras.initializers.GlorotUniform(seed=seed)
 
 
@@ -46,9 +47,9 @@ def _build_dense(optimizer):
     model = keras.Sequential(
         [
             keras.layers.Input((12,)),
-            keras.layers.Dense(16, "tanh", kernel_initializer=_seeded(1), kernel_regularizer="l2"),
+            keras.layers.Dense(16, "tanh", kernel_initializer=seeded(1), kernel_regularizer="l2"),
             keras.layers.Dense(
-                4, kernel_initializer=_seeded(2), activity_regularizer=keras.regularizers.L2(0.01)
+                4, kernel_initializer=seeded(2), activity_regularizer=keras.regularizers.L2(0.01)
             ),
         ]
     )
@@ -65,11 +66,11 @@ def _build_convolutional(optimizer):
     model = keras.Sequential(
         [
             keras.layers.Input((12, 12, 3)),
-            keras.layers.Conv2D(8, 3, use_bias=False, kernel_initializer=_seeded(1)),
+            keras.layers.Conv2D(8, 3, use_bias=False, kernel_initializer=seeded(1)),
             FusedBatchNormalization(synchronized=True),
             keras.layers.ReLU(),
             keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(4, kernel_initializer=_seeded(2)),
+            keras.layers.Dense(4, kernel_initializer=seeded(2)),
         ]
     )
     model.compile(
@@ -84,13 +85,13 @@ def _build_two_inputs(optimizer):
     left, right = keras.Input((6,), name="left"), keras.Input((4,), name="right")
     hidden = keras.layers.Concatenate()(
         [
-            keras.layers.Dense(8, "tanh", kernel_initializer=_seeded(1))(left),
-            keras.layers.Dense(8, "tanh", kernel_initializer=_seeded(2))(right),
+            keras.layers.Dense(8, "tanh", kernel_initializer=seeded(1))(left),
+            keras.layers.Dense(8, "tanh", kernel_initializer=seeded(2))(right),
         ]
     )
     outputs = {
-        "kind": keras.layers.Dense(3, name="kind", kernel_initializer=_seeded(3))(hidden),
-        "size": keras.layers.Dense(1, name="size", kernel_initializer=_seeded(4))(hidden),
+        "kind": keras.layers.Dense(3, name="kind", kernel_initializer=seeded(3))(hidden),
+        "size": keras.layers.Dense(1, name="size", kernel_initializer=seeded(4))(hidden),
     }
     model = keras.Model({"left": left, "right": right}, outputs)
     model.compile(
@@ -107,11 +108,11 @@ def _build_two_inputs(optimizer):
 
 def _build_transformer(optimizer):
     tokens = keras.Input((10,), dtype="int32")
-    x = keras.layers.Embedding(20, 16, mask_zero=True, embeddings_initializer=_seeded(1))(tokens)
-    attended = keras.layers.MultiHeadAttention(2, 8, kernel_initializer=_seeded(2))(x, x)
+    x = keras.layers.Embedding(20, 16, mask_zero=True, embeddings_initializer=seeded(1))(tokens)
+    attended = keras.layers.MultiHeadAttention(2, 8, kernel_initializer=seeded(2))(x, x)
     x = keras.layers.LayerNormalization()(x + attended)
-    x = keras.layers.Dense(16, "gelu", kernel_initializer=_seeded(3))(x) + x
-    outputs = keras.layers.Dense(20, kernel_initializer=_seeded(4))(x)
+    x = keras.layers.Dense(16, "gelu", kernel_initializer=seeded(3))(x) + x
+    outputs = keras.layers.Dense(20, kernel_initializer=seeded(4))(x)
     model = keras.Model(tokens, outputs)
     model.compile(
         optimizer,
@@ -125,7 +126,7 @@ def _build_random(optimizer):
     """Draws by example, by element, by channel and by weight, with results in blocks or not."""
     inputs = keras.Input((9, 5))
     x = keras.layers.GaussianNoise(0.1, seed=11)(inputs)
-    x = keras.layers.Conv1D(7, 3, kernel_initializer=_seeded(1))(x)
+    x = keras.layers.Conv1D(7, 3, kernel_initializer=seeded(1))(x)
     x = keras.layers.SpatialDropout1D(0.3, seed=12)(x)
     x = keras.layers.AlphaDropout(0.2, seed=13)(x)
     x = keras.layers.LSTM(
@@ -133,12 +134,12 @@ def _build_random(optimizer):
         dropout=0.2,
         recurrent_dropout=0.2,
         seed=14,
-        kernel_initializer=_seeded(3),
-        recurrent_initializer=_seeded(4),
+        kernel_initializer=seeded(3),
+        recurrent_initializer=seeded(4),
     )(x)
     x = keras.layers.GaussianDropout(0.2, seed=15)(x)
     x = keras.layers.Dropout(0.4, seed=16)(x)
-    model = keras.Model(inputs, keras.layers.Dense(4, kernel_initializer=_seeded(2))(x))
+    model = keras.Model(inputs, keras.layers.Dense(4, kernel_initializer=seeded(2))(x))
     model.compile(
         optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -13,10 +13,11 @@ from tfdist.data.pipeline import steps_per_epoch
 from tfdist.data.registry import make_examples
 from tfdist.data.tfds_source import is_prepared
 from tfdist.devices import ACCELERATORS, list_devices
-from tfdist.errors import TfdistError
 from tfdist.options import TrainOptions
 from tfdist.strategies.registry import choose_strategy
 from tfdist.training.checkpoints import CheckpointStore
+from tfdist.training.feed import check_global_batch
+from tfdist.training.micro_batches import check_divisible
 from tfdist.training.run_directory import find_run_directory
 
 _FILES = (
@@ -36,8 +37,8 @@ class MemoryEstimate:
 
     Attributes:
       state: weights, their gradients and the optimiser's variables.
-      activations: every layer's output for the replica's part of the batch, which the backward
-        pass needs. Workspaces of kernels and the framework itself come on top.
+      activations: every layer's output for the rows that the replica computes at a time, which
+        the backward pass needs. Workspaces of kernels and the framework itself come on top.
     """
 
     state: int
@@ -60,25 +61,28 @@ def describe_dry_run(options: TrainOptions) -> str:
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
     name, replicas, where = _find_replicas(options, cluster)
-    if training.global_batch_size < replicas:
-        raise TfdistError(
-            f"Cannot split a global batch of {training.global_batch_size} over {replicas} "
-            f"replicas. Give --global_batch_size={replicas} or more, or fewer --devices."
-        )
     asynchronous = name == "parameter_server"
-    rows = math.ceil(training.global_batch_size / (1 if asynchronous else replicas))
+    sharing = 1 if asynchronous else replicas
+    check_global_batch(
+        training.global_batch_size, num_replicas=sharing, micro_batches=training.micro_batches
+    )
+    rows = math.ceil(training.global_batch_size / sharing)
     data, num_classes, num_examples = _describe_data(options)
     total_steps = training.max_steps
     epoch_steps = num_examples and steps_per_epoch(num_examples, training.global_batch_size)
     if epoch_steps:
         total_steps = total_steps or training.epochs * epoch_steps
     model = _build_model(options, num_classes, total_steps or 1)
-    memory = estimate_memory(model, rows)
+    if training.micro_batches > 1:
+        x_spec = tf.TensorSpec(model.input.shape, model.input.dtype)
+        check_divisible(model, x_spec, micro_batches=training.micro_batches)
+    memory = estimate_memory(model, math.ceil(rows / training.micro_batches))
     lines = {
         "cluster": cluster.describe() if cluster else "none: this process by itself",
         "strategy": f"{name}: {where}",
         "global batch": f"{training.global_batch_size} examples, "
-        + ("a whole one for each worker" if asynchronous else f"{rows} a replica at most"),
+        + ("a whole one for each worker" if asynchronous else f"{rows} a replica at most")
+        + (f", in {training.micro_batches} parts" if training.micro_batches > 1 else ""),
         "data": data,
         "steps": f"{total_steps or 'known once the data are there'}"
         + (f", {epoch_steps} an epoch" if epoch_steps else ""),
@@ -100,12 +104,12 @@ def describe_dry_run(options: TrainOptions) -> str:
     return f"{text}\nA dry run: nothing was started or written."
 
 
-def estimate_memory(model: keras.Model, replica_batch_size: int) -> MemoryEstimate:
+def estimate_memory(model: keras.Model, num_rows: int) -> MemoryEstimate:
     """Returns what a training step of a compiled model takes.
 
     Args:
       model: a functional model; its optimiser's variables are made.
-      replica_batch_size: examples on one replica.
+      num_rows: examples that one replica computes at a time.
     """
     model.optimizer.build(model.trainable_variables)
     state = sum(
@@ -121,7 +125,7 @@ def estimate_memory(model: keras.Model, replica_batch_size: int) -> MemoryEstima
         for layer in model.layers
         for output in keras.tree.flatten(layer.output)
     )
-    return MemoryEstimate(state=state, activations=activations * replica_batch_size)
+    return MemoryEstimate(state=state, activations=activations * num_rows)
 
 
 def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:

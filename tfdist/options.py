@@ -186,6 +186,13 @@ class TrainingOptions:
     epochs: int = option(10, "passes over the training data", minimum=1)
     max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N", minimum=1)
     global_batch_size: int = option(16, "examples a step, over all replicas", minimum=1)
+    micro_batches: int = option(
+        1,
+        "parts, one after the other, in which a replica computes its rows of a global batch: for "
+        "those that do not fit",
+        result=False,
+        minimum=1,
+    )
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
     learning_rate: float = option(2e-3, "the highest learning rate", above=0)
     schedule: str = option(

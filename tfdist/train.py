@@ -85,6 +85,7 @@ def run_training(options: TrainOptions) -> int:
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
+        micro_batches=training.micro_batches,
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)

@@ -16,16 +16,6 @@ SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # n
 ADAM = lambda: keras.optimizers.Adam(1e-3)  # noqa: E731
 
 
-@pytest.fixture
-def float64():
-    """Keras computes in float64 for one test."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-
-
 def _train(model_name, strategy_name, make_optimizer, **options):
     example = zoo.EXAMPLES[model_name]
     trainer = tfdist.Trainer(

@@ -305,7 +305,7 @@ class AsynchronousSteps(TrainingSteps):
                         num_rows=count_rows(x),
                         training=True,
                     )
-                share = measured.make_share(lambda vector: vector)
+                share = measured.make_share(measured.normalizers)
             gradients = tape.gradient(share, weights)
             self._with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
             # Sparse gradients become dense afterwards: Keras clips them by the norm of their rows.

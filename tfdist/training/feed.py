@@ -86,6 +86,7 @@ def make_feed(
     seed: int = 0,
     shuffle: bool = True,
     augmentation: BatchAugmentation | None = None,
+    micro_batches: int = 1,
 ) -> Feed:
     """Returns the feed of whatever Keras's `fit` would take, or of a tfdist source.
 
@@ -100,19 +101,16 @@ def make_feed(
       seed: of the order and the augmentation.
       shuffle: whether training sees sources and arrays in a new order each pass.
       augmentation: a seeded transformation of a source's examples, in training only.
+      micro_batches: the parts in which a replica is to compute its rows in training.
 
     Raises:
-      TfdistError: a batch too small for the replicas, or unknown data.
+      TfdistError: a batch too small for the replicas or the parts, or unknown data.
     """
     if isinstance(x, tf.data.Dataset):
         return _make_dataset_feed(x)
     if callable(x) and not isinstance(x, Source):
         return _make_function_feed(x)
-    if global_batch_size < num_replicas:
-        raise TfdistError(
-            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas. "
-            f"Give --global_batch_size={num_replicas} or more, or fewer --devices."
-        )
+    check_global_batch(global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches)
     if not isinstance(x, Source):
         parts = [part for part in (x, y, sample_weight) if part is not None]
         x = ArraySource.from_arrays(tuple(parts))
@@ -142,6 +140,26 @@ def make_feed(
         ),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
     )
+
+
+def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
+    """Checks that every replica has a row of each global batch for every micro-batch.
+
+    Raises:
+      TfdistError: it has not.
+    """
+    if global_batch_size < num_replicas:
+        raise TfdistError(
+            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas. "
+            f"Give --global_batch_size={num_replicas} or more, or fewer --devices."
+        )
+    rows = global_batch_size // num_replicas
+    if rows < micro_batches:
+        raise TfdistError(
+            f"Cannot cut a replica's {rows} of {global_batch_size} examples into "
+            f"{micro_batches} micro-batches. Give --micro_batches={rows} or fewer, or "
+            f"--global_batch_size={num_replicas * micro_batches} or more."
+        )
 
 
 def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:

@@ -27,8 +27,10 @@ class LocalSteps(SynchronousSteps):
         objective: Objective,
         strategy: LocalSgdStrategy,
         workers: Workers,
+        *,
+        micro_batches: int = 1,
     ):
-        super().__init__(model, objective, strategy, workers)
+        super().__init__(model, objective, strategy, workers, micro_batches=micro_batches)
         self._sync_every = strategy.sync_every
         self._averager = WeightAverager(model, strategy, workers)
         self._is_settled = True

@@ -6,13 +6,11 @@ examples. Here every replica computes sums, the normalisers are summed over the 
 and a replica's share is its sum over the global normaliser.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-
-AllReduce = Callable[[tf.Tensor], tf.Tensor]
 
 
 class LossTerm(NamedTuple):
@@ -131,12 +129,17 @@ class Objective:
             )
         return Measurement(terms=terms, weights=self._weights, penalty=penalty, rows=rows)
 
-    def track(self, measured: "Measurement") -> None:
-        """Adds a replica's measurement to the trackers; needs no communication."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    def track(self, measured: "Measurement", *, parts: int = 1) -> None:
+        """Adds a measurement to the trackers; needs no communication.
+
+        Args:
+          measured: of one of the parts in which the replica computes its batch.
+          parts: how many these are.
+        """
+        parts *= tf.distribute.get_strategy().num_replicas_in_sync
         for tracker, term in zip(self.trackers, measured.terms, strict=True):
             tracker.update_state(
-                term.total, 1 / replicas if term.normalizer is None else term.normalizer
+                term.total, 1 / parts if term.normalizer is None else term.normalizer
             )
         if measured.penalty is not None:
             self._penalty_tracker.update_state(measured.penalty * measured.rows, measured.rows)
@@ -170,19 +173,27 @@ class Measurement(NamedTuple):
     penalty: tf.Tensor | None
     rows: tf.Tensor
 
-    def make_share(self, all_reduce: AllReduce) -> tf.Tensor:
-        """Returns this replica's share of the global loss: the shares add up to it.
+    @property
+    def normalizers(self) -> tf.Tensor:
+        """The replica's number of examples and its terms' normalisers, one vector.
 
-        Args:
-          all_reduce: sums a vector over the replicas (called once, without gradient).
+        Summed over the replicas it is what `make_share` takes.
         """
-        dtype = self.rows.dtype
         local = [self.rows] + [
-            tf.cast(tf.stop_gradient(term.normalizer), dtype)
+            tf.cast(tf.stop_gradient(term.normalizer), self.rows.dtype)
             for term in self.terms
             if term.normalizer is not None
         ]
-        reduced = iter(tf.unstack(all_reduce(tf.stack(local))))
+        return tf.stack(local)
+
+    def make_share(self, normalizers: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's share of the global loss: the shares add up to it.
+
+        Args:
+          normalizers: those of the global batch.
+        """
+        dtype = self.rows.dtype
+        reduced = iter(tf.unstack(normalizers))
         global_rows = next(reduced)
         share = tf.zeros((), dtype)
         for term, weight in zip(self.terms, self.weights, strict=True):

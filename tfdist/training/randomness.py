@@ -85,6 +85,10 @@ class RowDraws:
         for generator, count in draws.values():
             generator.state.assign(_advance(generator, count))
 
+    def narrow(self, rows: Rows | None) -> None:
+        """Draws for some of the rows that `of` was opened for, until that closes."""
+        self._of_thread.rows = rows
+
     def _draw(
         self,
         operation: Callable[..., tf.Tensor],
@@ -149,10 +153,12 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def find_rows(x: Any, *, first_replica: int = 0, is_random: bool) -> tuple[Any, Rows | None]:
+def find_rows(
+    x: Any, *, first_replica: int = 0, is_split: bool = False, is_random: bool
+) -> tuple[Any, Rows | None]:
     """Returns a replica's inputs, and which rows of the global batch they are.
 
-    The rows are None where nobody asks, and where they are all. Elsewhere the number of the
+    The rows are None where nobody asks, and where they are all at once. Elsewhere the number of the
     inputs' rows is hidden from tracing, so that it is not mistaken for another one.
 
     Called in replica context. Batches of a size known in advance are alike on all replicas;
@@ -162,11 +168,12 @@ def find_rows(x: Any, *, first_replica: int = 0, is_random: bool) -> tuple[Any, 
       x: the replica's inputs, any structure of [rows, ...].
       first_replica: the number of the strategy's first replica among those of all workers that
         train by themselves; batches of unknown sizes are taken to be alike on all of these.
+      is_split: whether the replica computes them in parts.
       is_random: whether the model has a layer that draws.
     """
     context = tf.distribute.get_replica_context()
     replicas = context.strategy.num_replicas_in_sync
-    if not is_random or (replicas == 1 and not first_replica):
+    if not is_random or (replicas == 1 and not first_replica and not is_split):
         return x, None
     leaf = keras.tree.flatten(x)[0]
     count = tf.shape(leaf, tf.int64)[0]

@@ -6,15 +6,16 @@ backward pass, one all-reduce of the gradients, and the Keras optimiser on the r
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.objective import Measurement, Objective
-from tfdist.training.randomness import RowDraws, find_rows, list_seed_generators
+from tfdist.training.randomness import RowDraws, Rows, find_rows, list_seed_generators
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -25,6 +26,7 @@ def make_train_step(
     strategy: tf.distribute.Strategy,
     *,
     first_replica: int = 0,
+    micro_batches: int = 1,
 ) -> Any:
     """Returns a compiled function: distributed iterator -> the global batch's loss and size.
 
@@ -40,33 +42,59 @@ def make_train_step(
       strategy: the strategy it was built under.
       first_replica: the number of its first replica among those of all workers, where these
         train by themselves.
+      micro_batches: the parts, one after the other, in which a replica computes its rows.
     """
     optimizer = model.optimizer
     draws, is_random = RowDraws(), bool(list_seed_generators(model))
+    variables = model.trainable_variables
+
+    def compute(
+        batch: Any, find_normalizers: Callable[[Measurement], tf.Tensor]
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+        """Returns the share of the loss, the rows, the gradient and what the metrics count."""
+        with tf.GradientTape() as tape:
+            measured, compared = _measure(model, objective, batch)
+            share = measured.make_share(find_normalizers(measured))
+        gradient = tape.gradient(share, [variable.value for variable in variables])
+        for part, variable in zip(gradient, variables, strict=True):
+            if isinstance(part, tf.Tensor):
+                part.set_shape(variable.shape)  # not always found by TensorFlow
+        counts = count_batch(model, objective, measured, compared, parts=micro_batches)
+        return [share, measured.rows, *gradient, *counts]
+
+    def compute_in_parts(batch: Any, rows: Rows | None, normalizers: tf.Tensor) -> list[Any]:
+        def compute_part(part: Any, rows: Rows | None) -> list[Any]:
+            draws.narrow(rows)
+            return compute(part, lambda _: normalizers)
+
+        return sum_over_micro_batches(compute_part, batch, rows, micro_batches=micro_batches)
 
     def replica_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        x, rows = find_rows(x, first_replica=first_replica, is_random=is_random)
-        with draws.of(rows), tf.GradientTape() as tape:
-            y_pred = model(x, training=True)
-            measured = objective.measure(
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                num_rows=count_rows(x),
-                training=True,
-            )
-            share = measured.make_share(lambda vector: context.all_reduce(SUM, vector))
-        variables = model.trainable_variables
-        gradients = tape.gradient(share, [variable.value for variable in variables])
-        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        x, rows = find_rows(
+            x, first_replica=first_replica, is_split=micro_batches > 1, is_random=is_random
+        )
+        batch = x, y, sample_weight
+
+        def sum_normalizers(measured: Measurement) -> tf.Tensor:
+            return context.all_reduce(SUM, measured.normalizers)
+
+        if micro_batches == 1:
+            with draws.of(rows):
+                computed = compute(batch, sum_normalizers)
+        else:
+            normalizers = sum_normalizers(_measure_without_effect(model, objective, batch))
+            with draws.of(rows):
+                computed = compute_in_parts(batch, rows, normalizers)
+        share, num_rows, *computed = computed
+        gradient, counts = computed[: len(variables)], computed[len(variables) :]
+        pairs = [(g, v) for g, v in zip(gradient, variables, strict=True) if g is not None]
         *reduced, loss, num_rows = context.all_reduce(
-            SUM, [g for g, _ in pairs] + [share, measured.rows]
+            SUM, [g for g, _ in pairs] + [share, num_rows]
         )
         optimizer.apply(reduced, [v for _, v in pairs])
-        _accumulate(model, objective, measured, (y, y_pred, sample_weight))
+        _add_counts(model, objective, counts)
         return loss, num_rows
 
     @tf.function
@@ -94,7 +122,8 @@ def make_eval_step(
     """
 
     def replica_step(batch: Any, num_valid: tf.Tensor) -> None:
-        _accumulate(model, objective, *measure_valid(model, objective, batch, num_valid))
+        found = measure_valid(model, objective, batch, num_valid)
+        _add_counts(model, objective, count_batch(model, objective, *found))
 
     @tf.function
     def eval_step(iterator: Any) -> None:
@@ -280,29 +309,61 @@ def measure_valid(
 
 
 def count_batch(
-    model: keras.Model, objective: Objective, measured: Measurement, compared: tuple[Any, Any, Any]
+    model: keras.Model,
+    objective: Objective,
+    measured: Measurement,
+    compared: tuple[Any, Any, Any],
+    *,
+    parts: int = 1,
 ) -> list[tf.Tensor]:
-    """Returns what one batch adds to each of `list_metric_variables`."""
+    """Returns what one batch, or one of its parts, adds to each of `list_metric_variables`.
+
+    Keras metrics assign `old + new`. Where replicas share a variable (CentralStorageStrategy)
+    or do not wait for one another, that counts the old value twice or loses updates, so each
+    batch is counted from zero, without touching the variables, to be added atomically.
+    """
     variables = list_metric_variables(model, objective)
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     with keras.StatelessScope(list(zip(variables, zeros, strict=True))) as scope:
-        objective.track(measured)
+        objective.track(measured, parts=parts)
         if model._compile_metrics is not None:
             model._compile_metrics.update_state(*compared)
     return [scope.get_current_value(variable) for variable in variables]
 
 
-def _accumulate(
-    model: keras.Model, objective: Objective, measured: Measurement, compared: tuple[Any, Any, Any]
-) -> None:
-    """Adds one replica's batch to the losses and metrics.
+def _measure(
+    model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
+) -> tuple[Measurement, tuple[Any, Any, Any]]:
+    """Returns what was measured in training, and `(y, y_pred, sample_weight)` for the metrics."""
+    x, y, sample_weight = batch
+    y_pred = model(x, training=True)
+    measured = objective.measure(
+        x=x,
+        y=y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        num_rows=count_rows(x),
+        training=True,
+    )
+    return measured, (y, y_pred, sample_weight)
 
-    Keras metrics assign `old + new`. Where replicas share a variable (CentralStorageStrategy)
-    or do not wait for one another, that counts the old value twice or loses updates, so each
-    batch is counted from zero, without touching the variables, and then added atomically.
+
+def _measure_without_effect(
+    model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
+) -> Measurement:
+    """Returns what was measured in training, of which only what is used is computed.
+
+    That are the normalisers, which come of labels, weights and masks and hardly ever of the
+    layers' outputs.
     """
+    values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.variables]
+    with keras.StatelessScope(values, collect_losses=True):
+        measured, _ = _measure(model, objective, batch)
+    return measured
+
+
+def _add_counts(model: keras.Model, objective: Objective, counts: Sequence[tf.Tensor]) -> None:
     variables = list_metric_variables(model, objective)
-    counts = count_batch(model, objective, measured, compared)
     for variable, count in zip(variables, counts, strict=True):
         variable.value.assign_add(count)
 

@@ -32,6 +32,7 @@ class SynchronousSteps(TrainingSteps):
       model, objective: as of `TrainingSteps`.
       strategy: the strategy.
       workers: the processes that train together.
+      micro_batches: the parts, one after the other, in which a replica computes its rows.
     """
 
     def __init__(
@@ -40,13 +41,19 @@ class SynchronousSteps(TrainingSteps):
         objective: Objective,
         strategy: tf.distribute.Strategy,
         workers: Workers,
+        *,
+        micro_batches: int = 1,
     ):
         super().__init__(model, objective)
         self.input_s: float = 0.0
         self._strategy = strategy
         self._workers = workers
         self._train = make_train_step(
-            model, objective, strategy, first_replica=workers.first_replica
+            model,
+            objective,
+            strategy,
+            first_replica=workers.first_replica,
+            micro_batches=micro_batches,
         )
         self._evaluate = make_eval_step(model, objective, strategy)
         self._write_metrics = make_write_metrics(

@@ -19,6 +19,7 @@ from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
+from tfdist.training.micro_batches import check_divisible
 from tfdist.training.objective import Objective
 from tfdist.training.recovery import Recovery
 from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
@@ -54,6 +55,8 @@ class Trainer:
         workers must see it.
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
+      micro_batches: the parts, one after the other, in which a replica computes its rows of a
+        global batch: its memory is that of one part, the result that of the whole.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
@@ -66,6 +69,7 @@ class Trainer:
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
         seed: int = 0,
+        micro_batches: int = 1,
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -79,8 +83,15 @@ class Trainer:
             if checkpoint_dir
             else None
         )
+        self._micro_batches = micro_batches
         self._max_in_flight = max_in_flight
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        if self._is_asynchronous and micro_batches > 1:
+            raise TfdistError(
+                f"ParameterServerStrategy does not take --micro_batches (given: {micro_batches}): "
+                "its workers compute each a whole batch at once. Give a smaller "
+                "--global_batch_size, or take another strategy."
+            )
         self._create_variable = (
             make_placement(self.strategy) if self._is_asynchronous else _aggregate_state
         )
@@ -94,7 +105,7 @@ class Trainer:
         if self.model.optimizer.gradient_accumulation_steps:
             raise TfdistError(
                 "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
-                "tf.distribute. Leave it out."
+                "tf.distribute. Leave it out, and give the trainer micro_batches."
             )
         self._steps: TrainingSteps | None = None
         self._prediction = SynchronousPrediction(self.model, self.strategy, self._workers)
@@ -158,6 +169,7 @@ class Trainer:
             global_batch_size=global_batch_size,
             shuffle=shuffle,
             augmentation=augmentation,
+            micro_batches=self._micro_batches,
         )
         steps_per_epoch = steps_per_epoch or feed.num_steps
         if steps_per_epoch is None and max_steps is None:
@@ -275,7 +287,10 @@ class Trainer:
         Args:
           x, y, global_batch_size: as in `fit`.
         """
-        self._build(self._make_feed(x, y, global_batch_size=global_batch_size))
+        feed = self._make_feed(
+            x, y, global_batch_size=global_batch_size, micro_batches=self._micro_batches
+        )
+        self._build(feed)
 
     def save_model(self, path: str) -> None:
         """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`."""
@@ -390,14 +405,22 @@ class Trainer:
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model._symbolic_build(data_batch=feed.batch_spec)
             objective = Objective(self.model)
+        if self._micro_batches > 1:
+            x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+            check_divisible(self.model, x_spec, micro_batches=self._micro_batches)
         if self._is_asynchronous:
             self._steps = AsynchronousSteps(
                 self.model, objective, self.strategy, max_in_flight=self._max_in_flight
             )
-        elif self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy):
-            self._steps = LocalSteps(self.model, objective, self.strategy, self._workers)
         else:
-            self._steps = SynchronousSteps(self.model, objective, self.strategy, self._workers)
+            has_own_steps = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
+            self._steps = (LocalSteps if has_own_steps else SynchronousSteps)(
+                self.model,
+                objective,
+                self.strategy,
+                self._workers,
+                micro_batches=self._micro_batches,
+            )
         return self._steps
 
     def _build_asynchronous(self, feed: Feed) -> Any:

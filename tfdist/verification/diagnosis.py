@@ -131,7 +131,7 @@ class _Forward:
                 training=True,
             )
             share = measured.make_share(
-                lambda vector: context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+                context.all_reduce(tf.distribute.ReduceOp.SUM, measured.normalizers)
             )
             calls = watched[threading.get_ident()]
             self._layers = [layer for layer, _, _ in calls]

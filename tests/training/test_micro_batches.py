@@ -1,0 +1,148 @@
+"""Gradient accumulation changes the memory of a step, never its result."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+import tfdist
+from models.layers import FusedBatchNormalization
+from tests import zoo
+from tfdist.errors import TfdistError
+from tfdist.training.losses import make_loss
+
+STEPS = 4
+BATCH = 15  # 8 and 7 rows over two replicas, in parts of 2 and 3
+SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
+ADAM = lambda: keras.optimizers.Adam(1e-3)  # noqa: E731
+
+
+def _build_unet(optimizer):
+    model = models.make_model(
+        "unet", image_size=(16, 16), num_classes=3, base_filters=4, depth=2, seed=3, norm="group"
+    )
+    model.compile(optimizer, make_loss("cross_entropy", ignore_label=zoo.IGNORE_LABEL))
+    return model
+
+
+EXAMPLES = {name: zoo.EXAMPLES[name] for name in ("dense", "two_inputs", "transformer", "random")}
+EXAMPLES["unet"] = zoo.Example(_build_unet, zoo.EXAMPLES["unet"].data)
+
+
+def _train(example, strategy_name, make_optimizer, micro_batches):
+    trainer = tfdist.Trainer(
+        lambda: example.build(make_optimizer()),
+        strategy=zoo.STRATEGIES[strategy_name](),
+        micro_batches=micro_batches,
+    )
+    history = trainer.fit(
+        *example.data,
+        sample_weight=example.sample_weight,
+        global_batch_size=BATCH,
+        max_steps=STEPS,
+        verbose=0,
+    )
+    assert trainer.count_traces()["train"] == 1
+    return [weight.numpy() for weight in trainer.model.variables], history.history
+
+
+def _compare(example, strategy_name, make_optimizer, tolerance):
+    expected, expected_history = _train(example, strategy_name, make_optimizer, 1)
+    found, history = _train(example, strategy_name, make_optimizer, 3)
+    assert zoo.largest_difference(found, expected) < tolerance
+    assert history.keys() == expected_history.keys()
+    for name, values in expected_history.items():
+        np.testing.assert_allclose(history[name], values, rtol=20 * tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize("model_name", EXAMPLES)
+def test_parts_end_where_the_whole_batch_ends(model_name, strategy_name):
+    _compare(EXAMPLES[model_name], strategy_name, SGD, 1e-5)
+
+
+def test_with_adam_in_float64_too(float64):
+    _compare(EXAMPLES["unet"], "mirrored-2", ADAM, 1e-10)
+
+
+def test_central_storage_shares_its_variables_with_the_parts():
+    _compare(EXAMPLES["two_inputs"], "central_storage-2", SGD, 1e-5)
+
+
+def test_a_loss_of_the_user_s_own_is_a_mean_over_the_examples():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(4, kernel_initializer=zoo.seeded(1))
+
+        def call(self, x):
+            return self.layer(x)
+
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            return tf.reduce_mean(tf.square(y_pred - tf.cast(y, tf.float32)[:, None]))
+
+    def build(optimizer):
+        model = Own()
+        model.compile(optimizer)
+        return model
+
+    _compare(zoo.Example(build, zoo.EXAMPLES["dense"].data), "mirrored-2", SGD, 1e-5)
+
+
+def test_a_sum_and_a_weighted_mean_are_those_of_the_global_batch():
+    """Losses whose normalisers are none, and the weights that come with the examples."""
+
+    def build(optimizer):
+        inputs = keras.Input((12,))
+        make = keras.losses.SparseCategoricalCrossentropy
+        losses = {name: make(True, reduction=name) for name in ("sum", "mean_with_sample_weight")}
+        hidden = keras.layers.Dense(4, "tanh", kernel_initializer=zoo.seeded(1))(inputs)
+        outputs = {
+            n: keras.layers.Dense(4, kernel_initializer=zoo.seeded(2))(hidden) for n in losses
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile(optimizer, losses, loss_weights=dict.fromkeys(losses, 0.3))
+        return model
+
+    x, y = zoo.EXAMPLES["dense"].data
+    weight = zoo.EXAMPLES["dense"].sample_weight
+    names = ("sum", "mean_with_sample_weight")
+    labels, weights = dict.fromkeys(names, y), dict.fromkeys(names, weight)
+    _compare(zoo.Example(build, (x, labels), weights), "mirrored-2", SGD, 1e-5)
+
+
+def _fit(build, data, batch=BATCH):
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), micro_batches=3)
+    trainer.fit(*data, global_batch_size=batch, max_steps=1, verbose=0)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.BatchNormalization, FusedBatchNormalization])
+def test_refuses_a_layer_that_sees_the_rows_together(layer):
+    def build(trainable):
+        model = keras.Sequential(
+            [
+                keras.layers.Input((12,)),
+                layer(name="moments", trainable=trainable),
+                keras.layers.Dense(4),
+            ]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    data = zoo.EXAMPLES["dense"].data
+    _fit(lambda: build(False), data=data)
+    with pytest.raises(
+        TfdistError, match=f"3 micro-batches: the layer 'moments' .{layer.__name__}"
+    ):
+        _fit(lambda: build(True), data=data)
+
+
+def test_refuses_more_parts_than_rows():
+    example = EXAMPLES["two_inputs"]
+    build = lambda: example.build(SGD())  # noqa: E731
+    with pytest.raises(TfdistError, match="2 of 5 examples into 3 .*batches=2 or fewer.*size=6"):
+        _fit(build, batch=5, data=example.data)
+    dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(5)
+    with pytest.raises(TfdistError, match="batch of 2 rows into 3 micro-batches"):
+        _fit(build, data=(dataset,))

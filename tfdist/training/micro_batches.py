@@ -1,0 +1,136 @@
+"""Gradient accumulation: a replica computes its rows in parts, one after the other.
+
+What a part needs is freed before the next one begins, so that the activations take the memory of
+one part. The step stays one step: one all-reduce and one update of the sums over all parts.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.data.graph_errors import assert_in_graph
+from tfdist.errors import TfdistError
+from tfdist.training.randomness import Rows, list_seed_generators
+
+
+def sum_over_micro_batches(
+    compute: Callable[[Any, Rows | None], Any],
+    batch: Any,
+    rows: Rows | None,
+    *,
+    micro_batches: int,
+) -> Any:
+    """Returns the sum of what a function computes of the parts of a batch.
+
+    Args:
+      compute: (part, which rows of the global batch it holds) -> flat list of tensors, of
+        `tf.IndexedSlices`, whose rows are kept side by side, and of None. Traced once.
+      batch: one replica's, any structure of [rows, ...] and None.
+      rows: which rows of the global batch they are, if anybody asks.
+      micro_batches: the parts, whose sizes differ by at most one row.
+    """
+    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
+
+    def compute_part(index: tf.Tensor) -> Any:
+        first = index * num_rows // micro_batches
+        end = (index + 1) * num_rows // micro_batches
+        part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
+        return compute(part, None if rows is None else Rows(rows.first + first, end - first))
+
+    # A loop has to know what it adds up before its body is traced.
+    function = tf.function(compute_part, autograph=False).get_concrete_function(
+        tf.TensorSpec([], tf.int64)
+    )
+    leaves = function.structured_outputs
+    places = [place for place, leaf in enumerate(leaves) if leaf is not None]
+    enough = assert_in_graph(
+        num_rows >= micro_batches,
+        tf.strings.join(
+            [
+                "Cannot cut a replica's batch of ",
+                tf.strings.as_string(num_rows),
+                f" rows into {micro_batches} micro-batches. Give larger batches (drop_remainder "
+                "leaves a small last one out), or fewer micro-batches.",
+            ]
+        ),
+    )
+
+    def add(index: tf.Tensor, sums: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        parts = function(index)
+        return index + 1, [
+            _add(total, parts[place]) for total, place in zip(sums, places, strict=True)
+        ]
+
+    with tf.control_dependencies([enough]):
+        first_index = tf.zeros([], tf.int64)
+    _, sums = tf.while_loop(
+        lambda index, _: index < micro_batches,
+        add,
+        (first_index, [_make_zero(leaves[place]) for place in places]),
+        shape_invariants=(tf.TensorShape([]), [_make_shape(leaves[place]) for place in places]),
+        # Two parts at a time would take the memory of two.
+        parallel_iterations=1,
+    )
+    result: list[Any] = [None] * len(leaves)
+    for place, total in zip(places, sums, strict=True):
+        result[place] = total
+        if isinstance(leaves[place], tf.IndexedSlices):
+            result[place] = tf.IndexedSlices(*total, tf.constant(leaves[place].shape.as_list()))
+    return result
+
+
+def check_divisible(model: keras.Model, x_spec: Any, *, micro_batches: int) -> None:
+    """Checks that a training step of the model may be computed in parts.
+
+    Args:
+      model: a built model.
+      x_spec: structure of `tf.TensorSpec` of its inputs.
+      micro_batches: the parts.
+
+    Raises:
+      TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
+        does, so that the result would depend on how they are cut.
+    """
+    seeds = {id(generator.state) for generator in list_seed_generators(model)}
+    states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+    updated: set[int] = set()
+
+    @tf.function(autograph=False)
+    def call(x: Any) -> None:
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
+        with keras.StatelessScope(zeros, collect_losses=True) as scope:
+            model(x, training=True)
+        before = {id(v): value for v, value in zeros}
+        updated.update(id(v) for v in states if scope.get_current_value(v) is not before[id(v)])
+
+    call.get_concrete_function(x_spec)
+    for layer in model._flatten_layers(include_self=False):
+        if any(id(v) in updated for v in layer._non_trainable_variables):
+            raise TfdistError(
+                f"Cannot cut a batch into {micro_batches} micro-batches: the layer {layer.name!r} "
+                f"({type(layer).__name__}) takes statistics of the rows that it sees together. "
+                "Take a normalisation that does not, such as --norm=group, freeze the layer, or "
+                "leave out --micro_batches."
+            )
+
+
+def _add(total: Any, part: Any) -> Any:
+    if isinstance(part, tf.IndexedSlices):
+        values, indices = total
+        return tf.concat([values, part.values], 0), tf.concat([indices, part.indices], 0)
+    return total + part
+
+
+def _make_zero(leaf: Any) -> Any:
+    if isinstance(leaf, tf.IndexedSlices):
+        values = tf.zeros([0, *leaf.values.shape[1:]], leaf.values.dtype)
+        return values, tf.zeros([0], leaf.indices.dtype)
+    return tf.zeros(leaf.shape, leaf.dtype)
+
+
+def _make_shape(leaf: Any) -> Any:
+    if isinstance(leaf, tf.IndexedSlices):
+        return tf.TensorShape([None, *leaf.values.shape[1:]]), tf.TensorShape([None])
+    return leaf.shape
