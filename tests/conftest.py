@@ -6,6 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
 
 LOGICAL_CPUS = 3
 
@@ -41,6 +42,14 @@ def float64():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def deterministic():
+    """Only deterministic kernels, for one test."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    tf_config.disable_op_determinism()
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,15 @@ def _build_dense(optimizer):
     return model
 
 
+def build_linear(optimizer):
+    """Returns a model for the data of `dense`, whose gradient grows with them."""
+    model = keras.Sequential(
+        [keras.layers.Input((12,)), keras.layers.Dense(4, kernel_initializer=seeded(1))]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def _build_convolutional(optimizer):
     model = keras.Sequential(
         [

@@ -26,6 +26,7 @@ from tfdist.strategies.registry import choose_local_strategy, make_strategy
 from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
 from tfdist.training.optimizers import make_optimizer
+from tfdist.training.step_options import StepOptions
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,13 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         outer_momentum=chosen.outer_momentum,
         parameter_device=chosen.parameter_device,
         tpu=chosen.tpu,
+    )
+
+
+def make_step_options(options: TrainOptions) -> StepOptions:
+    """Returns how training steps are computed."""
+    return StepOptions(
+        micro_batches=options.training.micro_batches,
     )
 
 

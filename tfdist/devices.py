@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError, make_unknown_name_error
 
 ACCELERATORS = ("GPU", "TPU")
-PRECISIONS = ("float32", "float64", "mixed_bfloat16")
+PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
 def configure_virtual_devices(count: int) -> None:
@@ -65,8 +65,9 @@ def configure_precision(precision: str) -> None:
     """Sets Keras's floating-point type and dtype policy for the whole process.
 
     Args:
-      precision: `float32`, `float64` (for comparisons: slow on GPUs) or `mixed_bfloat16`
-        (bfloat16 computation, float32 variables).
+      precision: `float32`, `float64` (for comparisons: slow on GPUs), `mixed_bfloat16` or
+        `mixed_float16` (computation in these, float32 variables; float16 with a scaled loss, for
+        GPUs without bfloat16).
 
     Raises:
       TfdistError: an unknown precision.

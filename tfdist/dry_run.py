@@ -17,8 +17,8 @@ from tfdist.options import TrainOptions
 from tfdist.strategies.registry import choose_strategy
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
-from tfdist.training.micro_batches import check_divisible
 from tfdist.training.run_directory import find_run_directory
+from tfdist.training.step_options import check_model
 
 _FILES = (
     "options.json",
@@ -73,9 +73,11 @@ def describe_dry_run(options: TrainOptions) -> str:
     if epoch_steps:
         total_steps = total_steps or training.epochs * epoch_steps
     model = _build_model(options, num_classes, total_steps or 1)
-    if training.micro_batches > 1:
-        x_spec = tf.TensorSpec(model.input.shape, model.input.dtype)
-        check_divisible(model, x_spec, micro_batches=training.micro_batches)
+    check_model(
+        assembly.make_step_options(options),
+        model,
+        tf.TensorSpec(model.input.shape, model.input.dtype),
+    )
     memory = estimate_memory(model, math.ceil(rows / training.micro_batches))
     lines = {
         "cluster": cluster.describe() if cluster else "none: this process by itself",

@@ -214,7 +214,7 @@ class TrainingOptions:
     precision: str = option(
         "float32",
         "of the computation; auto: mixed_bfloat16 where the hardware has it, else float32",
-        choices=("float32", "float64", "mixed_bfloat16", "auto"),
+        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16", "auto"),
     )
     seed: int = option(0, "of the initial weights, the order and the augmentation")
     deterministic: bool = option(
@@ -386,11 +386,11 @@ class TrainOptions(CommandOptions):
         )
 
 
-def inherit(group: type, name: str, default: Any = dataclasses.MISSING) -> Any:
-    """Returns the option of another group, possibly with another default."""
+def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """Returns the option of another group, possibly with another default or other metadata."""
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
-    return field(default=value, metadata=item.metadata)
+    return field(default=value, metadata={**item.metadata, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,7 +446,13 @@ class VerifiedModelOptions:
     learning_rate: float = inherit(TrainingOptions, "learning_rate")
     clip_norm: float = inherit(TrainingOptions, "clip_norm")
     loss: str = inherit(TrainingOptions, "loss")
-    precision: str = inherit(TrainingOptions, "precision", "float64")
+    precision: str = inherit(
+        TrainingOptions,
+        "precision",
+        "float64",
+        help="of the computation",
+        choices=("float64", "float32", "mixed_bfloat16"),
+    )
     seed: int = inherit(TrainingOptions, "seed")
 
 

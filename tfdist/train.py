@@ -4,6 +4,7 @@ TensorFlow is imported when a run starts, so that `--help` and a mistyped flag a
 """
 
 import contextlib
+import dataclasses
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def run_training(options: TrainOptions) -> int:
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
-        micro_batches=training.micro_batches,
+        **dataclasses.asdict(assembly.make_step_options(options)),
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)

@@ -50,11 +50,11 @@ def make_trainer(model_name, optimizer, strategy, **options):
     return tfdist.Trainer(lambda: example.build(optimizer()), strategy=strategy, seed=5, **options)
 
 
-def train(model_name, optimizer, strategy, batch=BATCH):
+def train(model_name, optimizer, strategy, batch=BATCH, **options):
     """Trains and evaluates: (trainer, history, logs)."""
     example = zoo.EXAMPLES[model_name]
     (x, y), weight = example.data, example.sample_weight
-    trainer = make_trainer(model_name, optimizer, strategy)
+    trainer = make_trainer(model_name, optimizer, strategy, **options)
     history = trainer.fit(
         x, y, sample_weight=weight, global_batch_size=batch, max_steps=STEPS, verbose=0
     )
@@ -74,8 +74,8 @@ class Task:
         self.strategy = strategy
         self.found = {}
 
-    def compare(self, key, model_name, optimizer, batch=BATCH):
-        trainer, history, logs = train(model_name, optimizer, self.strategy, batch)
+    def compare(self, key, model_name, optimizer, batch=BATCH, **options):
+        trainer, history, logs = train(model_name, optimizer, self.strategy, batch, **options)
         self.found[key] = {"sha": trainer.weights_sha256(), "history": history, "logs": logs}
         if trainer.is_chief:
             np.savez(self.directory / f"{key}.npz", *read_weights(trainer))
@@ -183,6 +183,32 @@ def make_two_replicas_a_worker():
     return strategy(communication_options=options)
 
 
+def run_parts(task):
+    """Steps that are not one forward and one backward pass in float32."""
+    task.compare("micro", "random", make_sgd, UNEVEN_BATCH, micro_batches=3)
+    check_loss_scaling(task)
+    task.strategy = strategies.LocalSgdStrategy(task.strategy, sync_every=1)
+    task.compare("micro_local", "random", make_plain_sgd, micro_batches=3)
+
+
+def check_loss_scaling(task):
+    """Two gradients overflow, on the second worker alone; then one does not."""
+    keras.config.set_dtype_policy("mixed_float16")
+    x, y = (part[:16].copy() for part in zoo.EXAMPLES["dense"].data)
+    trainer = tfdist.Trainer(lambda: zoo.build_linear(make_sgd()), strategy=task.strategy)
+    y[14:16] = 0
+    for steps, size in ((2, 1000.0), (3, 1.0)):
+        x[14], x[15] = size, -size  # one of them is taken for another class
+        trainer.fit(x, y, global_batch_size=16, shuffle=False, max_steps=steps, verbose=0)
+    optimizer = trainer.model.optimizer
+    task.found["loss_scaling"] = {
+        "scale": float(optimizer.dynamic_scale.numpy()),
+        "iterations": int(optimizer.iterations.numpy()),
+        "sha": trainer.weights_sha256(),
+    }
+    keras.config.set_dtype_policy("float32")
+
+
 def run_killed(task):
     """Trains until the second worker is killed from outside."""
     x, y = zoo.EXAMPLES["dense"].data
@@ -228,6 +254,7 @@ TASKS = {
     "two": (run_two, strategies.make_multi_worker_mirrored),
     "three": (run_three, strategies.make_multi_worker_mirrored),
     "two_of_two": (run_two_of_two, make_two_replicas_a_worker),
+    "parts": (run_parts, strategies.make_multi_worker_mirrored),
     "killed": (run_killed, strategies.make_multi_worker_mirrored),
     "local_sgd": (run_local_sgd, strategies.make_local_sgd),
 }

@@ -11,6 +11,7 @@ from models.layers import FusedBatchNormalization
 from tests import zoo
 from tfdist.errors import TfdistError
 from tfdist.training.losses import make_loss
+from tfdist.training.randomness import list_seed_generators
 
 STEPS = 4
 BATCH = 15  # 8 and 7 rows over two replicas, in parts of 2 and 3
@@ -20,7 +21,7 @@ ADAM = lambda: keras.optimizers.Adam(1e-3)  # noqa: E731
 
 def _build_unet(optimizer):
     model = models.make_model(
-        "unet", image_size=(16, 16), num_classes=3, base_filters=4, depth=2, seed=3, norm="group"
+        "unet", image_size=(16, 16), num_classes=3, base_filters=4, depth=1, seed=3, norm="group"
     )
     model.compile(optimizer, make_loss("cross_entropy", ignore_label=zoo.IGNORE_LABEL))
     return model
@@ -44,20 +45,25 @@ def _train(example, strategy_name, make_optimizer, micro_batches):
         verbose=0,
     )
     assert trainer.count_traces()["train"] == 1
-    return [weight.numpy() for weight in trainer.model.variables], history.history
+    weights = [weight.numpy() for weight in trainer.model.weights]
+    seeds = [generator.state.numpy().tolist() for generator in list_seed_generators(trainer.model)]
+    return weights, seeds, history.history
 
 
 def _compare(example, strategy_name, make_optimizer, tolerance):
-    expected, expected_history = _train(example, strategy_name, make_optimizer, 1)
-    found, history = _train(example, strategy_name, make_optimizer, 3)
+    expected, expected_seeds, expected_history = _train(example, strategy_name, make_optimizer, 1)
+    found, seeds, history = _train(example, strategy_name, make_optimizer, 3)
+    assert seeds == expected_seeds
     assert zoo.largest_difference(found, expected) < tolerance
     assert history.keys() == expected_history.keys()
     for name, values in expected_history.items():
         np.testing.assert_allclose(history[name], values, rtol=20 * tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
-@pytest.mark.parametrize("model_name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("model_name", "strategy_name"),
+    [*((name, "mirrored-2") for name in EXAMPLES), ("random", "one_device")],
+)
 def test_parts_end_where_the_whole_batch_ends(model_name, strategy_name):
     _compare(EXAMPLES[model_name], strategy_name, SGD, 1e-5)
 

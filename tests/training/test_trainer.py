@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import config as tf_config
 
 import tfdist
 from tests import zoo
@@ -211,14 +210,6 @@ def test_random_layers_draw_on_one_device_as_in_keras():
     states = [v.numpy().tolist() for v in model.variables if "seed" in v.name]
     assert [v.numpy().tolist() for v in trainer.model.variables if "seed" in v.name] == states
     assert len(states) == 6
-
-
-@pytest.fixture
-def deterministic():
-    """Only deterministic kernels, for one test."""
-    tf.config.experimental.enable_op_determinism()
-    yield
-    tf_config.disable_op_determinism()
 
 
 @pytest.mark.parametrize(

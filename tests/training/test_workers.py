@@ -55,6 +55,12 @@ def two_of_two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("steps in parts")
+    return directory, read_findings("parts", directory, 2)
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory):
     directory = tmp_path_factory.mktemp("three workers")
     return directory, read_findings("three", directory, 3)
@@ -89,13 +95,6 @@ def compare(cluster, key, model_name, optimizer, tolerance, batch=tasks.BATCH):
     np.testing.assert_allclose(found[key]["history"]["loss"], history["loss"], rtol=20 * tolerance)
 
 
-@pytest.fixture
-def float64():
-    tasks.set_precision("float64")
-    yield
-    tasks.set_precision("float32")
-
-
 @pytest.mark.parametrize("model_name", zoo.EXAMPLES)
 def test_two_workers_end_where_one_device_ends(two, model_name):
     compare(two, model_name, model_name, tasks.make_sgd, 1e-5)
@@ -124,6 +123,16 @@ def test_adam_in_float64_on_two_workers(two, float64):
 
 def test_adam_in_float64_on_three_workers(three, float64):
     compare(three, "adam", "unet", tasks.make_adam, 1e-10)
+
+
+def test_micro_batches_on_two_workers_end_where_one_device_ends(parts):
+    compare(parts, "micro", "random", tasks.make_sgd, 1e-5, tasks.UNEVEN_BATCH)
+    compare(parts, "micro_local", "random", tasks.make_plain_sgd, 1e-5)
+
+
+def test_a_gradient_that_overflows_on_one_worker_is_skipped_by_both(parts):
+    found = parts[1]["loss_scaling"]
+    assert (found["scale"], found["iterations"]) == (2.0**13, 1)
 
 
 @pytest.mark.parametrize("cluster", ["two", "two_of_two", "local_sgd"])

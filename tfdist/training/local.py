@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.training.objective import Objective
 from tfdist.training.randomness import list_seed_generators
+from tfdist.training.step_options import StepOptions
 from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers
 
@@ -27,10 +28,9 @@ class LocalSteps(SynchronousSteps):
         objective: Objective,
         strategy: LocalSgdStrategy,
         workers: Workers,
-        *,
-        micro_batches: int = 1,
+        options: StepOptions,
     ):
-        super().__init__(model, objective, strategy, workers, micro_batches=micro_batches)
+        super().__init__(model, objective, strategy, workers, options)
         self._sync_every = strategy.sync_every
         self._averager = WeightAverager(model, strategy, workers)
         self._is_settled = True

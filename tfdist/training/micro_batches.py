@@ -11,8 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.graph_errors import assert_in_graph
-from tfdist.errors import TfdistError
-from tfdist.training.randomness import Rows, list_seed_generators
+from tfdist.training.randomness import Rows
 
 
 def sum_over_micro_batches(
@@ -79,41 +78,6 @@ def sum_over_micro_batches(
         if isinstance(leaves[place], tf.IndexedSlices):
             result[place] = tf.IndexedSlices(*total, tf.constant(leaves[place].shape.as_list()))
     return result
-
-
-def check_divisible(model: keras.Model, x_spec: Any, *, micro_batches: int) -> None:
-    """Checks that a training step of the model may be computed in parts.
-
-    Args:
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
-      micro_batches: the parts.
-
-    Raises:
-      TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
-        does, so that the result would depend on how they are cut.
-    """
-    seeds = {id(generator.state) for generator in list_seed_generators(model)}
-    states = [v for v in model.non_trainable_variables if id(v) not in seeds]
-    updated: set[int] = set()
-
-    @tf.function(autograph=False)
-    def call(x: Any) -> None:
-        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
-        with keras.StatelessScope(zeros, collect_losses=True) as scope:
-            model(x, training=True)
-        before = {id(v): value for v, value in zeros}
-        updated.update(id(v) for v in states if scope.get_current_value(v) is not before[id(v)])
-
-    call.get_concrete_function(x_spec)
-    for layer in model._flatten_layers(include_self=False):
-        if any(id(v) in updated for v in layer._non_trainable_variables):
-            raise TfdistError(
-                f"Cannot cut a batch into {micro_batches} micro-batches: the layer {layer.name!r} "
-                f"({type(layer).__name__}) takes statistics of the rows that it sees together. "
-                "Take a normalisation that does not, such as --norm=group, freeze the layer, or "
-                "leave out --micro_batches."
-            )
 
 
 def _add(total: Any, part: Any) -> Any:

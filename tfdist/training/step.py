@@ -13,9 +13,11 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfdist.training.loss_scaling import apply_gradients, get_inner_optimizer
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.objective import Measurement, Objective
 from tfdist.training.randomness import RowDraws, Rows, find_rows, list_seed_generators
+from tfdist.training.step_options import StepOptions
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -26,7 +28,7 @@ def make_train_step(
     strategy: tf.distribute.Strategy,
     *,
     first_replica: int = 0,
-    micro_batches: int = 1,
+    options: StepOptions,
 ) -> Any:
     """Returns a compiled function: distributed iterator -> the global batch's loss and size.
 
@@ -42,28 +44,37 @@ def make_train_step(
       strategy: the strategy it was built under.
       first_replica: the number of its first replica among those of all workers, where these
         train by themselves.
-      micro_batches: the parts, one after the other, in which a replica computes its rows.
+      options: how it is computed.
     """
     optimizer = model.optimizer
     draws, is_random = RowDraws(), bool(list_seed_generators(model))
     variables = model.trainable_variables
+    micro_batches = options.micro_batches
 
     def compute(
         batch: Any, find_normalizers: Callable[[Measurement], tf.Tensor]
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Returns the share of the loss, the rows, the gradient and what the metrics count."""
+        """Returns the share of the loss, the rows, the gradient and what the metrics count.
+
+        The gradient is that of the scaled share, where the optimiser scales losses.
+        """
         with tf.GradientTape() as tape:
             measured, compared = _measure(model, objective, batch)
             share = measured.make_share(find_normalizers(measured))
-        gradient = tape.gradient(share, [variable.value for variable in variables])
+            scaled = optimizer.scale_loss(share)
+        gradient = tape.gradient(scaled, [variable.value for variable in variables])
         for part, variable in zip(gradient, variables, strict=True):
             if isinstance(part, tf.Tensor):
                 part.set_shape(variable.shape)  # not always found by TensorFlow
         counts = count_batch(model, objective, measured, compared, parts=micro_batches)
         return [share, measured.rows, *gradient, *counts]
 
-    def compute_in_parts(batch: Any, rows: Rows | None, normalizers: tf.Tensor) -> list[Any]:
-        def compute_part(part: Any, rows: Rows | None) -> list[Any]:
+    def compute_in_parts(
+        batch: Any, rows: Rows | None, normalizers: tf.Tensor
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+        """Returns what `compute` does, summed over the parts."""
+
+        def compute_part(part: Any, rows: Rows | None) -> Any:
             draws.narrow(rows)
             return compute(part, lambda _: normalizers)
 
@@ -93,7 +104,7 @@ def make_train_step(
         *reduced, loss, num_rows = context.all_reduce(
             SUM, [g for g, _ in pairs] + [share, num_rows]
         )
-        optimizer.apply(reduced, [v for _, v in pairs])
+        apply_gradients(optimizer, reduced, [v for _, v in pairs])
         _add_counts(model, objective, counts)
         return loss, num_rows
 
@@ -391,9 +402,12 @@ def _read_clock() -> tf.Tensor:
 def gradients_already_reduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Keeps a Keras optimiser, while a step is traced, from summing the gradients once more.
 
+    Of a `LossScaleOptimizer`, the one that it wraps.
+
     Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part;
     tfdist reduces first. Can go when `Optimizer.apply` takes reduced gradients.
     """
+    optimizer = get_inner_optimizer(optimizer)
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
     try:
         yield

@@ -21,6 +21,7 @@ from tfdist.training.step import (
     make_write_metrics,
     split_sums,
 )
+from tfdist.training.step_options import StepOptions
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
 
@@ -32,7 +33,7 @@ class SynchronousSteps(TrainingSteps):
       model, objective: as of `TrainingSteps`.
       strategy: the strategy.
       workers: the processes that train together.
-      micro_batches: the parts, one after the other, in which a replica computes its rows.
+      options: how a training step is computed.
     """
 
     def __init__(
@@ -41,8 +42,7 @@ class SynchronousSteps(TrainingSteps):
         objective: Objective,
         strategy: tf.distribute.Strategy,
         workers: Workers,
-        *,
-        micro_batches: int = 1,
+        options: StepOptions,
     ):
         super().__init__(model, objective)
         self.input_s: float = 0.0
@@ -53,7 +53,7 @@ class SynchronousSteps(TrainingSteps):
             objective,
             strategy,
             first_replica=workers.first_replica,
-            micro_batches=micro_batches,
+            options=options,
         )
         self._evaluate = make_eval_step(model, objective, strategy)
         self._write_metrics = make_write_metrics(

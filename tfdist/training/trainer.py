@@ -19,9 +19,14 @@ from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
-from tfdist.training.micro_batches import check_divisible
 from tfdist.training.objective import Objective
 from tfdist.training.recovery import Recovery
+from tfdist.training.step_options import (
+    StepOptions,
+    check_model,
+    check_optimizer,
+    check_strategy,
+)
 from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers, explain_lost_worker
@@ -83,15 +88,12 @@ class Trainer:
             if checkpoint_dir
             else None
         )
-        self._micro_batches = micro_batches
         self._max_in_flight = max_in_flight
+        self._step_options = StepOptions(
+            micro_batches=micro_batches,
+        )
+        check_strategy(self._step_options, self.strategy)
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
-        if self._is_asynchronous and micro_batches > 1:
-            raise TfdistError(
-                f"ParameterServerStrategy does not take --micro_batches (given: {micro_batches}): "
-                "its workers compute each a whole batch at once. Give a smaller "
-                "--global_batch_size, or take another strategy."
-            )
         self._create_variable = (
             make_placement(self.strategy) if self._is_asynchronous else _aggregate_state
         )
@@ -102,11 +104,7 @@ class Trainer:
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
                 "Call model.compile(optimizer=..., loss=...) in it and return the model."
             )
-        if self.model.optimizer.gradient_accumulation_steps:
-            raise TfdistError(
-                "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
-                "tf.distribute. Leave it out, and give the trainer micro_batches."
-            )
+        check_optimizer(self.model.optimizer, self.strategy, num_workers=self.num_workers)
         self._steps: TrainingSteps | None = None
         self._prediction = SynchronousPrediction(self.model, self.strategy, self._workers)
 
@@ -169,7 +167,7 @@ class Trainer:
             global_batch_size=global_batch_size,
             shuffle=shuffle,
             augmentation=augmentation,
-            micro_batches=self._micro_batches,
+            micro_batches=self._step_options.micro_batches,
         )
         steps_per_epoch = steps_per_epoch or feed.num_steps
         if steps_per_epoch is None and max_steps is None:
@@ -288,7 +286,10 @@ class Trainer:
           x, y, global_batch_size: as in `fit`.
         """
         feed = self._make_feed(
-            x, y, global_batch_size=global_batch_size, micro_batches=self._micro_batches
+            x,
+            y,
+            global_batch_size=global_batch_size,
+            micro_batches=self._step_options.micro_batches,
         )
         self._build(feed)
 
@@ -405,21 +406,16 @@ class Trainer:
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model._symbolic_build(data_batch=feed.batch_spec)
             objective = Objective(self.model)
-        if self._micro_batches > 1:
-            x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
-            check_divisible(self.model, x_spec, micro_batches=self._micro_batches)
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        check_model(self._step_options, self.model, x_spec)
         if self._is_asynchronous:
             self._steps = AsynchronousSteps(
                 self.model, objective, self.strategy, max_in_flight=self._max_in_flight
             )
         else:
-            has_own_steps = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
-            self._steps = (LocalSteps if has_own_steps else SynchronousSteps)(
-                self.model,
-                objective,
-                self.strategy,
-                self._workers,
-                micro_batches=self._micro_batches,
+            trains_apart = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
+            self._steps = (LocalSteps if trains_apart else SynchronousSteps)(
+                self.model, objective, self.strategy, self._workers, self._step_options
             )
         return self._steps
 

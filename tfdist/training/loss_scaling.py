@@ -1,0 +1,65 @@
+"""Dynamic loss scaling for float16, decided on the gradient of the global batch.
+
+Keras 3.15 wraps the optimiser of a `mixed_float16` model in a `LossScaleOptimizer`. Its own `apply`
+cannot change its state under every strategy; what it decides, and when, is followed here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def get_inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimiser that updates the weights: the one itself, or the one it wraps."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer
+    return optimizer
+
+
+def apply_gradients(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Updates the variables, or skips the update where a scaled gradient is not finite.
+
+    A skipped update halves the scale and is no step of a learning-rate schedule, as in Keras.
+    Called in replica context, inside `gradients_already_reduced`.
+
+    Args:
+      optimizer: a model's.
+      gradients: of the loss after `optimizer.scale_loss`, the same on all replicas.
+      variables: what they are the gradients of.
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply(gradients, variables)
+        return
+    is_finite = optimizer.check_finite(gradients)
+    scale = tf.convert_to_tensor(optimizer.dynamic_scale)
+    unscaled = [keras.ops.divide(gradient, scale) for gradient in gradients]
+
+    def update(strategy: tf.distribute.Strategy, is_finite: Any, gradients: Any) -> None:
+        finite = strategy.experimental_local_results(is_finite)[0]
+
+        def apply() -> tf.Tensor:
+            strategy.extended.call_for_each_replica(
+                optimizer.inner_optimizer.apply, args=(gradients, variables)
+            )
+            return finite
+
+        tf.cond(finite, apply, lambda: finite)
+        _update_scale(optimizer, finite)
+
+    # In replica context, no strategy can update a variable under a condition.
+    tf.distribute.get_replica_context().merge_call(update, args=(is_finite, unscaled))
+
+
+def _update_scale(optimizer: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
+    scale = tf.convert_to_tensor(optimizer.dynamic_scale)
+    steps = tf.convert_to_tensor(optimizer.step_counter) + 1
+    grows = tf.logical_and(finite, tf.equal(steps, optimizer.dynamic_growth_steps))
+    keeps = tf.logical_and(finite, tf.logical_not(grows))
+    optimizer.step_counter.assign(tf.where(keeps, steps, tf.zeros_like(steps)))
+    optimizer.dynamic_scale.assign(scale * tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5))

@@ -1,0 +1,108 @@
+"""How a training step is computed: nothing of its result, but not for every strategy and model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.training.loss_scaling import get_inner_optimizer
+from tfdist.training.randomness import list_seed_generators
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a training step is computed.
+
+    Attributes:
+      micro_batches: the parts, one after the other, in which a replica computes its rows.
+    """
+
+    micro_batches: int = 1
+
+
+def check_strategy(options: StepOptions, strategy: tf.distribute.Strategy) -> None:
+    """Checks that the steps of a strategy can be computed so.
+
+    Raises:
+      TfdistError: they cannot.
+    """
+    name = type(strategy).__name__
+    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if options.micro_batches > 1 and is_asynchronous:
+        raise TfdistError(
+            f"{name} does not take --micro_batches (given: {options.micro_batches}): a worker "
+            "computes its whole batch at once. Give a smaller --global_batch_size, or take another "
+            "strategy."
+        )
+
+
+def check_optimizer(
+    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy, *, num_workers: int
+) -> None:
+    """Checks that an optimiser can be used under a strategy.
+
+    Raises:
+      TfdistError: it cannot.
+    """
+    if get_inner_optimizer(optimizer).gradient_accumulation_steps:
+        raise TfdistError(
+            "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
+            "tf.distribute. Leave it out, and give the trainer micro_batches."
+        )
+    trains_apart = isinstance(strategy, tf.distribute.ParameterServerStrategy) or (
+        isinstance(strategy, LocalSgdStrategy) and num_workers > 1
+    )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and trains_apart:
+        raise TfdistError(
+            f"{type(strategy).__name__} does not take --precision=mixed_float16: each worker would "
+            "scale its loss by itself. Take mixed_bfloat16 or float32."
+        )
+
+
+def check_model(options: StepOptions, model: keras.Model, x_spec: Any) -> None:
+    """Checks that the steps of a model can be computed so.
+
+    Args:
+      options: how.
+      model: a built model.
+      x_spec: structure of `tf.TensorSpec` of its inputs.
+
+    Raises:
+      TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
+        does, so that the result would depend on how they are cut.
+    """
+    if options.micro_batches == 1:
+        return
+    layer = _find_layer_of_batches(model, x_spec)
+    if layer is not None:
+        raise TfdistError(
+            f"Cannot cut a batch into {options.micro_batches} micro-batches: the layer "
+            f"{layer.name!r} ({type(layer).__name__}) takes statistics of the rows that it sees "
+            "together. Take a normalisation that does not, such as --norm=group, freeze the layer, "
+            "or leave out --micro_batches."
+        )
+
+
+def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
+    """Returns the first layer that updates a state in training, but for seeds, if there is one."""
+    seeds = {id(generator.state) for generator in list_seed_generators(model)}
+    states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+    updated: set[int] = set()
+
+    @tf.function(autograph=False)
+    def call(x: Any) -> None:
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
+        with keras.StatelessScope(zeros, collect_losses=True) as scope:
+            model(x, training=True)
+        before = {id(v): value for v, value in zeros}
+        updated.update(id(v) for v in states if scope.get_current_value(v) is not before[id(v)])
+
+    call.get_concrete_function(x_spec)
+    layers = model._flatten_layers(include_self=False)
+    owners = (
+        layer for layer in layers if any(id(v) in updated for v in layer._non_trainable_variables)
+    )
+    return next(owners, None)
