@@ -87,6 +87,7 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
         devices=list(chosen.devices) or None,
         all_reduce=chosen.all_reduce,
         collective=chosen.collective,
+        bytes_per_pack=chosen.bytes_per_pack,
         worker_timeout_s=chosen.worker_timeout_s,
         alike=list_alike(options) if cluster.has_peers() else None,
         sync_every=chosen.sync_every,

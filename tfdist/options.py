@@ -70,6 +70,13 @@ class StrategyOptions:
         choices=("auto", "ring", "nccl"),
         result=False,
     )
+    bytes_per_pack: int = option(
+        0,
+        "multi_worker_mirrored: bytes of gradients that are summed at a time, while the backward "
+        "pass goes on; 0 for all at once, after it",
+        result=False,
+        minimum=0,
+    )
     worker_timeout_s: float = option(
         600.0, "several workers: seconds to wait for all of them to start", result=False, above=0
     )
@@ -366,6 +373,7 @@ class TrainOptions(CommandOptions):
             **self.select_result(),
             "strategy": self.strategy.strategy,
             "collective": self.strategy.collective,
+            "bytes_per_pack": self.strategy.bytes_per_pack,
             "checkpoint_every": self.run.checkpoint_every,
         }
 

@@ -3,6 +3,7 @@
 Each writes what it found to DIR/worker-<index>.json, and the chief its arrays to DIR.
 """
 
+import functools
 import json
 import os
 import sys
@@ -184,11 +185,20 @@ def make_two_replicas_a_worker():
 
 
 def run_parts(task):
-    """Steps that are not one forward and one backward pass in float32."""
-    task.compare("micro", "random", make_sgd, UNEVEN_BATCH, micro_batches=3)
+    """Steps that are not one forward and one backward pass in float32, and one all-reduce."""
+    trainer = task.compare("micro", "random", make_sgd, UNEVEN_BATCH, micro_batches=3)
+    task.found["collectives"] = count_collectives(trainer)
     check_loss_scaling(task)
     task.strategy = strategies.LocalSgdStrategy(task.strategy, sync_every=1)
     task.compare("micro_local", "random", make_plain_sgd, micro_batches=3)
+
+
+def count_collectives(trainer):
+    """Returns the all-reduces of a training step."""
+    (function,) = trainer._steps._train._list_all_concrete_functions()
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return sum(node.op.startswith("CollectiveReduce") for node in nodes)
 
 
 def check_loss_scaling(task):
@@ -254,7 +264,10 @@ TASKS = {
     "two": (run_two, strategies.make_multi_worker_mirrored),
     "three": (run_three, strategies.make_multi_worker_mirrored),
     "two_of_two": (run_two_of_two, make_two_replicas_a_worker),
-    "parts": (run_parts, strategies.make_multi_worker_mirrored),
+    "parts": (
+        run_parts,
+        functools.partial(strategies.make_multi_worker_mirrored, bytes_per_pack=500),
+    ),
     "killed": (run_killed, strategies.make_multi_worker_mirrored),
     "local_sgd": (run_local_sgd, strategies.make_local_sgd),
 }

@@ -135,6 +135,11 @@ def test_a_gradient_that_overflows_on_one_worker_is_skipped_by_both(parts):
     assert (found["scale"], found["iterations"]) == (2.0**13, 1)
 
 
+def test_gradients_are_summed_in_packs(parts):
+    """Of 500 bytes and more, where they are 2,700 bytes together: see the models' sizes."""
+    assert parts[1]["collectives"] >= 5
+
+
 @pytest.mark.parametrize("cluster", ["two", "two_of_two", "local_sgd"])
 def test_evaluates_and_predicts_every_example_once(request, cluster):
     _, found = request.getfixturevalue(cluster)

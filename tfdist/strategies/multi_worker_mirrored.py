@@ -14,6 +14,7 @@ _COLLECTIVES = ("auto", "ring", "nccl")
 def make_multi_worker_mirrored(
     *,
     collective: str = "auto",
+    bytes_per_pack: int = 0,
     worker_timeout_s: float = 600.0,
     alike: Mapping[str, str] | None = None,
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
@@ -26,6 +27,8 @@ def make_multi_worker_mirrored(
     Args:
       collective: how gradients are summed over the workers: `ring` (anything), `nccl` (NVIDIA
         GPUs), or `auto`: TensorFlow's choice.
+      bytes_per_pack: gradients are summed in packs of about this size, each as soon as it is
+        there, while the backward pass goes on; 0 for one pack of all.
       worker_timeout_s: how long to wait for the other workers to start.
       alike: what all workers must have alike, name -> value: flags, versions.
 
@@ -62,7 +65,7 @@ def make_multi_worker_mirrored(
         wait_for_peers(config, timeout_s=worker_timeout_s, alike=alike)
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=kinds[collective.upper()]
+        bytes_per_pack=bytes_per_pack, implementation=kinds[collective.upper()]
     )
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -101,9 +101,7 @@ def make_train_step(
         share, num_rows, *computed = computed
         gradient, counts = computed[: len(variables)], computed[len(variables) :]
         pairs = [(g, v) for g, v in zip(gradient, variables, strict=True) if g is not None]
-        *reduced, loss, num_rows = context.all_reduce(
-            SUM, [g for g, _ in pairs] + [share, num_rows]
-        )
+        reduced, (loss, num_rows) = _sum_over_replicas([g for g, _ in pairs], [share, num_rows])
         apply_gradients(optimizer, reduced, [v for _, v in pairs])
         _add_counts(model, objective, counts)
         return loss, num_rows
@@ -340,6 +338,17 @@ def count_batch(
         if model._compile_metrics is not None:
             model._compile_metrics.update_state(*compared)
     return [scope.get_current_value(variable) for variable in variables]
+
+
+def _sum_over_replicas(
+    gradients: list[tf.Tensor | tf.IndexedSlices], others: list[tf.Tensor]
+) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+    """Returns the sums of the replicas' gradients, and of other numbers of theirs."""
+    context = tf.distribute.get_replica_context()
+    # In replica context on GPUs, TensorFlow 2.21 does not look at the strategy's own options.
+    options = getattr(context.strategy.extended, "_communication_options", None)
+    reduced = context.all_reduce(SUM, [*gradients, *others], options)
+    return reduced[: len(gradients)], reduced[len(gradients) :]
 
 
 def _measure(
