@@ -103,6 +103,7 @@ def make_step_options(options: TrainOptions) -> StepOptions:
     """Returns how training steps are computed."""
     return StepOptions(
         micro_batches=options.training.micro_batches,
+        compress_gradients=options.strategy.compress_gradients,
     )
 
 

@@ -77,6 +77,9 @@ class StrategyOptions:
         result=False,
         minimum=0,
     )
+    compress_gradients: bool = option(
+        False, "multi_worker_mirrored: sum the workers' gradients in bfloat16, half the bytes"
+    )
     worker_timeout_s: float = option(
         600.0, "several workers: seconds to wait for all of them to start", result=False, above=0
     )

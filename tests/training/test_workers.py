@@ -140,6 +140,12 @@ def test_gradients_are_summed_in_packs(parts):
     assert parts[1]["collectives"] >= 5
 
 
+def test_compressed_gradients_lose_digits_and_little_else(parts):
+    with pytest.raises(AssertionError):
+        compare(parts, "compressed", "two_inputs", tasks.make_sgd, 1e-5)
+    compare(parts, "compressed", "two_inputs", tasks.make_sgd, 5e-3)
+
+
 @pytest.mark.parametrize("cluster", ["two", "two_of_two", "local_sgd"])
 def test_evaluates_and_predicts_every_example_once(request, cluster):
     _, found = request.getfixturevalue(cluster)

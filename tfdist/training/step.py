@@ -101,7 +101,9 @@ def make_train_step(
         share, num_rows, *computed = computed
         gradient, counts = computed[: len(variables)], computed[len(variables) :]
         pairs = [(g, v) for g, v in zip(gradient, variables, strict=True) if g is not None]
-        reduced, (loss, num_rows) = _sum_over_replicas([g for g, _ in pairs], [share, num_rows])
+        reduced, (loss, num_rows) = _sum_over_replicas(
+            [g for g, _ in pairs], [share, num_rows], is_compressed=options.compress_gradients
+        )
         apply_gradients(optimizer, reduced, [v for _, v in pairs])
         _add_counts(model, objective, counts)
         return loss, num_rows
@@ -341,12 +343,17 @@ def count_batch(
 
 
 def _sum_over_replicas(
-    gradients: list[tf.Tensor | tf.IndexedSlices], others: list[tf.Tensor]
+    gradients: list[tf.Tensor | tf.IndexedSlices], others: list[tf.Tensor], *, is_compressed: bool
 ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
     """Returns the sums of the replicas' gradients, and of other numbers of theirs."""
     context = tf.distribute.get_replica_context()
     # In replica context on GPUs, TensorFlow 2.21 does not look at the strategy's own options.
     options = getattr(context.strategy.extended, "_communication_options", None)
+    if is_compressed:
+        small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
+        reduced = context.all_reduce(SUM, small, options)
+        sums = [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
+        return sums, context.all_reduce(SUM, others, options)
     reduced = context.all_reduce(SUM, [*gradients, *others], options)
     return reduced[: len(gradients)], reduced[len(gradients) :]
 

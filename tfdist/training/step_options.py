@@ -18,9 +18,11 @@ class StepOptions:
 
     Attributes:
       micro_batches: the parts, one after the other, in which a replica computes its rows.
+      compress_gradients: whether the replicas' gradients are summed in bfloat16.
     """
 
     micro_batches: int = 1
+    compress_gradients: bool = False
 
 
 def check_strategy(options: StepOptions, strategy: tf.distribute.Strategy) -> None:
@@ -36,6 +38,12 @@ def check_strategy(options: StepOptions, strategy: tf.distribute.Strategy) -> No
             f"{name} does not take --micro_batches (given: {options.micro_batches}): a worker "
             "computes its whole batch at once. Give a smaller --global_batch_size, or take another "
             "strategy."
+        )
+    crosses_network = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if options.compress_gradients and not crosses_network:
+        raise TfdistError(
+            f"{name} does not take --compress_gradients: no gradient crosses a network. Leave it "
+            "out, or take --strategy=multi_worker_mirrored."
         )
 
 

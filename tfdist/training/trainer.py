@@ -62,6 +62,8 @@ class Trainer:
       seed: of the data's order and augmentation.
       micro_batches: the parts, one after the other, in which a replica computes its rows of a
         global batch: its memory is that of one part, the result that of the whole.
+      compress_gradients: whether workers sum their gradients in bfloat16: half of what crosses
+        the network, at three significant digits. For `MultiWorkerMirroredStrategy`.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
@@ -75,6 +77,7 @@ class Trainer:
         keep_checkpoints: int = 3,
         seed: int = 0,
         micro_batches: int = 1,
+        compress_gradients: bool = False,
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -91,6 +94,7 @@ class Trainer:
         self._max_in_flight = max_in_flight
         self._step_options = StepOptions(
             micro_batches=micro_batches,
+            compress_gradients=compress_gradients,
         )
         check_strategy(self._step_options, self.strategy)
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
