@@ -58,6 +58,7 @@ TRAIN = {
         "--optimizer=adamm",
         "--precision=bfloat16",
         "--norm=sync",
+        "--jit_compile=yes",
         "--class_weights=rare",
         "--cache=ram",
     ],
@@ -89,6 +90,7 @@ TRAIN = {
         "--profile=12,10",
         "--clip_norm=-1",
         "--micro_batches=2",
+        f"{TWO} --jit_compile=on",
         "--norm=group --micro_batches=9",
     ],
     "Data": [

@@ -104,6 +104,7 @@ def make_step_options(options: TrainOptions) -> StepOptions:
     return StepOptions(
         micro_batches=options.training.micro_batches,
         compress_gradients=options.strategy.compress_gradients,
+        jit_compile=options.training.jit_compile == "on",
     )
 
 

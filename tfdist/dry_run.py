@@ -77,6 +77,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         assembly.make_step_options(options),
         model,
         tf.TensorSpec(model.input.shape, model.input.dtype),
+        is_mirrored=name not in ("one_device", "central_storage", "parameter_server"),
     )
     memory = estimate_memory(model, math.ceil(rows / training.micro_batches))
     lines = {

@@ -226,6 +226,13 @@ class TrainingOptions:
         "of the computation; auto: mixed_bfloat16 where the hardware has it, else float32",
         choices=("float32", "float64", "mixed_bfloat16", "mixed_float16", "auto"),
     )
+    jit_compile: str = option(
+        "auto",
+        "XLA compiles the forward and backward pass; auto: off, for it is slower on CPUs and was "
+        "not measured on GPUs",
+        choices=("auto", "on", "off"),
+        result=False,
+    )
     seed: int = option(0, "of the initial weights, the order and the augmentation")
     deterministic: bool = option(
         False, "only kernels that give the same bits every time (slower on GPUs)"

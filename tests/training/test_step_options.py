@@ -10,6 +10,44 @@ from tfdist.errors import TfdistError
 SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
 
 
+def _train(model_name, strategy_name, jit_compile):
+    example = zoo.EXAMPLES[model_name]
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(
+        lambda: example.build(SGD()), strategy=strategy, jit_compile=jit_compile
+    )
+    trainer.fit(*example.data, global_batch_size=15, max_steps=4, verbose=0)
+    functions = trainer._steps._train._list_all_concrete_functions()
+    nodes = [n for f in functions for n in f.graph.as_graph_def().library.function]
+    is_compiled = any(n.attr["_XlaMustCompile"].b for n in nodes)
+    return [weight.numpy() for weight in trainer.model.weights], is_compiled
+
+
+@pytest.mark.parametrize(
+    ("model_name", "strategy_name"),
+    [("dense", "one_device"), ("convolutional", "one_device"), ("two_inputs", "mirrored-2")],
+)
+def test_xla_ends_where_tensorflow_ends(model_name, strategy_name):
+    expected, is_compiled = _train(model_name, strategy_name, jit_compile=False)
+    assert not is_compiled
+    found, is_compiled = _train(model_name, strategy_name, jit_compile=True)
+    assert is_compiled
+    assert zoo.largest_difference(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model_name", "strategy_name", "message"),
+    [
+        ("convolutional", "mirrored-2", "the layer 'fused_batch.* updates what it has in common"),
+        ("random", "one_device", "the layer 'gaussian_noise.* .GaussianNoise. draws"),
+        ("dense", "central_storage-2", "CentralStorageStrategy.* does not take --jit_compile=on"),
+    ],
+)
+def test_refuses_what_xla_cannot_compile(model_name, strategy_name, message):
+    with pytest.raises(TfdistError, match=message):
+        _train(model_name, strategy_name, jit_compile=True)
+
+
 def test_refuses_to_compress_what_crosses_no_network():
     with pytest.raises(TfdistError, match="MirroredStrategy does not take --compress_gradients"):
         tfdist.Trainer(

@@ -69,15 +69,20 @@ def make_train_step(
         counts = count_batch(model, objective, measured, compared, parts=micro_batches)
         return [share, measured.rows, *gradient, *counts]
 
-    def compute_in_parts(
+    def compute_without_communication(
         batch: Any, rows: Rows | None, normalizers: tf.Tensor
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Returns what `compute` does, summed over the parts."""
+        """Returns what `compute` does, of all parts, compiled with XLA or not."""
 
         def compute_part(part: Any, rows: Rows | None) -> Any:
             draws.narrow(rows)
-            return compute(part, lambda _: normalizers)
+            if not options.jit_compile:
+                return compute(part, lambda _: normalizers)
+            compiled = tf.function(compute, jit_compile=True, autograph=False)
+            return compiled(part, lambda _: normalizers)
 
+        if micro_batches == 1:
+            return compute_part(batch, rows)
         return sum_over_micro_batches(compute_part, batch, rows, micro_batches=micro_batches)
 
     def replica_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -91,13 +96,13 @@ def make_train_step(
         def sum_normalizers(measured: Measurement) -> tf.Tensor:
             return context.all_reduce(SUM, measured.normalizers)
 
-        if micro_batches == 1:
+        if micro_batches == 1 and not options.jit_compile:
             with draws.of(rows):
                 computed = compute(batch, sum_normalizers)
         else:
             normalizers = sum_normalizers(_measure_without_effect(model, objective, batch))
             with draws.of(rows):
-                computed = compute_in_parts(batch, rows, normalizers)
+                computed = compute_without_communication(batch, rows, normalizers)
         share, num_rows, *computed = computed
         gradient, counts = computed[: len(variables)], computed[len(variables) :]
         pairs = [(g, v) for g, v in zip(gradient, variables, strict=True) if g is not None]

@@ -19,10 +19,12 @@ class StepOptions:
     Attributes:
       micro_batches: the parts, one after the other, in which a replica computes its rows.
       compress_gradients: whether the replicas' gradients are summed in bfloat16.
+      jit_compile: whether XLA compiles the forward and backward pass.
     """
 
     micro_batches: int = 1
     compress_gradients: bool = False
+    jit_compile: bool = False
 
 
 def check_strategy(options: StepOptions, strategy: tf.distribute.Strategy) -> None:
@@ -44,6 +46,14 @@ def check_strategy(options: StepOptions, strategy: tf.distribute.Strategy) -> No
         raise TfdistError(
             f"{name} does not take --compress_gradients: no gradient crosses a network. Leave it "
             "out, or take --strategy=multi_worker_mirrored."
+        )
+    keeps_variables_elsewhere = isinstance(
+        strategy, tf.distribute.experimental.CentralStorageStrategy
+    )
+    if options.jit_compile and (is_asynchronous or keeps_variables_elsewhere):
+        raise TfdistError(
+            f"{name} does not take --jit_compile=on: XLA reads variables of its own device only. "
+            "Leave it out, or take another strategy."
         )
 
 
@@ -70,28 +80,45 @@ def check_optimizer(
         )
 
 
-def check_model(options: StepOptions, model: keras.Model, x_spec: Any) -> None:
+def check_model(
+    options: StepOptions, model: keras.Model, x_spec: Any, *, is_mirrored: bool
+) -> None:
     """Checks that the steps of a model can be computed so.
 
     Args:
       options: how.
       model: a built model.
       x_spec: structure of `tf.TensorSpec` of its inputs.
+      is_mirrored: whether each replica has a copy of the variables.
 
     Raises:
       TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
-        does, so that the result would depend on how they are cut.
+        does, so that the result would depend on how they are cut; or XLA is to compile one that
+        draws, or that updates a state of all replicas.
     """
-    if options.micro_batches == 1:
+    drawing = [layer for layer in model._flatten_layers() if layer._seed_generators]
+    if options.jit_compile and drawing:
+        raise TfdistError(
+            f"Cannot compile the step with XLA: the layer {_describe(drawing[0])} draws, and XLA "
+            "would draw other numbers. Leave out --jit_compile."
+        )
+    if options.micro_batches == 1 and not (options.jit_compile and is_mirrored):
         return
     layer = _find_layer_of_batches(model, x_spec)
-    if layer is not None:
+    if layer is None:
+        return
+    if options.micro_batches > 1:
         raise TfdistError(
             f"Cannot cut a batch into {options.micro_batches} micro-batches: the layer "
-            f"{layer.name!r} ({type(layer).__name__}) takes statistics of the rows that it sees "
-            "together. Take a normalisation that does not, such as --norm=group, freeze the layer, "
-            "or leave out --micro_batches."
+            f"{_describe(layer)} takes statistics of the rows that it sees together. Take a "
+            "normalisation that does not, such as --norm=group, freeze the layer, or leave out "
+            "--micro_batches."
         )
+    raise TfdistError(
+        f"Cannot compile the step with XLA: the layer {_describe(layer)} updates what it has in "
+        "common with other replicas. Leave out --jit_compile, or take --strategy=one_device or "
+        "--norm=group."
+    )
 
 
 def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
@@ -114,3 +141,7 @@ def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Laye
         layer for layer in layers if any(id(v) in updated for v in layer._non_trainable_variables)
     )
     return next(owners, None)
+
+
+def _describe(layer: keras.layers.Layer) -> str:
+    return f"{layer.name!r} ({type(layer).__name__})"

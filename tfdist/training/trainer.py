@@ -31,6 +31,12 @@ from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers, explain_lost_worker
 
+_MIRRORED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+)
+
 
 class Trainer:
     """Trains a compiled Keras model under a `tf.distribute` strategy.
@@ -64,6 +70,7 @@ class Trainer:
         global batch: its memory is that of one part, the result that of the whole.
       compress_gradients: whether workers sum their gradients in bfloat16: half of what crosses
         the network, at three significant digits. For `MultiWorkerMirroredStrategy`.
+      jit_compile: whether XLA compiles the forward and backward pass.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
@@ -78,6 +85,7 @@ class Trainer:
         seed: int = 0,
         micro_batches: int = 1,
         compress_gradients: bool = False,
+        jit_compile: bool = False,
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -95,6 +103,7 @@ class Trainer:
         self._step_options = StepOptions(
             micro_batches=micro_batches,
             compress_gradients=compress_gradients,
+            jit_compile=jit_compile,
         )
         check_strategy(self._step_options, self.strategy)
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
@@ -411,7 +420,8 @@ class Trainer:
             self.model._symbolic_build(data_batch=feed.batch_spec)
             objective = Objective(self.model)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
-        check_model(self._step_options, self.model, x_spec)
+        is_mirrored = isinstance(self.strategy, _MIRRORED)
+        check_model(self._step_options, self.model, x_spec, is_mirrored=is_mirrored)
         if self._is_asynchronous:
             self._steps = AsynchronousSteps(
                 self.model, objective, self.strategy, max_in_flight=self._max_in_flight
