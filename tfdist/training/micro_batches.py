@@ -24,7 +24,7 @@ def sum_over_micro_batches(
     """Returns the sum of what a function computes of the parts of a batch.
 
     Args:
-      compute: (part, which rows of the global batch it holds) -> flat list of tensors, of
+      compute: (part, which rows of the global batch it holds) -> a structure of tensors, of
         `tf.IndexedSlices`, whose rows are kept side by side, and of None. Traced once.
       batch: one replica's, any structure of [rows, ...] and None.
       rows: which rows of the global batch they are, if anybody asks.
@@ -42,7 +42,8 @@ def sum_over_micro_batches(
     function = tf.function(compute_part, autograph=False).get_concrete_function(
         tf.TensorSpec([], tf.int64)
     )
-    leaves = function.structured_outputs
+    structure = function.structured_outputs
+    leaves = tf.nest.flatten(structure)
     places = [place for place, leaf in enumerate(leaves) if leaf is not None]
     enough = assert_in_graph(
         num_rows >= micro_batches,
@@ -57,7 +58,7 @@ def sum_over_micro_batches(
     )
 
     def add(index: tf.Tensor, sums: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        parts = function(index)
+        parts = tf.nest.flatten(function(index))
         return index + 1, [
             _add(total, parts[place]) for total, place in zip(sums, places, strict=True)
         ]
@@ -77,7 +78,7 @@ def sum_over_micro_batches(
         result[place] = total
         if isinstance(leaves[place], tf.IndexedSlices):
             result[place] = tf.IndexedSlices(*total, tf.constant(leaves[place].shape.as_list()))
-    return result
+    return tf.nest.pack_sequence_as(structure, result)
 
 
 def _add(total: Any, part: Any) -> Any:

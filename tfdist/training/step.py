@@ -7,7 +7,7 @@ backward pass, one all-reduce of the gradients, and the Keras optimiser on the r
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,6 +20,23 @@ from tfdist.training.randomness import RowDraws, Rows, find_rows, list_seed_gene
 from tfdist.training.step_options import StepOptions
 
 SUM = tf.distribute.ReduceOp.SUM
+
+
+class Computed(NamedTuple):
+    """What a replica computes of its rows of a global batch.
+
+    Attributes:
+      share: scalar, of the global batch's loss.
+      rows: float scalar, how many rows.
+      gradient: that of the share, scaled where the optimiser scales losses: one a trainable
+        variable, None where it has none.
+      counts: what the rows add to each of `list_metric_variables`.
+    """
+
+    share: tf.Tensor
+    rows: tf.Tensor
+    gradient: list[tf.Tensor | tf.IndexedSlices | None]
+    counts: list[tf.Tensor]
 
 
 def make_train_step(
@@ -48,16 +65,10 @@ def make_train_step(
     """
     optimizer = model.optimizer
     draws, is_random = RowDraws(), bool(list_seed_generators(model))
-    variables = model.trainable_variables
     micro_batches = options.micro_batches
 
-    def compute(
-        batch: Any, find_normalizers: Callable[[Measurement], tf.Tensor]
-    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Returns the share of the loss, the rows, the gradient and what the metrics count.
-
-        The gradient is that of the scaled share, where the optimiser scales losses.
-        """
+    def compute(batch: Any, find_normalizers: Callable[[Measurement], tf.Tensor]) -> Computed:
+        variables = model.trainable_variables
         with tf.GradientTape() as tape:
             measured, compared = _measure(model, objective, batch)
             share = measured.make_share(find_normalizers(measured))
@@ -67,14 +78,14 @@ def make_train_step(
             if isinstance(part, tf.Tensor):
                 part.set_shape(variable.shape)  # not always found by TensorFlow
         counts = count_batch(model, objective, measured, compared, parts=micro_batches)
-        return [share, measured.rows, *gradient, *counts]
+        return Computed(share, measured.rows, gradient, counts)
 
     def compute_without_communication(
         batch: Any, rows: Rows | None, normalizers: tf.Tensor
-    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+    ) -> Computed:
         """Returns what `compute` does, of all parts, compiled with XLA or not."""
 
-        def compute_part(part: Any, rows: Rows | None) -> Any:
+        def compute_part(part: Any, rows: Rows | None) -> Computed:
             draws.narrow(rows)
             if not options.jit_compile:
                 return compute(part, lambda _: normalizers)
@@ -103,14 +114,15 @@ def make_train_step(
             normalizers = sum_normalizers(_measure_without_effect(model, objective, batch))
             with draws.of(rows):
                 computed = compute_without_communication(batch, rows, normalizers)
-        share, num_rows, *computed = computed
-        gradient, counts = computed[: len(variables)], computed[len(variables) :]
-        pairs = [(g, v) for g, v in zip(gradient, variables, strict=True) if g is not None]
+        found = zip(computed.gradient, model.trainable_variables, strict=True)
+        pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
         reduced, (loss, num_rows) = _sum_over_replicas(
-            [g for g, _ in pairs], [share, num_rows], is_compressed=options.compress_gradients
+            [gradient for gradient, _ in pairs],
+            [computed.share, computed.rows],
+            is_compressed=options.compress_gradients,
         )
-        apply_gradients(optimizer, reduced, [v for _, v in pairs])
-        _add_counts(model, objective, counts)
+        apply_gradients(optimizer, reduced, [variable for _, variable in pairs])
+        _add_counts(model, objective, computed.counts)
         return loss, num_rows
 
     @tf.function
