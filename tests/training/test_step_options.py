@@ -16,23 +16,30 @@ def _train(model_name, strategy_name, jit_compile):
     trainer = tfdist.Trainer(
         lambda: example.build(SGD()), strategy=strategy, jit_compile=jit_compile
     )
-    trainer.fit(*example.data, global_batch_size=15, max_steps=4, verbose=0)
+    history = trainer.fit(*example.data, global_batch_size=15, max_steps=4, verbose=0)
     functions = trainer._steps._train._list_all_concrete_functions()
     nodes = [n for f in functions for n in f.graph.as_graph_def().library.function]
     is_compiled = any(n.attr["_XlaMustCompile"].b for n in nodes)
-    return [weight.numpy() for weight in trainer.model.weights], is_compiled
+    return [weight.numpy() for weight in trainer.model.weights], history.history, is_compiled
 
 
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
-    [("dense", "one_device"), ("convolutional", "one_device"), ("two_inputs", "mirrored-2")],
+    [
+        ("dense", "one_device"),
+        ("unet", "one_device"),
+        ("transformer", "one_device"),
+        ("two_inputs", "mirrored-2"),
+    ],
 )
 def test_xla_ends_where_tensorflow_ends(model_name, strategy_name):
-    expected, is_compiled = _train(model_name, strategy_name, jit_compile=False)
+    expected, expected_history, is_compiled = _train(model_name, strategy_name, jit_compile=False)
     assert not is_compiled
-    found, is_compiled = _train(model_name, strategy_name, jit_compile=True)
+    found, history, is_compiled = _train(model_name, strategy_name, jit_compile=True)
     assert is_compiled
     assert zoo.largest_difference(found, expected) < 1e-4
+    for name, values in expected_history.items():
+        assert history[name] == pytest.approx(values, rel=1e-3), name
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfdist.training.loss_scaling import apply_gradients, get_inner_optimizer
@@ -20,6 +21,9 @@ from tfdist.training.randomness import RowDraws, Rows, find_rows, list_seed_gene
 from tfdist.training.step_options import StepOptions
 
 SUM = tf.distribute.ReduceOp.SUM
+
+FindNormalizers = Callable[[Measurement], tf.Tensor]
+"""What a replica measured -> `Measurement.normalizers` of the global batch."""
 
 
 class Computed(NamedTuple):
@@ -67,30 +71,37 @@ def make_train_step(
     draws, is_random = RowDraws(), bool(list_seed_generators(model))
     micro_batches = options.micro_batches
 
-    def compute(batch: Any, find_normalizers: Callable[[Measurement], tf.Tensor]) -> Computed:
+    def differentiate(batch: Any, find_normalizers: FindNormalizers) -> tuple[Any, ...]:
+        """Returns the share, its gradient, what was measured, the outputs and their masks."""
         variables = model.trainable_variables
         with tf.GradientTape() as tape:
-            measured, compared = _measure(model, objective, batch)
+            measured, y_pred = _measure(model, objective, batch)
             share = measured.make_share(find_normalizers(measured))
             scaled = optimizer.scale_loss(share)
         gradient = tape.gradient(scaled, [variable.value for variable in variables])
         for part, variable in zip(gradient, variables, strict=True):
             if isinstance(part, tf.Tensor):
                 part.set_shape(variable.shape)  # not always found by TensorFlow
+        masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
+        return share, gradient, measured, y_pred, masks
+
+    def compute(batch: Any, find_normalizers: FindNormalizers) -> Computed:
+        _, y, sample_weight = batch
+        run = differentiate
+        if options.jit_compile:
+            # Without the metrics: XLA does not know all operations.
+            run = tf.function(differentiate, jit_compile=True, autograph=False)
+        share, gradient, measured, y_pred, masks = run(batch, find_normalizers)
+        for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
+            backend.set_keras_mask(output, mask)
+        compared = y, y_pred, sample_weight
         counts = count_batch(model, objective, measured, compared, parts=micro_batches)
         return Computed(share, measured.rows, gradient, counts)
 
-    def compute_without_communication(
-        batch: Any, rows: Rows | None, normalizers: tf.Tensor
-    ) -> Computed:
-        """Returns what `compute` does, of all parts, compiled with XLA or not."""
-
+    def compute_in_parts(batch: Any, rows: Rows | None, normalizers: tf.Tensor) -> Computed:
         def compute_part(part: Any, rows: Rows | None) -> Computed:
             draws.narrow(rows)
-            if not options.jit_compile:
-                return compute(part, lambda _: normalizers)
-            compiled = tf.function(compute, jit_compile=True, autograph=False)
-            return compiled(part, lambda _: normalizers)
+            return compute(part, lambda _: normalizers)
 
         if micro_batches == 1:
             return compute_part(batch, rows)
@@ -113,7 +124,7 @@ def make_train_step(
         else:
             normalizers = sum_normalizers(_measure_without_effect(model, objective, batch))
             with draws.of(rows):
-                computed = compute_without_communication(batch, rows, normalizers)
+                computed = compute_in_parts(batch, rows, normalizers)
         found = zip(computed.gradient, model.trainable_variables, strict=True)
         pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
         reduced, (loss, num_rows) = _sum_over_replicas(
@@ -377,8 +388,8 @@ def _sum_over_replicas(
 
 def _measure(
     model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
-) -> tuple[Measurement, tuple[Any, Any, Any]]:
-    """Returns what was measured in training, and `(y, y_pred, sample_weight)` for the metrics."""
+) -> tuple[Measurement, Any]:
+    """Returns what was measured in training, and the model's outputs."""
     x, y, sample_weight = batch
     y_pred = model(x, training=True)
     measured = objective.measure(
@@ -389,7 +400,7 @@ def _measure(
         num_rows=count_rows(x),
         training=True,
     )
-    return measured, (y, y_pred, sample_weight)
+    return measured, y_pred
 
 
 def _measure_without_effect(
