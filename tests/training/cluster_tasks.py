@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist import strategies
-from tfdist.errors import TrainingError
+from tfdist.errors import TfdistError, TrainingError
 
 STEPS = 20
 BATCH = 16
@@ -192,6 +192,11 @@ def run_parts(task):
     check_loss_scaling(task)
     task.strategy = strategies.LocalSgdStrategy(task.strategy, sync_every=1)
     task.compare("micro_local", "random", make_plain_sgd, micro_batches=3)
+    scaled = keras.optimizers.LossScaleOptimizer(make_sgd())
+    try:
+        tfdist.Trainer(lambda: zoo.build_linear(scaled), strategy=task.strategy)
+    except TfdistError as error:
+        task.found["refused"] = str(error)
 
 
 def count_collectives(trainer):

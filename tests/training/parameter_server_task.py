@@ -19,6 +19,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist.cluster import resolve_cluster
+from tfdist.errors import TfdistError
 from tfdist.strategies.parameter_server import make_parameter_server, run_server
 from tfdist.training import coordination
 
@@ -205,9 +206,25 @@ def run_exactness(strategy):
     return results
 
 
+def list_refusals(strategy):
+    """Returns what is said of steps that parameter servers' workers cannot compute."""
+    refusals = []
+    for optimizer, options in (
+        (make_sgd(), {"micro_batches": 2}),
+        (make_sgd(), {"jit_compile": True}),
+        (keras.optimizers.LossScaleOptimizer(make_sgd()), {}),
+    ):
+        try:
+            tfdist.Trainer(lambda o=optimizer: zoo.build_linear(o), strategy=strategy, **options)
+        except TfdistError as error:
+            refusals.append(str(error))
+    return refusals
+
+
 def run_updates(strategy):
     results = {name: train_constant(strategy, name, 60)[1] for name in OPTIMIZERS}
     results["continued"] = continue_a_run(strategy)
+    results["refused"] = list_refusals(strategy)
     results["killed"] = {
         name: train_constant(strategy, name, 80, callbacks=[Kill("worker-1", (10, 45))])[1]
         for name in OPTIMIZERS
