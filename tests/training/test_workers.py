@@ -138,8 +138,8 @@ def test_a_gradient_that_overflows_on_one_worker_is_skipped_by_both(parts):
 
 
 def test_gradients_are_summed_in_packs(parts):
-    """Of 500 bytes and more, where they are 2,700 bytes together: see the models' sizes."""
-    assert parts[1]["collectives"] >= 5
+    """Of 500 bytes and more, the gradient of `random` being 2,640; two more sum other things."""
+    assert parts[1]["collectives"] == 5
 
 
 def test_compressed_gradients_lose_digits_and_little_else(parts):
