@@ -33,6 +33,14 @@ def test_reads_every_kind_of_value():
     assert options.data.data_dir == "a folder with spaces"
 
 
+@pytest.mark.parametrize(
+    ("given", "read"), [("gs://a/b/", "gs://a/b"), ("a b//", "a b"), ("/", "/"), ("a", "a")]
+)
+def test_a_directory_has_no_slash_at_its_end(given, read):
+    options = parse_train_flags([f"--run_dir={given}", f"--data_dir={given}"])
+    assert (options.run.run_dir, options.data.data_dir) == (read, read)
+
+
 def test_reads_a_flagfile(path_with_spaces):
     path = path_with_spaces / "flags"
     path.write_text("--epochs=3\n--dataset=shapes\n")

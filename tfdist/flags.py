@@ -60,8 +60,7 @@ def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.Fla
     except flags.IllegalFlagValueError as error:
         raise _make_value_error(str(error), items) from error
     except flags.Error as error:
-        text = str(error).strip().removeprefix("ERROR:: ")
-        raise TfdistError(f"{text}. See --help.") from error
+        raise _make_flag_error(error) from error
     if rest:
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
@@ -78,7 +77,7 @@ def expand_flag_files(arguments: Sequence[str]) -> list[str]:
     try:
         return flags.FlagValues().read_flags_from_files(list(arguments))
     except flags.Error as error:
-        raise TfdistError(f"{str(error).strip()} See --help.") from error
+        raise _make_flag_error(error) from error
 
 
 def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
@@ -144,6 +143,9 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     choices = item.metadata.get("choices")
     if choices and value not in choices:
         raise make_unknown_name_error(f"--{item.name}", value, choices)
+    if value and item.metadata.get("metavar") == "DIR":
+        # In a bucket, "run//model" is another file than "run/model".
+        return value.rstrip("/") or "/"
     if _find_type(item) is not tuple:
         _check_range(item, value)
         return value
@@ -158,6 +160,10 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
             f"Write {'numbers' if many else 'two numbers'}, for example {example}."
         ) from error
+
+
+def _make_flag_error(error: flags.Error) -> TfdistError:
+    return TfdistError(f"{str(error).strip().removeprefix('ERROR:: ')}. See --help.")
 
 
 def _make_value_error(message: str, items: Sequence[dataclasses.Field]) -> TfdistError:
