@@ -36,5 +36,17 @@ def make_unknown_name_error(
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 
 
+def shorten_error(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its class where it says nothing.
+
+    >>> shorten_error(ValueError("no such thing\\n  at this place"))
+    'no such thing'
+    >>> shorten_error(KeyError())
+    'KeyError'
+    """
+    text = getattr(error, "message", "") or str(error)  # TensorFlow's errors have a message
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 class TrainingError(RuntimeError):
     """Training cannot go on, said in one line; exit status 1."""

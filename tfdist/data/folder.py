@@ -17,7 +17,7 @@ from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.masks import MaskFormatError, decode_mask
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")
 MASK_EXTENSIONS = (".png",)
@@ -324,7 +324,7 @@ def _read_bytes(path: str) -> bytes:
     try:
         return tf.io.read_file(path).numpy()
     except tf.errors.OpError as error:
-        raise TfdistError(f"Cannot read {path!r}: {str(error.message).splitlines()[0]}.") from error
+        raise TfdistError(f"Cannot read {path!r}: {shorten_error(error)}.") from error
 
 
 def read_image(path: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.data.folder import IMAGE_EXTENSIONS, read_mask
 from tfdist.data.masks import encode_mask
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 from tfdist.pictures import make_overlay
 from tfdist.training.checkpoints import write_atomically
 
@@ -213,7 +213,7 @@ def _show_write_failure(path: str) -> Iterator[None]:
 
 def _describe_failure(path: str, error: tf.errors.OpError) -> str:
     return (
-        f"Cannot write to --output={path}: {error.message.splitlines()[0]}. Check its permissions "
+        f"Cannot write to --output={path}: {shorten_error(error)}. Check its permissions "
         "and the free space."
     )
 

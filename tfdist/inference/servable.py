@@ -3,12 +3,14 @@
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import shorten_error
 from tfdist.inference.run import TrainedRun
 from tfdist.inference.warmup import encode_predict_request
 
@@ -46,28 +48,12 @@ def export_servable(run: TrainedRun, output: str) -> str:
     try:
         tf.io.gfile.makedirs(output)
         path = f"{output}/{_find_next_version(output)}"
-        # The server takes a directory whose name is a number for a whole version.
-        partial = f"{path}.writing"
-        if tf.io.gfile.exists(partial):
-            tf.io.gfile.rmtree(partial)
-        answer = _make_answer(run.model, run.image_size)
         with tempfile.TemporaryDirectory() as directory:
-            names = os.path.join(directory, "class_names.txt")
-            with open(names, "w", encoding="utf-8") as file:
-                file.write("".join(f"{name}\n" for name in run.class_names))
-            tf.saved_model.save(
-                _Servable(run.model.weights, tf.saved_model.Asset(names)),
-                partial,
-                signatures={
-                    ENCODED_SIGNATURE: _make_encoded_signature(answer, run.image_size),
-                    TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
-                },
-            )
-        _write_warmup(partial, run.image_size)
-        tf.io.gfile.rename(partial, path)
+            _save(run, f"{directory}/servable")
+            _publish(f"{directory}/servable", path)
     except tf.errors.OpError as error:
         raise OSError(
-            f"Cannot write to --output={output}: {error.message.splitlines()[0]}. Check its "
+            f"Cannot write to --output={output}: {shorten_error(error)}. Check its "
             "permissions and the free space."
         ) from error
     return path
@@ -124,6 +110,38 @@ def _resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
 def _find_next_version(output: str) -> int:
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(output)]
     return max((int(name) for name in names if name.isdigit()), default=0) + 1
+
+
+def _save(run: TrainedRun, path: str) -> None:
+    answer = _make_answer(run.model, run.image_size)
+    with tempfile.TemporaryDirectory() as directory:
+        names = Path(directory) / "class_names.txt"
+        names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
+        tf.saved_model.save(
+            _Servable(run.model.weights, tf.saved_model.Asset(str(names))),
+            path,
+            signatures={
+                ENCODED_SIGNATURE: _make_encoded_signature(answer, run.image_size),
+                TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
+            },
+        )
+    _write_warmup(path, run.image_size)
+
+
+def _publish(local: str, path: str) -> None:
+    """Copies a servable so that no part of it is taken for the whole.
+
+    The server takes a directory whose name is a number for a version, and loads nothing without
+    `saved_model.pb`, which therefore comes last where directories cannot be renamed.
+    """
+    partial = path if "://" in path else f"{path}.writing"
+    files = [file for file in Path(local).rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda file: file.name == "saved_model.pb"):
+        target = f"{partial}/{file.relative_to(local)}"
+        tf.io.gfile.makedirs(os.path.dirname(target))
+        tf.io.gfile.copy(str(file), target, overwrite=True)
+    if partial != path:
+        tf.io.gfile.rename(partial, path)
 
 
 def _write_warmup(path: str, image_size: tuple[int, int]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 
 _NAME = re.compile(r"step-(\d+)")
 _CHUNK_BYTES = 1 << 24
@@ -67,7 +67,7 @@ class CheckpointStore:
         except tf.errors.OpError as error:
             self._delete_quietly(path)
             raise OSError(
-                f"Cannot write the checkpoint {path}: {error.message.splitlines()[0]}. "
+                f"Cannot write the checkpoint {path}: {shorten_error(error)}. "
                 "Free some space or check the permissions, then run the same command again."
             ) from error
         for old in self.list_steps()[: -self.keep]:
@@ -120,7 +120,7 @@ class CheckpointStore:
                 logging.warning(
                     "The checkpoint of step %d is damaged (%s): taking the one before.",
                     step,
-                    str(error).splitlines()[0],
+                    shorten_error(error),
                 )
         if steps:
             raise TfdistError(

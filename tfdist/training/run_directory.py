@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import read_environment
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 from tfdist.options import RunOptions
 from tfdist.training.checkpoints import write_atomically
 from tfdist.training.run_lock import hold_run_lock
@@ -135,13 +135,13 @@ class RunDirectory:
         with self._show_failure():
             write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
 
-    def write_sample(self, name: str, png: bytes) -> str:
-        """Writes a picture under `samples/` and returns its path."""
-        path = f"{self.path}/samples/{name}.png"
+    def write_picture(self, name: str, content: bytes) -> str:
+        """Writes a picture, named as `samples/predictions.png` is, and returns its path."""
+        path = f"{self.path}/{name}"
         with self._show_failure():
-            tf.io.gfile.makedirs(f"{self.path}/samples")
+            tf.io.gfile.makedirs(path.rpartition("/")[0])
             with tf.io.gfile.GFile(path, "wb") as file:
-                file.write(png)
+                file.write(content)
         return path
 
     @contextlib.contextmanager
@@ -154,7 +154,7 @@ class RunDirectory:
 
     def _describe_failure(self, error: tf.errors.OpError) -> str:
         return (
-            f"Cannot write to --run_dir={self.path}: {error.message.splitlines()[0]}. "
+            f"Cannot write to --run_dir={self.path}: {shorten_error(error)}. "
             "Check its permissions and the free space, then run the same command again."
         )
 
