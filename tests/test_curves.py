@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tfdist.curves import make_curves
+from tfdist.curves import make_curves, stack_curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -29,6 +29,19 @@ def test_names_are_escaped_and_values_that_are_not_finite_left_out():
 
 
 def test_one_value_is_drawn_and_none_refused():
-    assert len(_find_lines(make_curves({"flat": [0.0]}))[0]) == 1
+    flat = make_curves({"flat": [0.0]})
+    (point,) = _find_lines(flat)[0]
+    (dot,) = ET.fromstring(flat).iter(f"{SVG}circle")
+    assert (float(dot.get("cx")), float(dot.get("cy"))) == point, "a line of one point is unseen"
     with pytest.raises(ValueError, match="none has a finite value"):
         make_curves({"empty": [], "nan": [float("nan")]})
+
+
+def test_pictures_are_stacked_without_overlap():
+    one, two = (make_curves({name: [1.0, 2.0]}) for name in ("loss", "mean_iou"))
+    whole = ET.fromstring(stack_curves([one, two]))
+    places = [part.get("transform") for part in whole.findall(f"{SVG}g")]
+    height = int(ET.fromstring(one).get("height"))
+    assert places == ["translate(0 0)", f"translate(0 {height})"]
+    assert int(whole.get("height")) == 2 * height
+    assert len(_find_lines(ET.tostring(whole, encoding="unicode"))) == 2

@@ -61,6 +61,9 @@ def make_curves(
         parts.append(
             f'<polyline points="{placed}" fill="none" stroke="{colour}" stroke-width="2"/>'
         )
+        if len(line) == 1:
+            x, y = place(*line[0])
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
         y = _TOP + 10 + 20 * index
         parts.append(
             f'<path d="M{_WIDTH - _RIGHT + 12} {y}h18" stroke="{colour}" stroke-width="3"/>'
@@ -70,6 +73,18 @@ def make_curves(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">'
         f"{''.join(parts)}</svg>"
+    )
+
+
+def stack_curves(pictures: Sequence[str]) -> str:
+    """Returns what `make_curves` made as one SVG, one picture above the other."""
+    parts = [
+        f'<g transform="translate(0 {index * _HEIGHT})">{picture}</g>'
+        for index, picture in enumerate(pictures)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
+        f'height="{len(pictures) * _HEIGHT}">{"".join(parts)}</svg>'
     )
 
 

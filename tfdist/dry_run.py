@@ -25,6 +25,7 @@ _FILES = (
     "checkpoints/",
     "metrics.jsonl",
     "tensorboard/",
+    "curves.svg",
     "samples/predictions.png",
     "model.keras",
     "summary.json",

@@ -180,7 +180,8 @@ def _finish(
         print(
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
             f"{summary['val_pixel_accuracy']:.4f}, {_describe_speed(summary)}. "
-            f"Everything is in {run.path}: samples/predictions.png, model.keras, summary.json."
+            f"Everything is in {run.path}: curves.svg, samples/predictions.png, model.keras, "
+            "summary.json."
         )
 
 
@@ -252,7 +253,7 @@ def _save_best_model(
 ) -> dict[str, Any]:
     """Saves the best model, its samples and what is known of it."""
     from tfdist.devices import measure_peak_memory
-    from tfdist.training.evaluation import evaluate_segmentation, write_samples
+    from tfdist.training.evaluation import evaluate_segmentation, write_curves, write_samples
 
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
     history = trainer.history.history
@@ -267,6 +268,8 @@ def _save_best_model(
     if trainer.is_chief:
         run.copy_model()
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
+    if trainer.is_chief:
+        write_curves(run, history)
     return {
         "strategy": options.strategy.strategy,
         "replicas": trainer.num_replicas,

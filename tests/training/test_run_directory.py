@@ -63,7 +63,7 @@ def test_writes_the_summary_and_pictures(tmp_path):
     run = RunDirectory(str(tmp_path))
     run.write_summary({"loss": 1.5})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": 1.5}
-    assert run.write_sample("a", b"png") == f"{tmp_path}/samples/a.png"
+    assert run.write_picture("samples/a.png", b"png") == f"{tmp_path}/samples/a.png"
 
 
 def test_the_lock_dies_with_its_owner(path_with_spaces):

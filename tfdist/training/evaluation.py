@@ -1,11 +1,12 @@
 """What a run's summary says of its model: metrics by class, and pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.curves import make_curves, stack_curves
 from tfdist.data.source import Source
 from tfdist.pictures import make_comparison
 from tfdist.training.run_directory import RunDirectory
@@ -48,4 +49,23 @@ def write_samples(
     png = make_comparison(
         images, truths.astype(np.int64), np.argmax(logits, -1), num_classes=num_classes
     )
-    return run.write_sample("predictions", png)
+    return run.write_picture("samples/predictions.png", png)
+
+
+def write_curves(run: RunDirectory, history: Mapping[str, Sequence[float]]) -> str | None:
+    """Writes `curves.svg`: the losses and the mean IoU of every epoch.
+
+    Args:
+      run: the run's directory.
+      history: log -> a value an epoch.
+
+    Returns:
+      The path, or None where no epoch is known.
+    """
+    if not history.get("val_loss"):
+        return None
+    pictures = [
+        make_curves({name: history[name] for name in (of, f"val_{of}")})
+        for of in ("loss", "mean_iou")
+    ]
+    return run.write_picture("curves.svg", stack_curves(pictures).encode())
