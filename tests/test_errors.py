@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import pathlib
 import shlex
 
@@ -11,10 +12,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import launch
+from tfdist import jobs, launch
 from tfdist.command import run_command
+from tfdist.evaluate import run_evaluation
+from tfdist.export import run_export
+from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
+from tfdist.options import VerifyOptions
+from tfdist.predict import run_prediction
 from tfdist.train import run_training
 from tfdist.training.run_lock import hold_run_lock
+from tfdist.verify import run_verification
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
 SMALL = [
@@ -150,10 +157,81 @@ LAUNCH = [
     "--workers=2 --isolate=maybe --",
     "--workers=2 --timeout_s=0 --",
     "--workers=2 --grace_s=-1 --",
+    "--workers=2 --max_restarts=-1 --",
+    "--workers=2 --min_workers=3 --",
+    "--workers=2 --stall_timeout_s=-1 --",
+    "--workers=2 -- --strategy=mirrored",
+    "--workers=2 --strategy=multi_worker_mirrored",
     "--hosts=a:1,b:1 --",
     "--hosts=a:1,b:x --task=worker:0 --",
     "--hosts=a:1,b:1 --task=worker:2 --",
+    "--hosts=a:1,b:1 --task=worker:0 --min_workers=1 --",
+    "--hosts=a:1,b:1 --task=worker:0 --workers=2 --",
     "--",
+]
+
+PEERS = "--strategy=multi_worker_mirrored"
+JOBS = [
+    "",
+    "--target=vertx",
+    "--target=slurm --workers=0",
+    "--target=slurm --time_limit_h=0",
+    "--target=slurm '--name=My job'",
+    "--target=slurm --image=i",
+    "--target=slurm --accelerator=a100",
+    "--target=slurm --output=gs://bucket/jobs",
+    "--target=slurm -- --epocs=3",
+    "--target=slurm -- --checkpoint_every=soon",
+    "--target=slurm -- --flagfile=none.txt",
+    "--target=slurm -- --strategy=tpu",
+    "--target=slurm -- --strategy=parameter_server",
+    "--target=slurm --workers=2 -- --strategy=mirrored",
+    f"--target=slurm --ps=1 -- {PEERS}",
+    "--target=vertex",
+    "--target=vertex --image=i",
+    "--target=vertex --image=i --accelerator=nvidia-l4 --accelerators_per_worker=1",
+    "--target=vertex --image=i -- --run_dir=gs://b/r --data_dir=data",
+    "--target=kubernetes --image=i",
+    "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
+]
+
+# The commands that use a finished run: the function, the options, good flags.
+USING = {
+    "predict": (
+        run_prediction,
+        PredictOptions,
+        "--run_dir=run --images=photos --masks=truth --output=predicted",
+    ),
+    "evaluate": (run_evaluation, EvaluateOptions, "--run_dir=run"),
+    "export": (run_export, ExportOptions, "--run_dir=run --output=servable"),
+    "verify": (run_verification, VerifyOptions, "--replicas=3 --precision=float32"),
+}
+USED = [
+    "predict --images=",
+    "predict --output=",
+    "predict '--images=none/*.jpg'",
+    "predict --images=empty",
+    "predict --masks=none",
+    "predict --masks=empty",
+    "predict --images=twins --masks=",
+    "predict --run_dir=none",
+    "predict --run_dir=unfinished",
+    "predict --overlap=1",
+    "predict --zoom=0",
+    "predict --devices=GPU:0",
+    "predict --strategy=parameter_server",
+    "predict --output=/proc/out",
+    "evaluate --dataset=folder --data_dir=data --split=tset",
+    "evaluate --num_examples=0",
+    "evaluate --dataset=folder",
+    "evaluate --dataset=folder --data_dir=data",
+    "export --output=",
+    "export --version=2",
+    "verify --strategies=",
+    "verify --strategies=mirored",
+    "verify --model=unett",
+    "verify --model=nowhere.at_all:build",
+    "verify --steps=0",
 ]
 
 
@@ -175,7 +253,8 @@ def check(request, capfd, tmp_path):
         assert len(lines) == 1, err
         start, _, message = lines[0].partition(": ")
         assert start == program
-        assert not (tmp_path / "runs").exists()
+        for name in ("runs", "jobs", "predicted", "servable"):
+            assert not (tmp_path / name).exists()
         assert str(tmp_path) not in message
         assert "Traceback" not in message
         shown = f"`{command}`" if command else what
@@ -227,6 +306,24 @@ def test_launcher(check, flags, monkeypatch):
     check(status, "Launcher", "", f"launch {flags}", "tfdist.launch")
 
 
+@pytest.mark.parametrize("flags", JOBS)
+def test_job_files(check, flags, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["jobs", *shlex.split(flags)])
+    check(jobs.main(), "Job files", "", f"jobs {flags}".rstrip())
+
+
+@pytest.mark.parametrize("command", USED)
+def test_commands_that_use_a_run(check, command, run_dir):
+    write_images()
+    os.symlink(run_dir, "run")
+    os.mkdir("unfinished")
+    os.symlink(f"{run_dir}/options.json", "unfinished/options.json")
+    name, *flags = shlex.split(command)
+    run, options, good = USING[name]
+    status = run_command(f"tfdist.{name}", run, [*good.split(), *flags], options_class=options)
+    check(status, "Using a run, and verifying", "", command)
+
+
 def test_a_run_of_another_command(check, tmp_path, capfd):
     assert train("--max_steps=1", "--run_dir=run") == 0
     capfd.readouterr()
@@ -241,6 +338,23 @@ def test_a_run_directory_in_use(tmp_path, capfd):
     with hold_run_lock("run"):
         assert train("--run_dir=run") == 2
     assert "is in use by process" in capfd.readouterr().err
+
+
+def write_images():
+    """Images to predict: some with their truth, one twice under two extensions, and none."""
+    files = {
+        "photos/a.jpg": JPEG,
+        "truth/a.png": _encode_png(8, 8),
+        "twins/a.jpg": JPEG,
+        "twins/a.jpeg": JPEG,
+        "empty/a.txt": b"",
+        "data/val/images/a.jpg": JPEG,
+        "data/val/masks/a.png": _encode_png(8, 8, 7),
+    }
+    for name, content in files.items():
+        path = pathlib.Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def write_folder(changes):
@@ -263,7 +377,7 @@ def test_the_table(request):
     """Last: the table holds no row that no test made, and at least forty."""
     rows = request.config.stash.get(ROWS, {})
     number = sum(len(group) for group in rows.values())
-    expected = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH))) + 1
+    expected = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, USED))) + 1
     if number < expected:
         pytest.skip("not all the tests of this file ran")
     if request.config.getoption("--write-docs"):

@@ -1,15 +1,11 @@
-"""`python -m tfdist.jobs`: what it prints, writes and refuses."""
+"""`python -m tfdist.jobs`: what it prints and writes; tests/test_errors.py has what it refuses."""
 
 import subprocess
 import sys
 
-import pytest
-
 from tests.job_files.commands import make_texts
-from tfdist.errors import TfdistError
 
 VERTEX = ("--target=vertex", "--image=i")
-KUBERNETES = ("--target=kubernetes", "--image=i")
 PEERS = "--strategy=multi_worker_mirrored"
 
 
@@ -54,48 +50,6 @@ def test_a_file_of_flags_is_read_here(tmp_path):
     path.write_text("--epochs=7\n--seed=3\n")
     text = make_texts("--target=slurm", "--", f"--flagfile={path}", "--run_dir=a b")["train.sbatch"]
     assert "--epochs=7 \\\n  --seed=3 \\\n  '--run_dir=a b'\n" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Unknown --target ''"),
-        (("--target=vertx",), "Unknown --target 'vertx'. Valid: vertex"),
-        (("--target=slurm", "--workers=0"), "--workers=0 is too small: give 1 or more"),
-        (("--target=slurm", "--time_limit_h=0"), "--time_limit_h=0 is no time"),
-        (("--target=slurm", "--name=My job"), "--name=My job is no name"),
-        (("--target=slurm", "--image=i"), "Leave --image out"),
-        (("--target=slurm", "--accelerator=a100"), "Add --accelerators_per_worker=1"),
-        (("--target=slurm", "--", "--strategy=tpu"), "no job files are written for TPUs"),
-        (("--target=slurm", "--", "--checkpoint_every=soon"), "neither steps"),
-        (("--target=slurm", "--", "--flagfile=/nowhere"), "Unable to open flagfile"),
-        (
-            ("--target=slurm", "--workers=2", "--", "--strategy=mirrored"),
-            "--strategy=mirrored runs in one process, but --workers describes 2 tasks",
-        ),
-        (
-            ("--target=slurm", "--", "--strategy=parameter_server"),
-            "--strategy=parameter_server with --ps=0",
-        ),
-        (("--target=slurm", "--ps=1", "--", PEERS), "with --ps=1: parameter servers and"),
-        (("--target=vertex",), "--target=vertex needs --image"),
-        (VERTEX, "--run_dir=runs/default is a directory of a machine that Vertex AI deletes"),
-        ((*VERTEX, "--accelerator=nvidia-l4", "--accelerators_per_worker=1"), "Write NVIDIA_L4"),
-        (
-            (*VERTEX, "--", "--run_dir=gs://b/r", "--data_dir=data"),
-            "Copy it to a bucket and give --data_dir=gs://BUCKET/DATA",
-        ),
-        (KUBERNETES, "as in --run_dir=/mnt/tfdist/runs/default."),
-        (
-            (*KUBERNETES, "--", "--run_dir=gs://b/r", "--data_dir=/data"),
-            "as in --data_dir=/mnt/tfdist/data.",
-        ),
-    ],
-)
-def test_says_what_is_wrong(arguments, message):
-    with pytest.raises(TfdistError) as caught:
-        make_texts(*arguments)
-    assert message in str(caught.value)
 
 
 def test_help_names_what_follows():

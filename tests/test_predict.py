@@ -142,48 +142,6 @@ def test_works_on_any_file_system(run_dir, labelled_images):
         assert decode_mask(file.read()).shape == (9, 21)
 
 
-BAD = {
-    "no images": (["--images="], "Cannot predict without --images"),
-    "no output": (["--output="], "Cannot predict without --output"),
-    "a pattern without a match": (["--images=/nowhere/*.jpg"], "a file that matches"),
-    "masks that are not there": (["--masks=/nowhere"], "Cannot read --masks=/nowhere"),
-    "a directory without a run": (["--run_dir=/nowhere"], "it has no options.json"),
-    "an overlap of everything": (["--overlap=1"], "--overlap in [0, 1)"),
-    "a device that is not there": (["--devices=GPU:0"], "0 GPUs are visible"),
-    "an output that cannot be made": (["--output=/proc/out"], "Cannot write to --output=/proc/out"),
-    "a strategy of several machines": (["--strategy=parameter_server"], "Unknown --strategy"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_costs_one_line(name, flags, path_with_spaces, capfd):
-    bad, message = BAD[name]
-    assert predict(*flags, *bad) == 2
-    check_one_line(capfd, message)
-    assert not (path_with_spaces / "predicted").exists()
-
-
-def test_a_run_that_is_not_finished_costs_one_line(flags, run_dir, tmp_path, capfd):
-    shutil.copytree(run_dir, tmp_path / "run")
-    (tmp_path / "run" / "model.keras").unlink()
-    assert predict(*flags, f"--run_dir={tmp_path}/run") == 2
-    check_one_line(capfd, "is not finished: it has no model.keras")
-
-
-def test_images_that_cannot_be_told_apart_or_have_no_mask_cost_one_line(
-    flags, labelled_images, path_with_spaces, capfd
-):
-    data = path_with_spaces / "data"
-    shutil.copytree(labelled_images, data)
-    (data / "val" / "masks" / "b.png").unlink()
-    flags = [*flags, f"--images={data}/val/images"]
-    assert predict(*flags, f"--masks={data}/val/masks") == 2
-    check_one_line(capfd, "Cannot find the truth of", "b.png")
-    shutil.copy(data / "val" / "images" / "a.png", data / "val" / "images" / "a.bmp")
-    assert predict(*flags) == 2
-    check_one_line(capfd, "Cannot tell apart", "a.bmp")
-
-
 def check_one_line(capfd, *messages):
     out, err = capfd.readouterr()
     assert out == ""

@@ -148,7 +148,9 @@ def build_predictor(
 def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | SequentialSource:
     """Returns the examples that a run is evaluated on: its own data set, or what is named."""
     data = run.options.data
-    own = data.train_examples if options.split == "train" else data.val_examples
+    num_examples = options.num_examples
+    if num_examples is None:
+        num_examples = data.train_examples if options.split == "train" else data.val_examples
     return make_examples(
         options.dataset or data.dataset,
         split=options.split,
@@ -157,7 +159,7 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         num_classes=data.num_classes or run.num_classes,
         ignore_label=run.ignore_label,
         class_names=run.class_names,
-        num_examples=options.num_examples or own,
+        num_examples=num_examples,
         seed=run.options.training.seed,
         on_bad_example=data.on_bad_example,
     )

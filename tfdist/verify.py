@@ -36,18 +36,16 @@ def run_verification(options: VerifyOptions) -> int:
     runs.configure_process(options)
     say = _make_say(options)
     chosen, total = options.model, options.verification.steps
-    if not options.run.quiet:
-        print(
-            f"{chosen.model}, {total} steps of {chosen.global_batch_size} in {chosen.precision}, "
-            "largest difference from one device relative to the largest value:\n\n" + format_head(),
-            flush=True,
-        )
-    verdicts = []
+    head = (
+        f"{chosen.model}, {total} steps of {chosen.global_batch_size} in {chosen.precision}, "
+        f"largest difference from one device relative to the largest value:\n\n{format_head()}\n"
+    )
+    verdicts: list[runs.Verdict] = []
     for verdict in runs.run_strategies(options, lambda name, step: say(name, step, total)):
-        verdicts.append(verdict)
         say("", 0, 0)
         if not options.run.quiet:
-            print(format_row(verdict), flush=True)
+            print(("" if verdicts else head) + format_row(verdict), flush=True)
+        verdicts.append(verdict)
     if not options.run.quiet:
         print("", *list_notes(verdicts), f"{time.perf_counter() - started:.0f} s", sep="\n")
     if options.run.json:

@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from tfdist.command import run_command
 from tfdist.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
 from tfdist.verification import runs
 from tfdist.verification.table import format_table
-from tfdist.verify import run_verification
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODULE = "tests.verification.wrong_models"
@@ -77,24 +75,6 @@ def test_local_sgd_is_not_compared_where_a_layer_sees_the_batch(verify):
     assert verdict.holds
     assert "not comparable" in format_table([verdict])
     assert "'batch_normalization'" in verdict.problem
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--strategies=mirored", "Valid: mirrored,"),
-        ("--model=unett", "Valid: unet,"),
-        ("--model=nowhere.at_all:build", "No module named 'nowhere'"),
-        ("--steps=0", "--steps=0 is too small: give 1 or more"),
-    ],
-)
-def test_bad_input_costs_one_line(capfd, flag, message):
-    arguments = ["--replicas=3", "--precision=float32", flag]
-    assert (
-        run_command("tfdist.verify", run_verification, arguments, options_class=VerifyOptions) == 2
-    )
-    (line,) = capfd.readouterr().err.strip().splitlines()
-    assert message in line
 
 
 @pytest.mark.cluster

@@ -128,11 +128,15 @@ def _make_shapes(request: _Request) -> tuple[Source | SequentialSource, str]:
 
 
 def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
-    if not request.data_dir or request.num_classes is None:
-        missing = "--data_dir" if not request.data_dir else "--num_classes"
+    if not request.data_dir:
         raise TfdistError(
-            f"Cannot read --dataset=folder without {missing}. Give --data_dir, which holds "
-            "SPLIT/images and SPLIT/masks, and --num_classes."
+            "Cannot read --dataset=folder without --data_dir. Give the directory that holds "
+            "SPLIT/images and SPLIT/masks."
+        )
+    if request.num_classes is None:
+        raise TfdistError(
+            "Cannot read --dataset=folder without --num_classes. Give the number of classes in "
+            "the masks."
         )
     source = make_folder(
         request.data_dir,
