@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tfdist.benchmarking.options import BenchmarkOptions
 from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
 from tfdist.job_files import JobsOptions
 from tfdist.launch import _make_parser
@@ -19,9 +20,10 @@ COMMANDS = (
     EvaluateOptions,
     ExportOptions,
     VerifyOptions,
+    BenchmarkOptions,
     JobsOptions,
 )
-OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "signal"}
+OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "python", "signal"}
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
 
