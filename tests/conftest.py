@@ -44,12 +44,17 @@ def float64():
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.fixture
-def deterministic():
-    """Only deterministic kernels, for one test."""
-    tf.config.experimental.enable_op_determinism()
+@pytest.fixture(autouse=True)
+def _allow_all_kernels():
+    """Takes back what a command's `--deterministic` did to the process."""
     yield
     tf_config.disable_op_determinism()
+
+
+@pytest.fixture
+def deterministic(_allow_all_kernels):
+    """Only deterministic kernels, for one test."""
+    tf.config.experimental.enable_op_determinism()
 
 
 @pytest.fixture(scope="session")
