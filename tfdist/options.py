@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError
 
@@ -304,6 +304,22 @@ class CommandOptions:
         """Returns the groups' classes by their names, in the order of `--help`."""
         return {item.name: type(item.default) for item in dataclasses.fields(cls)}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Returns the options that `to_dict` gave; what is missing has its default."""
+        return cls(
+            **{
+                name: group(
+                    **{
+                        item.name: tuple(value) if isinstance(value, list) else value
+                        for item in dataclasses.fields(group)
+                        for value in [values[name].get(item.name, item.default)]
+                    }
+                )
+                for name, group in cls.list_groups().items()
+            }
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(CommandOptions):
@@ -386,22 +402,6 @@ class TrainOptions(CommandOptions):
             "bytes_per_pack": self.strategy.bytes_per_pack,
             "checkpoint_every": self.run.checkpoint_every,
         }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TrainOptions":
-        """Returns the options that `to_dict` gave; what is missing has its default."""
-        return cls(
-            **{
-                name: group(
-                    **{
-                        item.name: tuple(value) if isinstance(value, list) else value
-                        for item in dataclasses.fields(group)
-                        for value in [values[name].get(item.name, item.default)]
-                    }
-                )
-                for name, group in cls.list_groups().items()
-            }
-        )
 
 
 def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:

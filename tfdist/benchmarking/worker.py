@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmarking.contestants import Contestant
-from tfdist.benchmarking.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
+from tfdist.benchmarking.options import BenchmarkOptions
 from tfdist.command import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
 
@@ -16,10 +16,7 @@ def main(directory: str) -> int:
     """Measures what `task.json` says and writes `result.json`; what is wrong is the last line."""
     task = json.loads((Path(directory) / "task.json").read_text())
     contestant = Contestant(**task["contestant"])
-    options = BenchmarkOptions(
-        contest=ContestOptions(**_to_tuples(task["options"]["contest"])),
-        model=MeasuredModelOptions(**_to_tuples(task["options"]["model"])),
-    )
+    options = BenchmarkOptions.from_dict(task["options"])
     if contestant.cores:
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: contestant.cores])
@@ -37,10 +34,6 @@ def main(directory: str) -> int:
     if found is not None:
         (Path(directory) / "result.json").write_text(json.dumps(found))
     return 0
-
-
-def _to_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from tfdist import assembly, cluster, devices
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch import run_local_cluster
 from tfdist.launching.logs import last_lines
-from tfdist.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
+from tfdist.options import VerifyOptions
 from tfdist.strategies.parameter_server import run_server
 from tfdist.strategies.registry import make_strategy
 from tfdist.verification.comparison import TOLERANCES, Comparison, compare
@@ -127,10 +126,7 @@ def configure_process(options: VerifyOptions) -> None:
 def run_worker(directory: str, name: str) -> int:
     """Runs one process of a cluster that `run_strategies` started; returns the exit status."""
     content = json.loads((Path(directory) / "options.json").read_text())
-    options = VerifyOptions(
-        verification=VerificationOptions(**_to_tuples(content["verification"])),
-        model=VerifiedModelOptions(**_to_tuples(content["model"])),
-    )
+    options = VerifyOptions.from_dict(content)
     train_options = make_train_options(options, strategy=name)
     config = assembly.join_cluster(train_options)
     assert config is not None
@@ -202,7 +198,3 @@ def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) ->
 
 def _must_change_norm(options: VerifyOptions) -> bool:
     return ":" not in options.model.model and options.model.norm in ("sync_batch", "batch")
-
-
-def _to_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
