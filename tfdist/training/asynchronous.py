@@ -31,10 +31,10 @@ from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.shards import make_shards
 from tfdist.training.step import (
     count_batch,
-    count_rows,
     gradients_already_reduced,
     list_metric_variables,
     make_read_logs,
+    measure_training,
     measure_valid,
 )
 from tfdist.training.training_steps import TrainingSteps
@@ -296,15 +296,7 @@ class AsynchronousSteps(TrainingSteps):
                 tape.watch(weights)
                 state_tape.watch([old for _, old in olds if old.dtype.is_floating])
                 with keras.StatelessScope(mapping, collect_losses=True) as scope:
-                    y_pred = model(x, training=True)
-                    measured = objective.measure(
-                        x=x,
-                        y=y,
-                        y_pred=y_pred,
-                        sample_weight=sample_weight,
-                        num_rows=count_rows(x),
-                        training=True,
-                    )
+                    measured, y_pred = measure_training(model, objective, (x, y, sample_weight))
                 share = measured.make_share(measured.normalizers)
             gradients = tape.gradient(share, weights)
             self._with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]

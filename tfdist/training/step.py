@@ -75,7 +75,7 @@ def make_train_step(
         """Returns the share, its gradient, what was measured, the outputs and their masks."""
         variables = model.trainable_variables
         with tf.GradientTape() as tape:
-            measured, y_pred = _measure(model, objective, batch)
+            measured, y_pred = measure_training(model, objective, batch)
             share = measured.make_share(find_normalizers(measured))
             scaled = optimizer.scale_loss(share)
         gradient = tape.gradient(scaled, [variable.value for variable in variables])
@@ -315,6 +315,23 @@ def count_rows(x: Any) -> tf.Tensor:
     return tf.shape(keras.tree.flatten(x)[0])[0]
 
 
+def measure_training(
+    model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
+) -> tuple[Measurement, Any]:
+    """Returns what was measured in training, and the model's outputs."""
+    x, y, sample_weight = batch
+    y_pred = model(x, training=True)
+    measured = objective.measure(
+        x=x,
+        y=y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        num_rows=count_rows(x),
+        training=True,
+    )
+    return measured, y_pred
+
+
 def measure_valid(
     model: keras.Model, objective: Objective, batch: Any, num_valid: tf.Tensor
 ) -> tuple[Measurement, tuple[Any, Any, Any]]:
@@ -386,23 +403,6 @@ def _sum_over_replicas(
     return reduced[: len(gradients)], reduced[len(gradients) :]
 
 
-def _measure(
-    model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
-) -> tuple[Measurement, Any]:
-    """Returns what was measured in training, and the model's outputs."""
-    x, y, sample_weight = batch
-    y_pred = model(x, training=True)
-    measured = objective.measure(
-        x=x,
-        y=y,
-        y_pred=y_pred,
-        sample_weight=sample_weight,
-        num_rows=count_rows(x),
-        training=True,
-    )
-    return measured, y_pred
-
-
 def _measure_without_effect(
     model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
 ) -> Measurement:
@@ -413,7 +413,7 @@ def _measure_without_effect(
     """
     values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.variables]
     with keras.StatelessScope(values, collect_losses=True):
-        measured, _ = _measure(model, objective, batch)
+        measured, _ = measure_training(model, objective, batch)
     return measured
 
 
