@@ -20,7 +20,7 @@ from tfdist.training.division import Division, make_part
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.rematerialize import make_call
-from tfdist.training.replica_metrics import Logs, ReplicaMetrics
+from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
 from tfdist.training.step_options import StepOptions
 
@@ -230,7 +230,7 @@ class Steps:
             logs = self._strategy.run(own, args=(_drop_optionals(data),))
         return {
             name: self._strategy.experimental_local_results(value)[0]
-            for name, value in logs.items()
+            for name, value in flatten_logs(logs).items()
         }
 
     def _run(
