@@ -14,12 +14,18 @@ from absl import logging
 
 from tfdist.data.cache import SequentialSource
 from tfdist.data.graph_errors import make_graph_error
+from tfdist.data.images import (
+    IMAGE_EXTENSIONS,
+    IMAGE_FORMATS,
+    ImageFormatError,
+    decode_image,
+)
 from tfdist.data.masks import MaskFormatError, decode_mask
+from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError, shorten_error
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")
 MASK_EXTENSIONS = (".png",)
 
 _MAX_NAMED = 3
@@ -37,9 +43,10 @@ def make_folder(
 ) -> "FolderSource":
     """Returns the images and masks in DATA_DIR/SPLIT/images and DATA_DIR/SPLIT/masks.
 
-    An image `NAME.jpg` (or jpeg, png, bmp) has the mask `NAME.png`: 8 bits, one channel
-    or a palette, a pixel's value being its class. The files' order is that of their
-    names. Images are resized bilinearly with anti-aliasing, masks to the nearest label.
+    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp) has the mask `NAME.png`: 8 bits, one
+    channel or a palette, a pixel's value being its class. Both are turned as their EXIF
+    orientation says, as viewers show them. The files' order is that of their names. Images
+    are resized bilinearly with anti-aliasing, masks to the nearest label.
 
     Args:
       data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
@@ -208,9 +215,15 @@ def check_mask(
       TfdistError: another size, or a label out of range.
     """
     if mask.shape != tuple(image_size):
+        cure = "Make them the same size."
+        if mask.shape == tuple(image_size)[::-1]:
+            cure = (
+                "If the image has an EXIF orientation, remove it from the file or turn the mask "
+                "with it; else make them the same size."
+            )
         raise TfdistError(
             f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image "
-            f"{_name_size(image_size)}. Make them the same size."
+            f"{_name_size(image_size)}. {cure}"
         )
     labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
     wrong = [int(v) for v in labels if v >= num_classes and v != ignore_label]
@@ -328,30 +341,36 @@ def _read_bytes(path: str) -> bytes:
 
 
 def read_image(path: str) -> np.ndarray:
-    """Returns the image in a JPEG, PNG or BMP file: uint8 [height, width, 3].
+    """Returns the image in a file, upright as its EXIF orientation says.
+
+    Returns:
+      uint8 [height, width, 3].
 
     Raises:
       TfdistError: it cannot be read or decoded.
     """
     data = _read_bytes(path)
     try:
-        return tf.io.decode_image(data, channels=3, expand_animations=False).numpy()
-    except tf.errors.InvalidArgumentError as error:
+        return decode_image(data)
+    except ImageFormatError as error:
         raise TfdistError(
-            f"Cannot decode the image {path!r} ({len(data)} bytes): it is truncated, damaged or "
-            "not a JPEG, PNG or BMP file. Replace it."
+            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it by a "
+            f"{IMAGE_FORMATS} file."
         ) from error
 
 
 def read_mask(path: str) -> np.ndarray:
-    """Returns the labels in a PNG file: uint8 [height, width].
+    """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
+
+    Returns:
+      uint8 [height, width].
 
     Raises:
       TfdistError: it cannot be read or decoded.
     """
     data = _read_bytes(path)
     try:
-        return decode_mask(data)
+        return apply_orientation(decode_mask(data), find_orientation(data))
     except MaskFormatError as error:
         raise TfdistError(
             f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
