@@ -89,16 +89,48 @@ def test_pairs_by_stem_in_the_order_of_names(data_dir):
     assert len(read(data_dir, max_examples=2)) == 2
 
 
-def test_bmp_images_are_read(path_with_spaces):
-    # A bottom-up 24-bit BMP of 4 x 4 pixels, blue first.
-    pixels = make_image(0, (4, 4))
-    data = pixels[::-1, :, ::-1].tobytes()
-    header = b"BM" + struct.pack("<IHHI", 54 + len(data), 0, 0, 54)
-    header += struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 24, 0, len(data), 0, 0, 0, 0)
+def exif_jpeg(image, orientation):
+    tiff = b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    segment = b"Exif\0\0" + tiff
+    data = tf.io.encode_jpeg(image, quality=100, chroma_downsampling=False).numpy()
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
+
+
+def test_an_image_stands_as_its_exif_orientation_says(path_with_spaces):
+    upright, mask = np.zeros((12, 16, 3), np.uint8), np.zeros((12, 16), np.uint8)
+    upright[:4, :10] = 200
+    mask[:4, :10] = 1
     root = str(path_with_spaces)
-    write(f"{root}/val/images/x.bmp", header + data)
-    write(f"{root}/val/masks/x.png", png(make_mask(0, (4, 4))))
-    np.testing.assert_array_equal(read(root, "val", (4, 4))[0][0], pixels)
+    write(f"{root}/val/images/x.jpg", exif_jpeg(np.rot90(upright), 6))
+    write(f"{root}/val/masks/x.png", png(mask))
+    image, labels = read(root, "val")[0]
+    np.testing.assert_allclose(image.astype(int), upright, atol=20)
+    np.testing.assert_array_equal(labels, mask)
+    write(f"{root}/val/masks/x.png", png(np.rot90(mask)))
+    with pytest.raises(TfdistError, match=r"the mask is 16x12 .* 12x16\. If .* EXIF orientation"):
+        read(root, "val")
+
+
+def test_other_files_are_skipped_aloud(data_dir, caplog):
+    for name in ("x.tif", "Y.TIF", "notes.txt", "readme", "old/a.png"):
+        write(f"{data_dir}/train/images/{name}", b"")
+    write(f"{data_dir}/train/masks/x.png", png(make_mask(0)))
+    write(f"{data_dir}/train/images/z.png", png(make_image(0)))
+    write(f"{data_dir}/train/masks/z.tiff", b"")
+    source = make_folder(data_dir, "train", (12, 16), 3)
+    assert (source.num_examples, source.num_skipped) == (3, 2)
+    assert [record.message for record in caplog.records] == [
+        f"Skipped 5 files in '{data_dir}/train/images': 2 .tif, 1 .txt, 1 without an extension, "
+        "1 directory; left out with them: 1 mask.",
+        f"Skipped 1 file in '{data_dir}/train/masks': 1 .tiff; left out with them: 1 image.",
+    ]
+    for name in ("a.jpg", "b.JPEG", "c c.png", "z.png"):
+        tf.io.gfile.remove(f"{data_dir}/train/images/{name}")
+    for name in ("a", "b", "c c"):
+        tf.io.gfile.remove(f"{data_dir}/train/masks/{name}.png")
+    write(f"{data_dir}/train/images/z.png", png(make_image(0)))
+    with pytest.raises(TfdistError, match="Cannot use any image in '.*train'"):
+        make_folder(data_dir, "train", (12, 16), 3)
 
 
 def test_memory_file_system_is_read():
@@ -156,7 +188,10 @@ def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"the split 'x' in .* it has no directory"):
         read(f"{data_dir}/train/images", "x")
     tf.io.gfile.makedirs(f"{data_dir}/val/images")
-    with pytest.raises(TfdistError, match=r"any \.jpg, \.jpeg, \.png, \.bmp file in '.*images'"):
+    with pytest.raises(TfdistError, match=r"any \.jpg, .*, \.gif, \.webp file in '.*images'\. Put"):
+        read(data_dir, "val")
+    write(f"{data_dir}/val/images/a.tif", b"")
+    with pytest.raises(TfdistError, match=r"any \.jpg, .* file in '.*images', only 1 \.tif\. Put"):
         read(data_dir, "val")
     write(f"{data_dir}/val/images/a.png", png(make_image(0)))
     with pytest.raises(TfdistError, match=r"find the directory '.*val/masks'"):

@@ -20,6 +20,7 @@ from tfdist.data.images import (
     ImageFormatError,
     decode_image,
 )
+from tfdist.data.listing import Listing, list_directory
 from tfdist.data.masks import MaskFormatError, decode_mask
 from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.data.python_calls import call_python
@@ -27,6 +28,9 @@ from tfdist.data.source import Source
 from tfdist.errors import TfdistError, shorten_error
 
 MASK_EXTENSIONS = (".png",)
+
+# Pictures that cannot be read: one that has a partner is left out together with it.
+_OTHER_EXTENSIONS = (".tif", ".tiff", ".jxl", ".avif", ".heic", ".heif", ".jp2", ".pgm", ".ppm")
 
 _MAX_NAMED = 3
 
@@ -48,6 +52,9 @@ def make_folder(
     orientation says, as viewers show them. The files' order is that of their names. Images
     are resized bilinearly with anti-aliasing, masks to the nearest label.
 
+    Other files and directories are skipped and counted in a warning. Of a pair in which one
+    is a picture in a format that cannot be read, such as TIFF, both are.
+
     Args:
       data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
       split: a directory in it, such as "train".
@@ -64,7 +71,7 @@ def make_folder(
         be decoded, sizes that differ, a label out of range.
     """
     _check_classes(num_classes, class_names)
-    pairs = _list_pairs(str(data_dir), split)
+    pairs, num_skipped = _list_pairs(str(data_dir), split)
     if max_examples is not None:
         pairs = pairs[:max_examples]
     return FolderSource(
@@ -73,6 +80,7 @@ def make_folder(
         num_classes=num_classes,
         class_names=class_names,
         ignore_label=ignore_label,
+        num_skipped=num_skipped,
         pairs=tuple(pairs),
     )
 
@@ -96,7 +104,7 @@ def leave_out_bad(source: "FolderSource") -> "FolderSource":
         source,
         pairs=pairs,
         num_examples=len(pairs),
-        num_skipped=source.num_examples - len(pairs),
+        num_skipped=source.num_skipped + source.num_examples - len(pairs),
     )
 
 
@@ -270,7 +278,8 @@ def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> Non
         )
 
 
-def _list_pairs(data_dir: str, split: str) -> list[tuple[str, str]]:
+def _list_pairs(data_dir: str, split: str) -> tuple[list[tuple[str, str]], int]:
+    """Returns the pairs in a split, and how many are left out for their format."""
     gfile = tf.io.gfile
     if not gfile.isdir(data_dir):
         raise TfdistError(
@@ -285,47 +294,75 @@ def _list_pairs(data_dir: str, split: str) -> list[tuple[str, str]]:
             f"Cannot find the split {split!r} in {data_dir!r}: {found}. It must hold "
             f"{split}/images and {split}/masks."
         )
-    images = _list_by_stem(gfile.join(root, "images"), IMAGE_EXTENSIONS)
-    masks = _list_by_stem(gfile.join(root, "masks"), MASK_EXTENSIONS)
+    image_files = _list_files(gfile.join(root, "images"), IMAGE_EXTENSIONS)
+    mask_files = _list_files(gfile.join(root, "masks"), MASK_EXTENSIONS)
+    images, masks = _find_stems(image_files), _find_stems(mask_files)
+    lost_masks = masks.keys() & _find_unreadable(image_files) - images.keys()
+    lost_images = images.keys() & _find_unreadable(mask_files) - masks.keys()
+    images = {stem: path for stem, path in images.items() if stem not in lost_images}
+    masks = {stem: path for stem, path in masks.items() if stem not in lost_masks}
     lonely = sorted(images.keys() - masks.keys())
     if lonely:
         raise TfdistError(
             f"Cannot pair {_name_some([images[stem] for stem in lonely])}: no mask of that name "
-            f"in {gfile.join(root, 'masks')!r}. Add NAME.png for every image, or remove the image."
+            f"in {mask_files.directory!r}. Add NAME.png for every image, or remove the image."
         )
     lonely = sorted(masks.keys() - images.keys())
     if lonely:
         raise TfdistError(
             f"Cannot pair {_name_some([masks[stem] for stem in lonely])}: no image of that name "
-            f"in {gfile.join(root, 'images')!r}. Add the image, or remove the mask."
+            f"in {image_files.directory!r}. Add the image, or remove the mask."
         )
-    return [(images[stem], masks[stem]) for stem in sorted(images)]
+    if not images:
+        raise TfdistError(
+            f"Cannot use any image in {root!r}: {image_files.directory!r} and "
+            f"{mask_files.directory!r} have no readable pair. Convert images to JPEG or PNG and "
+            "masks to PNG."
+        )
+    image_files.warn_of_skipped(more=_name_lost("mask", len(lost_masks)))
+    mask_files.warn_of_skipped(more=_name_lost("image", len(lost_images)))
+    return [(images[stem], masks[stem]) for stem in sorted(images)], len(lost_masks | lost_images)
 
 
-def _list_by_stem(directory: str, extensions: tuple[str, ...]) -> dict[str, str]:
+def _list_files(directory: str, extensions: tuple[str, ...]) -> Listing:
     if not tf.io.gfile.isdir(directory):
         raise TfdistError(
             f"Cannot find the directory {directory!r}. Put images in SPLIT/images and masks in "
             "SPLIT/masks."
         )
+    listing = list_directory(directory, extensions)
+    if not listing.names:
+        found = f", only {listing.describe_skipped()}" if listing.skipped else ""
+        raise TfdistError(
+            f"Cannot find any {', '.join(extensions)} file in {directory!r}{found}. Put the data "
+            "there, or name another --data_dir."
+        )
+    return listing
+
+
+def _find_stems(listing: Listing) -> dict[str, str]:
+    """Returns the path of each file that can be read, by its name without the extension."""
     paths: dict[str, str] = {}
-    for name in _list_names(directory):
-        stem, dot, extension = name.rpartition(".")
-        if name.startswith(".") or (dot + extension).lower() not in extensions:
-            continue
-        path = tf.io.gfile.join(directory, name)
+    for name in listing.names:
+        stem = name.rpartition(".")[0]
+        path = tf.io.gfile.join(listing.directory, name)
         if stem in paths:
             raise TfdistError(
                 f"Cannot tell apart {paths[stem]!r} and {path!r}: they have one name, and "
                 "examples are paired by name. Remove one."
             )
         paths[stem] = path
-    if not paths:
-        raise TfdistError(
-            f"Cannot find any {', '.join(extensions)} file in {directory!r}. Put the data there, "
-            "or name another --data_dir."
-        )
     return paths
+
+
+def _find_unreadable(listing: Listing) -> set[str]:
+    """Returns the names, without extension, of the skipped files that are pictures."""
+    pictures = (*IMAGE_EXTENSIONS, *_OTHER_EXTENSIONS)
+    return {name.rpartition(".")[0] for name in listing.skipped if name.lower().endswith(pictures)}
+
+
+def _name_lost(what: str, count: int) -> str:
+    return f"; left out with them: {count} {what}{'' if count == 1 else 's'}" if count else ""
 
 
 def _list_names(directory: str) -> list[str]:
