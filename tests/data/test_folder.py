@@ -1,4 +1,5 @@
 import pathlib
+import re
 import struct
 import uuid
 import zlib
@@ -10,9 +11,10 @@ import tensorflow as tf
 from tfdist.data.cache import cache_source
 from tfdist.data.folder import leave_out_bad, make_folder
 from tfdist.data.graph_errors import as_user_error
-from tfdist.data.masks import MaskFormatError, decode_mask
+from tfdist.data.masks import MaskFormatError, decode_mask, encode_mask
 from tfdist.data.pipeline import make_eval_dataset
 from tfdist.errors import TfdistError
+from tfdist.options import parse_label_map
 
 
 def write(path, data):
@@ -180,6 +182,56 @@ def test_masks_of_other_kinds_are_refused(data, message):
         decode_mask(data)
 
 
+def test_a_label_map_gives_values_their_classes(data_dir):
+    stored = np.array([0, 255, 128], np.uint8)[make_mask(0)]
+    write(f"{data_dir}/train/masks/a.png", png(stored))
+    with pytest.raises(TfdistError, match=r"holds the value 128, .*=128:1,255:2; or set"):
+        read(data_dir, ignore_label=9)
+    examples = read(data_dir, label_map={255: 1, 128: 9}, ignore_label=9)
+    np.testing.assert_array_equal(examples[0][1], np.array([0, 1, 9])[make_mask(0)])
+    np.testing.assert_array_equal(examples[1][1], make_mask(1))
+    with pytest.raises(TfdistError, match=r"map 255 to class 3: classes are 0 to 2 or 9 \(ign"):
+        read(data_dir, label_map={255: 3}, ignore_label=9)
+
+
+def test_the_proposed_label_map_makes_the_mask_fit(data_dir):
+    for values, classes in (([0, 255], 2), ([255], 2), ([0, 1, 255], 3), ([0, 90, 255], 4)):
+        stored = np.resize(np.array(values, np.uint8), (12, 16))
+        write(f"{data_dir}/train/masks/a.png", png(stored))
+        with pytest.raises(TfdistError) as caught:
+            read(data_dir, num_classes=classes, max_examples=1)
+        proposed = re.search(r"--label_map=(\S+);", str(caught.value))[1]
+        label_map = parse_label_map(proposed.split(","))
+        mask = read(data_dir, num_classes=classes, max_examples=1, label_map=label_map)[0][1]
+        assert len(np.unique(mask)) == len(values)
+
+
+def test_a_label_map_gives_colors_their_classes(data_dir):
+    colors = np.array([[0, 0, 0], [255, 0, 0], [0, 128, 255]], np.uint8)
+    label_map = {"#000000": 0, "#ff0000": 1, "#0080ff": 2}
+    labels = make_mask(0)
+    opaque = np.full((12, 16, 1), 255, np.uint8)
+    palette = encode_mask(labels, colors)
+    for data in (png(colors[labels]), png(np.dstack([colors[labels], opaque])), palette):
+        write(f"{data_dir}/train/masks/a.png", data)
+        mask = read(data_dir, label_map=label_map, max_examples=1)[0][1]
+        np.testing.assert_array_equal(mask, labels)
+    del label_map["#0080ff"]
+    with pytest.raises(TfdistError, match=r"a\.png': its color #0080ff has no class"):
+        read(data_dir, label_map=label_map)
+    write(f"{data_dir}/train/masks/a.png", png(np.dstack([colors[labels], opaque // 2])))
+    with pytest.raises(TfdistError, match="transparent in places"):
+        read(data_dir, label_map=label_map)
+
+
+def test_the_label_map_is_part_of_what_is_cached(data_dir):
+    keys = {
+        make_folder(data_dir, "train", (12, 16), 3, label_map=label_map).get_fingerprint()
+        for label_map in (None, {5: 1}, {5: 2})
+    }
+    assert len(keys) == 3
+
+
 def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"--data_dir='.*nowhere': there is no such directory"):
         read(f"{data_dir}/nowhere")
@@ -237,7 +289,7 @@ BREAKAGES = {
     ),
     "out_of_range": (
         lambda root: write(f"{root}/train/masks/b.png", png(make_mask(0) + np.uint8(5))),
-        r"use '.*b\.png': it holds class 5, but classes are 0 to 2 or 9 \(ignored\)",
+        r"use '.*b\.png': it holds the value 5, but classes are 0 to 2 or 9 \(ignored\)\. ",
     ),
 }
 

@@ -20,6 +20,7 @@ from tfdist.data.images import (
     ImageFormatError,
     decode_image,
 )
+from tfdist.data.label_map import LabelMap, UnknownColorError, check_label_map
 from tfdist.data.listing import Listing, list_directory
 from tfdist.data.masks import MaskFormatError, decode_mask
 from tfdist.data.orientation import apply_orientation, find_orientation
@@ -42,6 +43,7 @@ def make_folder(
     num_classes: int,
     *,
     ignore_label: int | None = None,
+    label_map: LabelMap | None = None,
     class_names: tuple[str, ...] | None = None,
     max_examples: int | None = None,
 ) -> "FolderSource":
@@ -61,16 +63,22 @@ def make_folder(
       image_size: (height, width) in pixels of the examples.
       num_classes: labels are 0 .. num_classes - 1.
       ignore_label: one more label that is allowed in the masks, or None.
+      label_map: the class that a value, such as 255, or a color, such as "#ff0000", of the
+        masks stands for. Values that it does not hold stand for themselves; colors must all
+        be in it, and the masks may then be RGB.
       class_names: one for each class, or None.
       max_examples: take only this many, the first by name.
 
     Raises:
       TfdistError: a directory is missing or empty; an image has no mask, a mask no
         image, or two images share a name; the number of class names is not that of the
-        classes. Reading the examples raises it too, naming the file: a file that cannot
-        be decoded, sizes that differ, a label out of range.
+        classes; the label map leads to a class that there is not. Reading the examples
+        raises it too, naming the file: a file that cannot be decoded, sizes that differ, a
+        label out of range.
     """
     _check_classes(num_classes, class_names)
+    if label_map:
+        check_label_map(label_map, num_classes, ignore_label)
     pairs, num_skipped = _list_pairs(str(data_dir), split)
     if max_examples is not None:
         pairs = pairs[:max_examples]
@@ -81,6 +89,7 @@ def make_folder(
         class_names=class_names,
         ignore_label=ignore_label,
         num_skipped=num_skipped,
+        label_map=dict(label_map or {}),
         pairs=tuple(pairs),
     )
 
@@ -117,12 +126,14 @@ class FolderSource(SequentialSource, Source):
 
     Attributes:
       pairs: (image path, mask path) of every example.
+      label_map: see `make_folder`.
     """
 
     num_examples: int
     image_size: tuple[int, int]
     num_classes: int
     pairs: tuple[tuple[str, str], ...]
+    label_map: LabelMap = dataclasses.field(default_factory=dict)
 
     @property
     def element_spec(self) -> Any:
@@ -168,7 +179,7 @@ class FolderSource(SequentialSource, Source):
         image_path, mask_path = self.pairs[index]
         with tf.device("CPU:0"):
             image = read_image(image_path)
-            mask = read_mask(mask_path)
+            mask = read_mask(mask_path, label_map=self.label_map)
             check_mask(
                 mask_path,
                 mask,
@@ -192,7 +203,7 @@ class FolderSource(SequentialSource, Source):
         for path in (path for pair in self.pairs for path in pair):
             stat = tf.io.gfile.stat(path)
             digest.update(f"{path}\0{stat.length}\0{stat.mtime_nsec}\0".encode())
-        labels = f"{self.num_classes} {self.ignore_label}"
+        labels = f"{self.num_classes} {self.ignore_label} {sorted(self.label_map.items())}"
         return f"folder {digest.hexdigest()} {labels}"
 
     def _read_marked(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -238,9 +249,10 @@ def check_mask(
     if wrong:
         ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
         raise TfdistError(
-            f"Cannot use {path!r}: it holds class {wrong[0]}, but classes are 0 to "
-            f"{num_classes - 1}{ignored}. Set --num_classes or --ignore_label to "
-            "match the masks."
+            f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
+            f"{num_classes - 1}{ignored}. Say which class it stands for, as in "
+            f"--label_map={_propose_label_map(labels, wrong, num_classes)}; or set --num_classes "
+            "if it is a class itself, or --ignore_label if its pixels are not to count."
         )
 
 
@@ -396,23 +408,42 @@ def read_image(path: str) -> np.ndarray:
         ) from error
 
 
-def read_mask(path: str) -> np.ndarray:
+def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
     """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
+
+    Args:
+      path: the file's.
+      label_map: see `make_folder`.
 
     Returns:
       uint8 [height, width].
 
     Raises:
-      TfdistError: it cannot be read or decoded.
+      TfdistError: it cannot be read or decoded, or has a color that is not in the label map.
     """
     data = _read_bytes(path)
     try:
-        return apply_orientation(decode_mask(data), find_orientation(data))
+        labels = decode_mask(data, label_map=label_map)
+    except UnknownColorError as error:
+        raise TfdistError(
+            f"Cannot use {path!r}: its color {error} has no class. Add every color of the masks "
+            "to --label_map, as in #000000:0."
+        ) from error
     except MaskFormatError as error:
         raise TfdistError(
             f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
-            "of at most 8 bits, one channel or a palette."
+            "of at most 8 bits, one channel or a palette, or of colors that --label_map names."
         ) from error
+    return apply_orientation(labels, find_orientation(data))
+
+
+def _propose_label_map(labels: np.ndarray, wrong: list[int], num_classes: int) -> str:
+    """Returns an example of `--label_map` for a mask's values that are no classes."""
+    free = [label for label in range(num_classes) if label not in labels]
+    if len(wrong) > len(free):
+        return f"{wrong[0]}:{num_classes - 1}"
+    pairs = zip(wrong, free[-len(wrong) :], strict=True)
+    return ",".join(f"{value}:{label}" for value, label in pairs)
 
 
 def _name_some(paths: list[str]) -> str:
