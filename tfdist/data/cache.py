@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
+from tfdist.data.fingerprint import hash_text, make_header
 from tfdist.data.source import BatchSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 
@@ -46,6 +47,14 @@ class SequentialSource(abc.ABC):
     ignore_label: int | None = None
     num_skipped: int = 0
 
+    @property
+    def element_spec(self) -> Any:
+        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
+        return (
+            tf.TensorSpec((*self.image_size, 3), tf.float32),
+            tf.TensorSpec(self.image_size, tf.int32),
+        )
+
     @abc.abstractmethod
     def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
@@ -56,7 +65,21 @@ class SequentialSource(abc.ABC):
 
     @abc.abstractmethod
     def get_fingerprint(self) -> str:
-        """Returns a text that changes whenever what `read_examples` yields would."""
+        """Returns a text that changes whenever what `read_examples` yields would.
+
+        It tells whether a cache on disk can be used again.
+        """
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells these examples from others, as JSON.
+
+        Two processes that read the same data return the same, wherever the data lie, unless
+        `get_fingerprint` says more, such as where they lie.
+        """
+        header = make_header(
+            kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        return {**header, "contents": hash_text(self.get_fingerprint())}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,10 +89,12 @@ class CachedSource(BatchSource):
     Attributes:
       images: uint8 [num_examples, height, width, 3].
       masks: uint8 [num_examples, height, width].
+      origin: the fingerprint of the source that was cached, at that time.
     """
 
     images: "tf.Tensor | MappedFile"
     masks: "tf.Tensor | MappedFile"
+    origin: dict[str, Any]
 
     @property
     def element_spec(self) -> Any:
@@ -85,6 +110,10 @@ class CachedSource(BatchSource):
             tf.cast(_gather(self.images, indices), tf.float32),
             tf.cast(_gather(self.masks, indices), tf.int32),
         )
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns the fingerprint of what was cached: where it is kept makes no difference."""
+        return self.origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +174,7 @@ def cache_source(
             )
         return source
     height, width = _get_image_size(source)
+    origin = source.make_fingerprint()
     size_bytes = source.num_examples * height * width * 4
     if where == "auto":
         where = "memory" if size_bytes <= memory_limit_bytes else "disk"
@@ -169,6 +199,7 @@ def cache_source(
         num_skipped=source.num_skipped,
         images=images,
         masks=masks,
+        origin=origin,
     )
 
 

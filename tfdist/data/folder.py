@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist.data.cache import SequentialSource
+from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.images import (
     IMAGE_EXTENSIONS,
@@ -135,14 +136,6 @@ class FolderSource(SequentialSource, Source):
     pairs: tuple[tuple[str, str], ...]
     label_map: LabelMap = dataclasses.field(default_factory=dict)
 
-    @property
-    def element_spec(self) -> Any:
-        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
-        return (
-            tf.TensorSpec((*self.image_size, 3), tf.float32),
-            tf.TensorSpec(self.image_size, tf.int32),
-        )
-
     def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the example at `index` (int64 scalar), decoded now."""
         image, mask = call_python(self._read_marked, [index], (tf.uint8, tf.uint8))
@@ -196,6 +189,16 @@ class FolderSource(SequentialSource, Source):
         except TfdistError as error:
             return str(error)
         return None
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells the files from others, as JSON: names, sizes, some contents."""
+        return {
+            **make_header(
+                kind="folder", num_examples=self.num_examples, element_spec=self.element_spec
+            ),
+            "label_map": {str(found): label for found, label in self.label_map.items()},
+            "files": hash_files([{"image": image, "mask": mask} for image, mask in self.pairs]),
+        }
 
     def get_fingerprint(self) -> str:
         """Returns a hash of the files' names, sizes and times of change."""
