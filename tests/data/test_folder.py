@@ -1,3 +1,4 @@
+import os
 import pathlib
 import re
 import struct
@@ -321,6 +322,23 @@ def test_random_access_reads_what_the_cache_does(data_dir):
     cached = cache_source(source, "memory", quiet=True)
     for left, right in zip(direct, cached.load_batch(tf.range(3, dtype=tf.int64)), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_changed_file_is_not_taken_from_the_disk_cache(data_dir, tmp_path):
+    def read_mask():
+        source = make_folder(data_dir, "train", (12, 16), 3)
+        cached = cache_source(source, "disk", directory=str(tmp_path / "cache"), quiet=True)
+        return cached.load(tf.constant(0, tf.int64))[1].numpy()
+
+    path = pathlib.Path(data_dir) / "train" / "masks" / "a.png"
+    path.write_bytes(indexed_png(np.ones((12, 16), np.uint8), 8))
+    stat = path.stat()
+    assert (read_mask() == 1).all()
+    changed = indexed_png(np.full((12, 16), 2, np.uint8), 8)
+    assert len(changed) == stat.st_size
+    path.write_bytes(changed)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (read_mask() == 2).all()
 
 
 def test_refuses_impossible_classes(data_dir):
