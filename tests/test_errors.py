@@ -114,6 +114,10 @@ TRAIN = {
         "--dataset=folder --data_dir=nowhere --num_classes=3",
         f"{FOLDER} --num_classes=1",
         f"{FOLDER} --class_names=sky,road",
+        f"{FOLDER} --label_map=255",
+        f"{FOLDER} --label_map=255:3",
+        f"{FOLDER} --label_map=255:1,#ff0000:2",
+        "--label_map=255:1",
     ],
     "Run directories": ["--run_dir=/proc/run"],
 }
@@ -137,6 +141,7 @@ FILES = {
     "a mask in colours": {"train/masks/a.png": _encode_png(8, 8, channels=3)},
     "a mask that is none": {"train/masks/a.png": b"hello"},
     "a class out of range": {"train/masks/a.png": _encode_png(8, 8, 7)},
+    "a mask of 255": {"train/masks/a.png": _encode_png(8, 8, 255)},
 }
 
 # The environment's cluster, wrong.
@@ -222,6 +227,7 @@ USED = [
     "predict --masks=none",
     "predict --masks=empty",
     "predict --images=twins --masks=",
+    "predict --label_map=white:1",
     "predict --run_dir=none",
     "predict --run_dir=unfinished",
     "predict --overlap=1",
@@ -233,6 +239,7 @@ USED = [
     "evaluate --num_examples=0",
     "evaluate --dataset=folder",
     "evaluate --dataset=folder --data_dir=data",
+    "evaluate --label_map=7:1",
     "export --output=",
     "export --version=2",
     "verify --strategies=",

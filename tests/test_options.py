@@ -1,6 +1,9 @@
 import json
 
-from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
+import pytest
+
+from tfdist.errors import TfdistError
+from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions, parse_label_map
 
 
 def test_what_changes_only_the_speed_is_not_part_of_the_result():
@@ -29,3 +32,21 @@ def test_what_local_sgd_alone_is_told_belongs_to_its_result_alone():
         "outer_learning_rate": 1.0,
         "outer_momentum": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["255"], "--label_map=255 is not FROM:TO"),
+        (["256:1"], "--label_map=256:1 is not FROM:TO, a value from 0 to 255"),
+        (["255:256"], "is not FROM:TO"),
+        (["#ff00:1"], "is not FROM:TO"),
+        (["-1:1"], "is not FROM:TO"),
+        (["255:1", "255:0"], "names 255 twice"),
+        (["#ff0000:1", "#FF0000:0"], "names #ff0000 twice"),
+        (["255:1", "#ff0000:1"], "mixes values and colors"),
+    ],
+)
+def test_a_label_map_that_cannot_be_understood_is_refused(pairs, message):
+    with pytest.raises(TfdistError, match=message):
+        parse_label_map(pairs)

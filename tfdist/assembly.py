@@ -21,7 +21,7 @@ from tfdist.errors import TfdistError
 from tfdist.inference.options import DeviceOptions, EvaluateRunOptions, WindowOptions
 from tfdist.inference.predictor import Predictor
 from tfdist.inference.run import TrainedRun, read_run
-from tfdist.options import TrainOptions
+from tfdist.options import TrainOptions, parse_label_map
 from tfdist.strategies.registry import choose_local_strategy, make_strategy
 from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
@@ -154,13 +154,16 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
     num_examples = options.num_examples
     if num_examples is None:
         num_examples = data.train_examples if options.split == "train" else data.val_examples
+    dataset = options.dataset or data.dataset
+    label_map = options.label_map or (data.label_map if dataset == "folder" else ())
     return make_examples(
-        options.dataset or data.dataset,
+        dataset,
         split=options.split,
         image_size=run.image_size,
         data_dir=options.data_dir or data.data_dir,
         num_classes=data.num_classes or run.num_classes,
         ignore_label=run.ignore_label,
+        label_map=parse_label_map(label_map),
         class_names=run.class_names,
         num_examples=num_examples,
         seed=run.options.training.seed,
@@ -185,6 +188,7 @@ def build_data(options: TrainOptions) -> Data:
         data_dir=data.data_dir,
         num_classes=data.num_classes,
         ignore_label=data.ignore_label,
+        label_map=parse_label_map(data.label_map),
         class_names=data.class_names or None,
         seed=options.training.seed,
         on_bad_example=data.on_bad_example,

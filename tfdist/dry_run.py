@@ -13,7 +13,7 @@ from tfdist.data.pipeline import steps_per_epoch
 from tfdist.data.registry import make_examples
 from tfdist.data.tfds_source import is_prepared
 from tfdist.devices import ACCELERATORS, list_devices
-from tfdist.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions
+from tfdist.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.strategies.registry import choose_strategy
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
@@ -190,6 +190,7 @@ def _describe_data(options: TrainOptions) -> tuple[str, int, int | None]:
             data_dir=data.data_dir,
             num_classes=data.num_classes,
             ignore_label=data.ignore_label,
+            label_map=parse_label_map(data.label_map),
             class_names=data.class_names or None,
             num_examples=count,
             seed=options.training.seed,

@@ -6,7 +6,7 @@ what it may be. `tfdist.flags` turns the fields into flags and the flags into th
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -130,6 +130,12 @@ class DataOptions:
     num_classes: int | None = option(None, "classes; the data set's own by default", metavar="N")
     ignore_label: int | None = option(
         None, "label of pixels that count in no loss and no metric", metavar="LABEL"
+    )
+    label_map: tuple[str, ...] = option(
+        (),
+        "folder: the class that a mask's value or color stands for, as in 255:1 or #ff0000:1; "
+        "values that are not named stand for themselves, colors must all be named",
+        metavar="FROM:TO,FROM:TO",
     )
     class_names: tuple[str, ...] = option((), "names for the metrics", metavar="sky,road")
     image_size: tuple[int, int] = option(
@@ -364,6 +370,7 @@ class TrainOptions(CommandOptions):
         """
         self.parse_checkpoint_every()
         self.parse_profile()
+        parse_label_map(self.data.label_map)
 
     def parse_checkpoint_every(self) -> tuple[int, float]:
         """Returns the steps and the seconds between checkpoints; 0 for none.
@@ -430,6 +437,39 @@ class TrainOptions(CommandOptions):
             "checkpoint_every": self.run.checkpoint_every,
             "steps_per_loop": self.training.steps_per_loop,
         }
+
+
+def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
+    """Returns value or color -> class, from what `--label_map` lists.
+
+    >>> parse_label_map(["255:1", "128:2"])
+    {255: 1, 128: 2}
+    >>> parse_label_map(["#FF0000:1"])
+    {'#ff0000': 1}
+
+    Raises:
+      TfdistError: an entry is not FROM:TO, a number is not in 0 .. 255, FROM is given twice, or
+        values and colors are mixed.
+    """
+    label_map: dict[int | str, int] = {}
+    for pair in pairs:
+        match = re.fullmatch(r"(\d{1,3}|#[0-9a-fA-F]{6}):(\d{1,3})", pair.strip())
+        numbers = [int(text) for text in match.groups() if text.isdigit()] if match else [256]
+        if match is None or max(numbers) > 255:
+            raise TfdistError(
+                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color and its "
+                "class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
+            )
+        found: int | str = match[1].lower() if match[1].startswith("#") else int(match[1])
+        if found in label_map:
+            raise TfdistError(f"--label_map names {found} twice. Give it one class.")
+        label_map[found] = int(match[2])
+    if len({type(found) for found in label_map}) > 1:
+        raise TfdistError(
+            f"--label_map={','.join(pairs)} mixes values and colors. Name all colors, or values "
+            "alone."
+        )
+    return label_map
 
 
 def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import CommandOptions, option
+from tfdist.options import CommandOptions, DataOptions, inherit, option
+
+_LABEL_MAP_HELP = (
+    "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,9 @@ class PredictRunOptions(_FinishedRunOptions):
     masks: str | None = option(
         None, "a directory with the truth, NAME.png for each image: adds the metrics", metavar="DIR"
     )
+    label_map: tuple[str, ...] = inherit(
+        DataOptions, "label_map", help=f"of --masks, {_LABEL_MAP_HELP}"
+    )
     output: str | None = option(
         None, "masks, overlays and statistics; the same command continues", metavar="DIR"
     )
@@ -85,6 +92,9 @@ class EvaluateRunOptions(_FinishedRunOptions):
     )
     data_dir: str | None = option(
         None, "where the data set is; the run's own by default", metavar="DIR"
+    )
+    label_map: tuple[str, ...] = inherit(
+        DataOptions, "label_map", help=f"folder: {_LABEL_MAP_HELP}"
     )
     num_examples: int | None = option(
         None, "examples of shapes, or a cap on them; the run's own by default", metavar="N"
