@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -64,6 +65,21 @@ def test_writes_the_summary_and_pictures(tmp_path):
     run.write_summary({"loss": 1.5})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": 1.5}
     assert run.write_picture("samples/a.png", b"png") == f"{tmp_path}/samples/a.png"
+
+
+def test_a_finished_run_has_its_model_on_the_disk(tmp_path, monkeypatch):
+    run = RunDirectory(str(tmp_path))
+    (tmp_path / "model.keras").write_bytes(b"a model")
+    seen = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        seen.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    run.write_summary({})
+    assert seen == ["model.keras", "summary.json.writing", tmp_path.name]
 
 
 def test_the_lock_dies_with_its_owner(path_with_spaces):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.training.durable_files import write_atomically
 
 _NAME = re.compile(r"step-(\d+)")
 _CHUNK_BYTES = 1 << 24
@@ -209,14 +210,6 @@ class BackgroundWriter:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-
-def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file so that a reader sees the old one or the new one, never a part."""
-    temporary = f"{path}.writing"
-    with tf.io.gfile.GFile(temporary, "wb") as file:
-        file.write(content)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 def _hash_text(text: str) -> str:
