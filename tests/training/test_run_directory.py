@@ -35,6 +35,25 @@ def test_another_command_is_refused_and_nothing_is_written(run):
     claim(run)
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is empty"),
+        ('{"result": {"se', "is cut short or was changed"),
+        ("[]", "is cut short or was changed"),
+        ("\0\0\0", "is cut short or was changed"),
+    ],
+)
+def test_options_that_were_cut_short_cost_one_line(tmp_path, content, what):
+    run = RunDirectory(str(tmp_path))
+    claim(run)
+    (tmp_path / "options.json").write_text(content)
+    with pytest.raises(TfdistError, match=f"Cannot continue .* options.json {what}. Remove that"):
+        claim(run)
+    (tmp_path / "options.json").unlink()
+    claim(run)
+
+
 def test_metrics_continue_without_gap_or_duplicate(run):
     claim(run)
     assert list(run.read_metrics()) == []

@@ -91,7 +91,7 @@ class RunDirectory:
           result: see `claim`.
 
         Raises:
-          TfdistError: it holds another command's.
+          TfdistError: it holds another command's, or its `options.json` is damaged.
         """
         before = self.read_result()
         if before is not None and before != result:
@@ -99,12 +99,24 @@ class RunDirectory:
         return before is not None
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the options that decide what the run computes, as flag -> value, if it began."""
+        """Returns the options that decide what the run computes, as flag -> value, if it began.
+
+        Raises:
+          TfdistError: `options.json` is damaged.
+        """
         path = f"{self.path}/options.json"
         if not tf.io.gfile.exists(path):
             return None
-        with tf.io.gfile.GFile(path) as file:
-            return json.loads(file.read())["result"]
+        with tf.io.gfile.GFile(path, "rb") as file:
+            content = file.read()
+        try:
+            return dict(json.loads(content)["result"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TfdistError(
+                f"Cannot continue the run in --run_dir={self.path}: its options.json "
+                f"{'is empty' if not content else 'is cut short or was changed'}. Remove that file "
+                "and give the flags that the run began with, or take another --run_dir."
+            ) from error
 
     def copy_model(self) -> None:
         """Puts the saved model where else it is wanted, too."""
