@@ -1,3 +1,4 @@
+import os
 import pathlib
 
 import numpy as np
@@ -82,10 +83,119 @@ def test_a_damaged_one_is_passed_over(store, file, change):
         store.read_newest()
 
 
+class FullDisk(CheckpointStore):
+    """Has room for a part of a checkpoint."""
+
+    def _write_files(self, path, checkpoint):
+        (pathlib.Path(path) / "variables.index").write_bytes(b"a part")
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_to_be_replaced(store):
+    store.write(_make_checkpoint(90))
+    with pytest.raises(OSError, match="No space left"):
+        FullDisk(store.directory).write(_make_checkpoint(90))
+    assert [path.name for path in pathlib.Path(store.directory).iterdir()] == ["step-000000090"]
+    assert store.read_newest().step == 90
+
+
+def test_a_directory_that_cannot_be_listed_loses_nothing(store, monkeypatch):
+    store.write(_make_checkpoint(90))
+    with monkeypatch.context() as patched:
+
+        def fail(path):
+            raise tf.errors.UnavailableError(None, None, "the server does not answer")
+
+        patched.setattr(tf.io.gfile, "listdir", fail)
+        with pytest.raises(OSError, match="step-000000090: the server does not answer"):
+            store.write(_make_checkpoint(90))
+    assert store.read_newest().step == 90
+
+
+def test_a_step_that_is_written_again_replaces_the_one_before(store):
+    for best_step in (1, 2, 3):
+        path = store.write(_make_checkpoint(90, best_step=best_step))
+        assert list(pathlib.Path(store.directory).iterdir()) == [pathlib.Path(path)]
+        assert store.list_steps() == [90]
+        assert store.read(90).best_step == store.read_newest().best_step == best_step
+
+
+def test_a_kill_before_the_replaced_one_is_deleted(store, monkeypatch):
+    store.write(_make_checkpoint(90, best_step=1))
+    monkeypatch.setattr(CheckpointStore, "_delete_superseded", lambda *_: None)
+    path = pathlib.Path(store.write(_make_checkpoint(90, best_step=2)))
+    assert store.list_steps() == [90]
+    assert store.read(90).best_step == store.read_newest().best_step == 2
+    (path / "variables.index").write_bytes(b"")
+    assert store.read(90).best_step == store.read_newest().best_step == 1
+
+
+def test_what_is_newer_than_the_restored_one_goes_when_the_next_is_complete(store):
+    store = CheckpointStore(store.directory, keep=2)
+    for step in (90, 100):
+        path = store.write(_make_checkpoint(step, best_step=90))
+    (pathlib.Path(path) / "variables.data-00000-of-00001").write_bytes(b"")
+    again = CheckpointStore(store.directory, keep=2)
+    assert again.read_newest().step == 90
+    assert again.list_steps() == [90]
+    with pytest.raises(OSError, match="No space left"):
+        FullDisk(store.directory).write(_make_checkpoint(95))
+    assert store.list_steps() == [90, 100]
+    again.write(_make_checkpoint(95, best_step=90))
+    assert store.list_steps() == [90, 95]
+    assert store.read_newest().step == 95
+
+
+def test_a_damaged_one_does_not_count_as_kept(store):
+    store = CheckpointStore(store.directory, keep=1)
+    for step in (90, 100):
+        path = store.write(_make_checkpoint(step, best_step=90))
+    (pathlib.Path(path) / "variables.index").write_bytes(b"")
+    again = CheckpointStore(store.directory, keep=1)
+    assert again.read_newest().step == 90
+    again.write(_make_checkpoint(100))
+    assert again.list_steps() == [100]
+    assert CheckpointStore(store.directory).read_newest().step == 100
+
+
+def test_directories_that_a_kill_left_are_removed(store):
+    directory = pathlib.Path(store.directory)
+    for name in ("step-000000003", "step-000000009.1"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "variables.index").write_bytes(b"a part")
+    (directory / "notes").mkdir()
+    store.write(_make_checkpoint(9))
+    assert sorted(path.name for path in directory.iterdir()) == ["notes", "step-000000009"]
+
+
+def test_everything_is_on_the_disk_before_and_after_the_rename(store, monkeypatch):
+    events = []
+    fsync, rename = os.fsync, tf.io.gfile.rename
+
+    def note_sync(descriptor):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def note_rename(source, target, overwrite=False):
+        events.append("rename")
+        rename(source, target, overwrite=overwrite)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(tf.io.gfile, "rename", note_rename)
+    path = pathlib.Path(store.write(_make_checkpoint(1)))
+    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
+    files = {file.name for file in path.iterdir()} - {"state.json"}
+    assert {*files, "state.json.writing", path.name, "checkpoints"} <= set(before)
+    assert after == [path.name]
+
+
 def test_works_on_a_file_system_of_tensorflow():
     store = CheckpointStore("ram://a run/checkpoints")
     store.write(_make_checkpoint(7))
     assert store.read_newest().step == 7
+    assert store.list_steps() == [7]
+    store.write(_make_checkpoint(7, best_step=7))
+    assert store.read_newest().best_step == 7
     assert store.list_steps() == [7]
 
 
