@@ -15,6 +15,7 @@ from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.training.durable_files import make_directories, sync_to_disk, write_atomically
+from tfdist.training.structure import Structure
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _CHUNK_BYTES = 1 << 24
@@ -31,12 +32,14 @@ class Checkpoint:
       arrays: tensors by name.
       state: JSON-serializable.
       best_step: the step of the checkpoint to keep as the best so far, if any.
+      structure: of which variables the arrays are, if they are of any.
     """
 
     step: int
     arrays: Mapping[str, np.ndarray]
     state: Mapping[str, Any]
     best_step: int | None = None
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -200,6 +203,7 @@ class CheckpointStore:
             "arrays": {n: array.dtype.name for n, array in checkpoint.arrays.items()},
             "state": dict(checkpoint.state),
             "best_step": checkpoint.best_step,
+            "structure": checkpoint.structure and checkpoint.structure.to_json(),
         }
         for name in names:
             sync_to_disk(f"{path}/{name}")
@@ -261,6 +265,7 @@ def _read(path: str) -> Checkpoint:
     for name, sha256 in record["files"].items():
         if _hash_file(f"{path}/{name}") != sha256:
             raise ValueError(f"{name} is not what was written")
+    structure = record.get("structure")
     names = list(record["arrays"])
     tensors = tf.raw_ops.RestoreV2(
         prefix=f"{path}/variables",
@@ -273,6 +278,7 @@ def _read(path: str) -> Checkpoint:
         arrays={name: t.numpy() for name, t in zip(names, tensors, strict=True)},
         state=record["state"],
         best_step=record["best_step"],
+        structure=Structure.from_json(structure) if structure else None,
     )
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.training.checkpoints import BackgroundWriter, Checkpoint, CheckpointStore
+from tfdist.training.structure import Structure, describe_structure, find_difference
 from tfdist.training.workers import Workers
 
 
@@ -38,14 +39,17 @@ class Recovery:
         variables: Sequence[keras.Variable],
         state: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
+        optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
         """Takes a copy of the variables and begins to write a checkpoint of it.
 
         Args:
           step: the number of updates.
-          variables: in a fixed order.
-          state: JSON-serialisable; `restore` returns it.
+          variables: the model's, the optimizer's and then others, in a fixed order.
+          state: JSON-serializable; `restore` returns it.
           arrays: more arrays; `restore` returns them.
+          optimizer: the model's; a checkpoint of one class of optimizer is not restored to
+            another. Without it, their names are compared.
 
         Raises:
           OSError: the checkpoint before could not be written.
@@ -61,19 +65,26 @@ class Recovery:
                     arrays={**values, **arrays},
                     state=state,
                     best_step=self._best_step,
+                    structure=_describe(variables, optimizer),
                 )
             )
 
     def restore(
-        self, variables: Sequence[keras.Variable]
+        self,
+        variables: Sequence[keras.Variable],
+        *,
+        optimizer: keras.optimizers.Optimizer | None = None,
     ) -> tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]] | None:
         """Restores the newest checkpoint that the chief finds whole.
+
+        Args:
+          variables, optimizer: see `save`.
 
         Returns:
           Its step, state and arrays, or None if there is none.
 
         Raises:
-          TfdistError: it is of another model or optimiser, or a worker does not find it.
+          TfdistError: it is of another model or optimizer, or a worker does not find it.
         """
         found = self._store.read_newest() if self._workers.is_chief else None
         step = self._workers.ask_chief(found.step if found else -1)
@@ -81,18 +92,27 @@ class Recovery:
             return None
         if found is None:
             found = self._read(step)
-        self._assign(found, variables)
+        self._assign(found, variables, optimizer)
         self._best_step = found.best_step
         return found.step, found.state, found.arrays
 
-    def restore_best(self, variables: Sequence[keras.Variable]) -> int | None:
-        """Restores the checkpoint marked as best and returns its step, if there is one."""
+    def restore_best(
+        self,
+        variables: Sequence[keras.Variable],
+        *,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ) -> int | None:
+        """Restores the checkpoint marked as best and returns its step, if there is one.
+
+        Args:
+          variables, optimizer: see `save`.
+        """
         self.wait()
         known = self._best_step in self._store.list_steps() if self._workers.is_chief else False
         best = self._workers.ask_chief(self._best_step if known and self._best_step else -1)
         if best < 0:
             return None
-        self._assign(self._read(best), variables)
+        self._assign(self._read(best), variables, optimizer)
         return best
 
     def mark_best(self) -> None:
@@ -130,26 +150,34 @@ class Recovery:
                 f"in {self._store.directory}. Put --run_dir where all workers see it."
             ) from error
 
-    def _assign(self, checkpoint: Checkpoint, variables: Sequence[keras.Variable]) -> None:
-        saved = [array for name, array in checkpoint.arrays.items() if name.startswith(_PREFIX)]
-        here = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
-        there = [f"{array.dtype.name}{list(array.shape)}" for array in saved]
-        if here != there:
-            mine, other = next(
-                (pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]),
-                (f"{len(here)} variables", f"{len(there)}"),
-            )
+    def _assign(
+        self,
+        checkpoint: Checkpoint,
+        variables: Sequence[keras.Variable],
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
+        saved, here = checkpoint.structure, _describe(variables, optimizer)
+        difference = (
+            find_difference(saved, here)
+            if saved
+            else "it does not say what its variables are, because an older tfdist wrote it"
+        )
+        if difference:
             raise TfdistError(
-                f"The checkpoint of step {checkpoint.step} in {self._store.directory} is of "
-                f"another model or optimiser: it holds {other} where this run has {mine}. Give the "
-                "same flags as before, or another --run_dir."
+                f"Cannot continue from the checkpoint of step {checkpoint.step} in "
+                f"{self._store.directory}: {difference}. Give the same model and optimizer as "
+                "before, or another --run_dir or checkpoint_dir."
             )
-        for variable, array in zip(variables, saved, strict=True):
-            variable.value.assign(array)
+        for name, variable in zip(here.variables, variables, strict=True):
+            variable.value.assign(checkpoint.arrays[name])
 
 
-_PREFIX = "variable/"
+def _describe(
+    variables: Sequence[keras.Variable], optimizer: keras.optimizers.Optimizer | None
+) -> Structure:
+    named = {_name(index): variable for index, variable in enumerate(variables)}
+    return describe_structure(named, optimizer=optimizer)
 
 
 def _name(index: int) -> str:
-    return f"{_PREFIX}{index:05d}"
+    return f"variable/{index:05d}"
