@@ -1,12 +1,19 @@
 import os
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.training.checkpoints import BackgroundWriter, Checkpoint, CheckpointStore
+from tfdist.training.checkpoints import (
+    BackgroundWriter,
+    Checkpoint,
+    CheckpointStore,
+    find_nonfinite,
+)
+from tfdist.training.structure import Structure, VariableRecord
 
 
 def _make_checkpoint(step, best_step=None):
@@ -79,7 +86,7 @@ def test_a_damaged_one_is_passed_over(store, file, change):
     path.write_bytes(damaged)
     assert store.read_newest().step == 1
     (path.parent.parent / "step-000000001" / "variables.index").write_bytes(b"")
-    with pytest.raises(TfdistError, match="None of the 2 checkpoints"):
+    with pytest.raises(TfdistError, match="None of the 2 checkpoints.*is whole and of finite"):
         store.read_newest()
 
 
@@ -187,6 +194,51 @@ def test_everything_is_on_the_disk_before_and_after_the_rename(store, monkeypatc
     files = {file.name for file in path.iterdir()} - {"state.json"}
     assert {*files, "state.json.writing", path.name, "checkpoints"} <= set(before)
     assert after == [path.name]
+
+
+def _make_weights(step, **values):
+    """A checkpoint of a weight, its optimizer's slot and a statistic."""
+    arrays = {"weight": 1.0, "slot": 1.0, "statistic": 1.0} | values
+    roles = {"weight": "model", "slot": "optimizer", "statistic": "model"}
+    records = {
+        name: VariableRecord(role, f"of/{name}", (), "float32", trainable=name == "weight")
+        for name, role in roles.items()
+    }
+    return Checkpoint(
+        step=step,
+        arrays={name: np.float32(value) for name, value in arrays.items()},
+        state={},
+        structure=Structure(records),
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_of_weights_that_are_not_finite_is_passed_over(store, value, caplog):
+    store.write(_make_weights(1, slot=np.inf, statistic=np.inf))
+    store.write(_make_weights(2, weight=value))
+    assert store.read_newest().step == 1
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "The checkpoint of step 2 holds NaN or infinity in of/weight: taking the one before."
+    )
+    store.write(_make_weights(2))
+    assert store.list_steps() == [1, 2]
+    assert store.read_newest().step == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_finds_what_is_not_finite(dtype):
+    arrays = {name: tf.ones([2, 2], dtype).numpy() for name in "abc"}
+    arrays["integers"] = np.array([1, 2])
+    assert find_nonfinite(arrays) is None
+    arrays["b"][1, 1] = np.nan
+    arrays["c"][0, 0] = np.inf
+    assert find_nonfinite(arrays) == "b"
+    variables = [keras.Variable(arrays[name], dtype=dtype, name=name) for name in "abc"]
+    assert find_nonfinite(variables) == variables[1].path
+    variables[1].assign(tf.zeros([2, 2], dtype))
+    assert find_nonfinite(variables) == variables[2].path
+    assert find_nonfinite(variables[:2]) is None
 
 
 def test_works_on_a_file_system_of_tensorflow():

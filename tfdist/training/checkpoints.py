@@ -4,11 +4,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -109,32 +110,33 @@ class CheckpointStore:
         return _read(entries[0].path if entries else self._path(step))
 
     def read_newest(self) -> Checkpoint | None:
-        """Reads the newest whole checkpoint, if there is one.
+        """Reads the newest whole checkpoint of finite weights, if there is one.
 
-        A damaged one is passed over with a warning, and removed when the next checkpoint is
+        Another one is passed over with a warning, and removed when the next checkpoint is
         complete.
 
         Raises:
-          TfdistError: there are checkpoints, but none is whole.
+          TfdistError: there are checkpoints, but none is whole and finite.
         """
         entries = self._list_complete()
         passed_over: list[str] = []
         for entry in reversed(entries):
             try:
                 found = _read(entry.path)
+                problem = _describe_nonfinite(found)
             except _DAMAGES as error:
-                logging.warning(
-                    "The checkpoint of step %d is damaged (%s): taking the one before.",
-                    entry.step,
-                    shorten_error(error),
-                )
-                passed_over.append(entry.path)
-                continue
-            self._stale = frozenset(passed_over)
-            return found
+                problem = f"is damaged ({shorten_error(error)})"
+            if not problem:
+                self._stale = frozenset(passed_over)
+                return found
+            logging.warning(
+                "The checkpoint of step %d %s: taking the one before.", entry.step, problem
+            )
+            passed_over.append(entry.path)
         if entries:
             raise TfdistError(
-                f"None of the {len(entries)} checkpoints in {self.directory} can be read. "
+                f"None of the {len(entries)} checkpoints in {self.directory} is whole and of "
+                "finite weights. "
                 "Remove them to start again, or take another --run_dir or checkpoint_dir."
             )
         return None
@@ -253,6 +255,34 @@ class BackgroundWriter:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+
+def find_nonfinite(values: Mapping[str, Any] | Sequence[keras.Variable]) -> str | None:
+    """Returns the name of the first value that holds NaN or infinity, if there is one.
+
+    For the weights that training changes: other state may rightly hold infinity, such as the best
+    loss so far before there is one.
+
+    Args:
+      values: arrays by name, or variables, which are named by their paths.
+    """
+    named = values.items() if isinstance(values, Mapping) else [(v.path, v) for v in values]
+    for name, value in named:
+        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        # NumPy does not count bfloat16 among its floats.
+        if not tf.as_dtype(array.dtype).is_integer and not np.isfinite(array).all():
+            return name
+    return None
+
+
+def _describe_nonfinite(checkpoint: Checkpoint) -> str | None:
+    """Returns what is wrong with a checkpoint's weights, in words, if they are not finite."""
+    if checkpoint.structure is None:
+        return None
+    records = checkpoint.structure.variables
+    weights = {n: checkpoint.arrays[n] for n, record in records.items() if record.trainable}
+    name = find_nonfinite(weights)
+    return f"holds NaN or infinity in {records[name].path}" if name else None
 
 
 def _read(path: str) -> Checkpoint:
