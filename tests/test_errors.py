@@ -348,6 +348,14 @@ def test_a_run_of_another_command(check, tmp_path, capfd):
     assert "--seed=5 (there: 0)" in message
 
 
+def test_a_run_whose_options_a_power_cut_took(check, capfd):
+    assert train("--max_steps=1", "--run_dir=run") == 0
+    capfd.readouterr()
+    pathlib.Path("run/options.json").write_bytes(b"")
+    status = train("--max_steps=1", "--run_dir=run")
+    check(status, "Run directories", "an empty `options.json`, as after a power cut", "")
+
+
 def test_a_run_directory_in_use(tmp_path, capfd):
     """Not in the table: it names a process."""
     (tmp_path / "run").mkdir()

@@ -21,7 +21,7 @@ from tfdist.data.listing import list_directory
 from tfdist.data.masks import encode_mask
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.pictures import make_overlay
-from tfdist.training.checkpoints import write_atomically
+from tfdist.training.durable_files import write_atomically
 
 Item = TypeVar("Item")
 
