@@ -8,6 +8,7 @@ import pytest
 
 from tfdist.cluster import (
     ClusterConfig,
+    choose_cluster_strategy,
     expand_node_list,
     parse_hosts,
     parse_kubernetes,
@@ -573,6 +574,20 @@ def test_clusters_that_do_not_suit(config, strategy, message):
     with pytest.raises(TfdistError, match=re.escape(message)) as error:
         validate_cluster(config, strategy)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (None, None),
+        (parse_hosts("a:1", "worker:0"), None),
+        (PEERS, "multi_worker_mirrored"),
+        (SERVERS, "parameter_server"),
+        (parse_hosts("chief=a:1,worker=b:1,ps=c:1", "ps:0"), "parameter_server"),
+    ],
+)
+def test_auto_is_the_same_in_every_task(config, name):
+    assert choose_cluster_strategy(config) == name
 
 
 # The environment.

@@ -364,6 +364,25 @@ def parse_kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     return _make_ranked_config(source, addresses, index, num_ps)
 
 
+def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
+    """Returns the strategy that `auto` stands for in a cluster, the same in each of its tasks.
+
+    Args:
+      config: the cluster; None is a single process.
+
+    Returns:
+      The strategy's name; None for a process that trains by itself, whose devices decide.
+
+    >>> choose_cluster_strategy(parse_hosts("a:1,b:1", "worker:0"))
+    'multi_worker_mirrored'
+    """
+    if config is None:
+        return None
+    if config.num_ps:
+        return "parameter_server"
+    return "multi_worker_mirrored" if config.num_workers > 1 else None
+
+
 def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
     """Checks that the cluster is sound and suits the strategy.
 

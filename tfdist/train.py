@@ -68,6 +68,7 @@ def run_training(options: TrainOptions) -> int:
     run = find_run_directory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
+    options = assembly.resolve_strategy(options, cluster)
     options = recall_batch_size(options, run)
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
         run_server(cluster)
