@@ -23,6 +23,9 @@ from tfdist.cluster import (
     validate_cluster,
 )
 from tfdist.errors import TfdistError
+from tfdist.options import StrategyOptions
+
+STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
 
 def tf_config(cluster, role="worker", index=0):
@@ -122,6 +125,11 @@ def test_describe_names_every_task_and_marks_this_process():
 def test_describe_an_evaluator_without_address():
     text = parse_tf_config(tf_config({"worker": ["a:1"]}, "evaluator")).describe()
     assert text.splitlines()[-1] == "  evaluator 0  no address  <- this process"
+
+
+def test_an_evaluator_of_no_cluster_does_not_train_by_itself():
+    with pytest.raises(TfdistError, match="TF_CONFIG makes this process an evaluator, but tfdist"):
+        parse_tf_config('{"task": {"type": "evaluator", "index": 0}}')
 
 
 # Flags.
@@ -566,6 +574,11 @@ def test_clusters_that_suit(config, strategy):
             "needs at least one worker",
         ),
         (parse_hosts("chief=a:1,worker=b:1", "chief:0"), "parameter_server", "at least one ps"),
+        *(
+            (parse_tf_config(tf_config(cluster, "evaluator")), strategy, "none: the workers")
+            for strategy in STRATEGIES
+            for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "evaluator": ["b:1"]})
+        ),
         (ClusterConfig({"worker": ("a",)}, "worker"), "", "ClusterConfig: worker 0: 'a' has no"),
         (ClusterConfig({"worker": ("a:1",)}, "worker", -1), "", "worker -1, but the cluster has"),
     ],

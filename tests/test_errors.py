@@ -153,6 +153,9 @@ TF_CONFIG = {
         '{"cluster": {"worker": ["a:1", "b:99999"]}, "task": {"type": "worker", "index": 0}}'
     ),
     "no port": '{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}',
+    "an evaluator": (
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    ),
     "an unknown role": (
         '{"cluster": {"boss": ["a:1"], "worker": ["b:1"]}, "task": {"type": "boss", "index": 0}}'
     ),
@@ -162,6 +165,7 @@ LAUNCH = [
     "--workers=0 --",
     "--workers=two --",
     "--workers=2 --isolate=maybe --",
+    "--workers=2 --evaluator --",
     "--workers=2 --timeout_s=0 --",
     "--workers=2 --grace_s=-1 --",
     "--workers=2 --max_restarts=-1 --",

@@ -644,6 +644,8 @@ def test_one_task_of_a_cluster_of_several_machines(script, capfd):
         (["--workers=1", "--isolate=maybe"], "Unknown --isolate 'maybe'"),
         (["--workers=1", "--timeout_s=0"], "--timeout_s=0 is not positive"),
         (["--workers=1", "--grace_s=-1"], "--grace_s=-1 is negative"),
+        (["--workers=1", "--evaluator"], "--evaluator: tfdist.train has no evaluator"),
+        (["--hosts=a:1,evaluator=b:1", "--task=evaluator:0"], "but tfdist has none"),
         (["--hosts=a:1"], "--task is empty"),
         (["--hosts=a:1", "--task=worker:1"], "has only worker 0"),
         (["--hosts=a:1", "--task=worker:0", "--workers=1"], "lists the whole cluster"),

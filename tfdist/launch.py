@@ -122,7 +122,11 @@ def _make_parser() -> _Parser:
         "--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a chief"
     )
     local.add_argument("--chief", action="store_true", help="add a chief to the workers")
-    local.add_argument("--evaluator", action="store_true", help="add an evaluator")
+    local.add_argument(
+        "--evaluator",
+        action="store_true",
+        help="add an evaluator to the tasks of a --command that has one; tfdist.train has none",
+    )
     local.add_argument(
         "--isolate",
         default="auto",
