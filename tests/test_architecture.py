@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
     {"_lazy", "errors"},
-    {"options", "presets"},
+    {"options", "presets", "command_line"},
     {"cluster", "devices", "flags", "memory"},
     {"launching"},
     {"strategies", "probe", "stopping"},

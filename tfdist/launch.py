@@ -24,6 +24,7 @@ from tfdist.cluster import (
     resolve_cluster,
     validate_cluster,
 )
+from tfdist.command_line import check_arguments
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.launching.places import ISOLATION
 from tfdist.launching.report import say
@@ -54,6 +55,7 @@ class _Parser(argparse.ArgumentParser):
 def _run_command(argv: Sequence[str]) -> int:
     split = argv.index("--") if "--" in argv else len(argv)
     train_flags = argv[split + 1 :]
+    check_arguments(argv[:split])
     parser = _make_parser()
     flags, unknown = parser.parse_known_args(argv[:split])
     if unknown:
@@ -69,6 +71,8 @@ def _run_command(argv: Sequence[str]) -> int:
         tasks, own = _find_cluster_to_check(flags.hosts, flags.task)
         return probe.run_check(tasks, own, wait_s=flags.wait_s)
     command = shlex.split(flags.command) or None
+    if command is None:
+        check_arguments(train_flags)
     common = {
         "train_flags": train_flags,
         "command": command,
