@@ -1,4 +1,8 @@
-"""What all commands have in common: which arguments they take."""
+"""What all commands have in common: which arguments they take, and who reads their help."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +51,18 @@ def test_a_file_of_flags_is_looked_at(tmp_path):
     (tmp_path / "flags").write_text("--seed=3\n--run_dir=a\x1b[2Jb\n")
     with pytest.raises(TfdistError, match=r"\\x1b"):
         parse_train_flags([f"--flagfile={tmp_path / 'flags'}"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=COMMAND_IDS)
+def test_help_into_a_pipe_that_nobody_reads(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", command.__name__, "--help"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,7 @@
-"""What all command lines have in common: arguments that are text."""
+"""What all command lines have in common: arguments that are text, and readers that go away."""
 
+import os
+import sys
 import unicodedata
 from collections.abc import Iterable
 
@@ -25,3 +27,13 @@ def check_arguments(arguments: Iterable[str]) -> None:
                     f"Cannot take the argument {argument!r}: it holds {character!r}, which is no "
                     "printable text. Remove that character."
                 )
+
+
+def print_help(text: str) -> None:
+    """Prints a text, as much of it as is read: `--help | head` closes the pipe early."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is buffered would fail again when the interpreter ends.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -15,7 +15,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from tfdist.cluster import (
     ClusterConfig,
@@ -24,7 +24,7 @@ from tfdist.cluster import (
     resolve_cluster,
     validate_cluster,
 )
-from tfdist.command_line import check_arguments
+from tfdist.command_line import check_arguments, print_help
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.launching.places import ISOLATION
 from tfdist.launching.report import say
@@ -48,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: IO[str] | None = None) -> None:
+        if file is None:
+            print_help(self.format_help().rstrip())
+        else:
+            super().print_help(file)
+
     def error(self, message: str) -> NoReturn:
         raise TfdistError(f"{message[:1].upper()}{message[1:]}. See --help.")
 
