@@ -619,6 +619,14 @@ def test_the_users_threads_stay(script):
     assert result.tasks[0].log.read_text() == "7\n"
 
 
+def test_logs_are_below_the_home_directory(script, path_with_spaces, monkeypatch):
+    monkeypatch.setenv("HOME", str(path_with_spaces))
+    result = run_local_cluster(
+        workers=1, command=script(""), train_flags=["--run_dir=~/run"], timeout_s=30
+    )
+    assert result.tasks[0].log == path_with_spaces / "run" / "logs" / "worker-0.log"
+
+
 # Joining by hand, and bad input.
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
       TfdistError: there is no run, it is not finished, or its files cannot be read.
     """
     with (strategy or tf.distribute.get_strategy()).scope():
-        return read_run(run_dir)
+        return read_run(os.path.expanduser(run_dir))
 
 
 def build_predictor(

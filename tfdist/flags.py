@@ -151,9 +151,6 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     choices = item.metadata.get("choices")
     if choices and value not in choices:
         raise make_unknown_name_error(f"--{item.name}", value, choices)
-    if value and item.metadata.get("metavar") == "DIR":
-        # In a bucket, "run//model" is another file than "run/model".
-        return value.rstrip("/") or "/"
     if value == "auto" and _find_type(item) is int:
         return item.metadata["auto"]
     if _find_type(item) is not tuple:

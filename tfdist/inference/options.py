@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import CommandOptions, option
+from tfdist.options import CommandOptions, OptionGroup, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
@@ -27,7 +27,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(OptionGroup):
     """How it looks at an image."""
 
     overlap: float = option(0.5, "share in [0, 1) of a window that the next one sees again")
@@ -39,7 +39,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FinishedRunOptions:
+class _FinishedRunOptions(OptionGroup):
     """What a command needs that uses a trained model."""
 
     run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")

@@ -72,7 +72,8 @@ class _Launch:
 
     def make_logs(self) -> Logs:
         """Makes the directory of the logs."""
-        return Logs(self.run_dir or _find_flag(self.train_flags, "run_dir"))
+        run_dir = self.run_dir or _find_flag(self.train_flags, "run_dir")
+        return Logs(os.path.expanduser(run_dir) if run_dir else None)
 
     def make_environment(self, logs: Logs) -> dict[str, str]:
         """Returns the tasks' environment, but for what differs between them."""
