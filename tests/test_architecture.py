@@ -20,7 +20,17 @@ LAYERS = [
     {"training", "placement"},
     {"inference"},
     {"assembly", "command", "job_files"},
-    {"batch_size", "dry_run", "launch", "train", "predict", "evaluate", "export", "jobs"},
+    {
+        "batch_size",
+        "dry_run",
+        "launch",
+        "train",
+        "utilization",
+        "predict",
+        "evaluate",
+        "export",
+        "jobs",
+    },
     {"verification", "benchmarking"},
     {"verify", "benchmark"},
 ]

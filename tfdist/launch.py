@@ -15,7 +15,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import IO, NoReturn
+from typing import Any, NoReturn
 
 from tfdist.cluster import (
     ClusterConfig,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    def print_help(self, file: IO[str] | None = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         if file is None:
             print_help(self.format_help().rstrip())
         else:

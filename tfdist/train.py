@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
+    from tfdist.utilization import Utilization
 
 SAMPLES = 6
 _INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
-_PEAK_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
 
 
 def main() -> int:
@@ -61,6 +61,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
+    from tfdist.utilization import Utilization
 
     started = time.perf_counter()
     options.check()
@@ -120,7 +121,18 @@ def run_training(options: TrainOptions) -> int:
         )
         watch_for_maintenance()
         throughput = Throughput(trainer, training.global_batch_size)
-        _fit(options, run, trainer, data, augmentation, throughput, total_steps)
+        # The chief of parameter servers cannot measure the workers' devices.
+        utilization = (
+            None
+            if options.strategy.strategy == "parameter_server"
+            else Utilization(trainer, training.global_batch_size)
+        )
+        callbacks = (
+            _make_callbacks(options, run, trainer, throughput, utilization)
+            if trainer.is_chief
+            else []
+        )
+        _fit(options, trainer, data, augmentation, callbacks, total_steps)
         if trainer.stop_requested:
             print(
                 f"Stopped after step {trainer.step} of {total_steps}. "
@@ -128,17 +140,16 @@ def run_training(options: TrainOptions) -> int:
                 file=sys.stderr,
             )
             return signals.exit_status
-        _finish(options, run, trainer, data, throughput, started)
+        _finish(options, run, trainer, data, throughput, utilization, started)
         return 0
 
 
 def _fit(
     options: TrainOptions,
-    run: "RunDirectory",
     trainer: "Trainer",
     data: "Data",
     augmentation: "Augmentation",
-    throughput: "Throughput",
+    callbacks: "list[keras.callbacks.Callback]",
     total_steps: int,
 ) -> None:
     """Trains in a run directory that is this process's own, until the end or a stop."""
@@ -154,7 +165,7 @@ def _fit(
         epochs=training.epochs,
         max_steps=training.max_steps,
         augmentation=augmentation,
-        callbacks=_make_callbacks(options, run, trainer, throughput) if trainer.is_chief else [],
+        callbacks=callbacks,
         checkpoint_every=checkpoint_every,
         checkpoint_every_s=checkpoint_every_s,
         verbose=verbose,
@@ -167,6 +178,7 @@ def _finish(
     trainer: "Trainer",
     data: "Data",
     throughput: "Throughput",
+    utilization: "Utilization | None",
     started: float,
 ) -> None:
     """Writes what a finished run leaves, and says where."""
@@ -179,7 +191,7 @@ def _finish(
         "share_of_input": _round(throughput.share_of_input, 4),
         "share_of_host": _round(throughput.share_of_host, 4),
         "share_of_all_reduce": _measure_share_of_all_reduce(options, trainer, rate),
-        **_measure_share_of_peak(options, trainer, rate),
+        **(utilization.summarize(rate) if utilization else {}),
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),
     }
@@ -198,7 +210,11 @@ def _finish(
 
 
 def _make_callbacks(
-    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", throughput: "Throughput"
+    options: TrainOptions,
+    run: "RunDirectory",
+    trainer: "Trainer",
+    throughput: "Throughput",
+    utilization: "Utilization | None",
 ) -> "list[keras.callbacks.Callback]":
     """Returns what fills the run directory and shows the progress, on the chief."""
     from tfdist.training import callbacks
@@ -207,6 +223,7 @@ def _make_callbacks(
     made = [
         callbacks.ProgressBar(),
         throughput,
+        *([utilization] if utilization else []),
         callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
         callbacks.MarkBest(trainer),
     ]
@@ -217,32 +234,6 @@ def _make_callbacks(
     if launch_dir := find_launch_dir():
         made.append(ReportSteps(trainer, launch_dir))
     return made
-
-
-def _measure_share_of_peak(
-    options: TrainOptions, trainer: "Trainer", images_per_second: float
-) -> dict[str, float]:
-    """Returns the operations a second, and their share of what the devices can do at most.
-
-    Nothing under parameter servers, whose chief cannot measure the workers' devices.
-    """
-    from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
-
-    if options.strategy.strategy == "parameter_server":
-        return {}
-    # On every worker: all must trace the same, or the numbers of their collectives differ.
-    flops = TRAINING_PASSES * count_flops(trainer.model) * images_per_second
-    if not trainer.is_chief:
-        return {}
-    batch_size = -(-options.training.global_batch_size // trainer.num_replicas)
-    peak, _ = measure_convolutions(trainer.model, batch_size=batch_size, most=_PEAK_LAYERS)
-    # The virtual devices of a CPU share its cores.
-    is_cpu = all(name.startswith("CPU") for name in _list_devices(trainer.strategy))
-    devices = trainer.num_workers if is_cpu else trainer.num_replicas
-    return {
-        "flops_per_second": round(flops),
-        "share_of_peak": round(flops / (devices * peak), 4) if peak else 0.0,
-    }
 
 
 def _measure_share_of_all_reduce(
