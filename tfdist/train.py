@@ -5,8 +5,10 @@ TensorFlow is imported when a run starts, so that `--help` and a mistyped flag a
 
 import contextlib
 import dataclasses
+import json
 import math
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +183,12 @@ def _finish(
     utilization: "Utilization | None",
     started: float,
 ) -> None:
-    """Writes what a finished run leaves, and says where."""
-    summary = _save_best_model(options, run, trainer, data)
+    """Writes what a finished run leaves, and says where.
+
+    A run that was finished before keeps its model and its summary.
+    """
+    before = _read_summary(run) if throughput.first_step_s is None else None
+    summary = _save_best_model(options, run, trainer, data, is_kept=before is not None)
     launch_dir = find_launch_dir()
     rate = throughput.images_per_second
     summary |= {
@@ -195,7 +201,9 @@ def _finish(
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),
     }
-    if trainer.is_chief:
+    if trainer.is_chief and before is not None:
+        summary |= before
+    elif trainer.is_chief:
         run.write_summary(summary)
     elif not options.run.quiet:
         print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
@@ -269,9 +277,14 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _save_best_model(
-    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data"
+    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data", *, is_kept: bool
 ) -> dict[str, Any]:
-    """Saves the best model, its samples and what is known of it."""
+    """Saves the best model, its samples and what is known of it.
+
+    Args:
+      options, run, trainer, data: of the run.
+      is_kept: whether the model that is there stays, byte for byte.
+    """
     from tfdist.training.evaluation import evaluate_segmentation, write_curves, write_samples
 
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
@@ -283,8 +296,10 @@ def _save_best_model(
         class_names=data.class_names,
         global_batch_size=options.training.global_batch_size,
     )
-    trainer.save_model(run.model)
-    if trainer.is_chief:
+    with tempfile.TemporaryDirectory() as directory:
+        # Saving may take all workers, who do not know whether the chief has the model already.
+        trainer.save_model(f"{directory}/model.keras" if is_kept else run.model)
+    if trainer.is_chief and not is_kept:
         run.copy_model()
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
     if trainer.is_chief:
@@ -306,6 +321,19 @@ def _save_best_model(
         "weights_sha256": final_hash,
         **of_strategy,
     }
+
+
+def _read_summary(run: "RunDirectory") -> dict[str, Any] | None:
+    """Returns what a run that was finished before left, None if a part of it is missing."""
+    import tensorflow as tf
+
+    if not (run.is_finished and tf.io.gfile.exists(run.model)):
+        return None
+    with tf.io.gfile.GFile(f"{run.path}/summary.json") as file:
+        try:
+            return json.loads(file.read())
+        except json.JSONDecodeError:
+            return None
 
 
 def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:
