@@ -190,6 +190,7 @@ JOBS = [
     "--target=slurm '--name=My job'",
     "--target=slurm --image=i",
     "--target=slurm --accelerator=a100",
+    "--target=slurm '--accelerator=a100 x' --accelerators_per_worker=1",
     "--target=slurm --output=gs://bucket/jobs",
     "--target=slurm -- --epocs=3",
     "--target=slurm -- --checkpoint_every=soon",
@@ -204,6 +205,7 @@ JOBS = [
     "--target=vertex --image=i --accelerator=nvidia-l4 --accelerators_per_worker=1",
     "--target=vertex --image=i -- --run_dir=gs://b/r --data_dir=data",
     "--target=kubernetes --image=i",
+    "--target=kubernetes --image=i --accelerator=nvidia.com/ --accelerators_per_worker=1",
     "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
 ]
 
