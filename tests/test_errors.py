@@ -158,6 +158,9 @@ TF_CONFIG = {
         '{"cluster": {"worker": ["a:1", "b:99999"]}, "task": {"type": "worker", "index": 0}}'
     ),
     "no port": '{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}',
+    "an evaluator": (
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    ),
     "an unknown role": (
         '{"cluster": {"boss": ["a:1"], "worker": ["b:1"]}, "task": {"type": "boss", "index": 0}}'
     ),
@@ -167,6 +170,7 @@ LAUNCH = [
     "--workers=0 --",
     "--workers=two --",
     "--workers=2 --isolate=maybe --",
+    "--workers=2 --evaluator --",
     "--workers=2 --timeout_s=0 --",
     "--workers=2 --grace_s=-1 --",
     "--workers=2 --max_restarts=-1 --",
@@ -191,6 +195,7 @@ JOBS = [
     "--target=slurm '--name=My job'",
     "--target=slurm --image=i",
     "--target=slurm --accelerator=a100",
+    "--target=slurm '--accelerator=a100 x' --accelerators_per_worker=1",
     "--target=slurm --output=gs://bucket/jobs",
     "--target=slurm -- --epocs=3",
     "--target=slurm -- --checkpoint_every=soon",
@@ -205,6 +210,7 @@ JOBS = [
     "--target=vertex --image=i --accelerator=nvidia-l4 --accelerators_per_worker=1",
     "--target=vertex --image=i -- --run_dir=gs://b/r --data_dir=data",
     "--target=kubernetes --image=i",
+    "--target=kubernetes --image=i --accelerator=nvidia.com/ --accelerators_per_worker=1",
     "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
 ]
 

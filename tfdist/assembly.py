@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -73,11 +74,29 @@ def join_cluster(options: TrainOptions) -> cluster.ClusterConfig | None:
     Raises:
       TfdistError: the cluster is wrong, or does not suit the strategy.
     """
-    config = cluster.resolve_cluster(strategy=options.strategy.strategy)
-    cluster.validate_cluster(config, options.strategy.strategy)
+    name = options.strategy.strategy
+    config = cluster.resolve_cluster(strategy=name)
+    if name == "auto":
+        name = cluster.choose_cluster_strategy(config) or name
+    cluster.validate_cluster(config, name)
     if config is not None:
         cluster.set_tf_config(config)
     return config
+
+
+def resolve_strategy(options: TrainOptions, config: cluster.ClusterConfig | None) -> TrainOptions:
+    """Returns the options with the strategy that `auto` stands for, by its name.
+
+    Args:
+      options: the run's. A process by itself has configured its devices by them.
+      config: what `join_cluster` returned.
+    """
+    if options.strategy.strategy != "auto":
+        return options
+    name = cluster.choose_cluster_strategy(config) or choose_local_strategy()
+    return dataclasses.replace(
+        options, strategy=dataclasses.replace(options.strategy, strategy=name)
+    )
 
 
 def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
@@ -130,7 +149,7 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
       TfdistError: there is no run, it is not finished, or its files cannot be read.
     """
     with (strategy or tf.distribute.get_strategy()).scope():
-        return read_run(run_dir)
+        return read_run(os.path.expanduser(run_dir))
 
 
 def build_predictor(

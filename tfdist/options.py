@@ -5,6 +5,7 @@ what it may be. `tfdist.flags` turns the fields into flags and the flags into th
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any, ClassVar, Self
 from tfdist.errors import TfdistError
 
 AUTO_BATCH_SIZE = 0  # what `--global_batch_size=auto` is until a number is found
+
+_PATHS = ("DIR", "FILE", "DIR_OR_GLOB")  # options whose leading ~ is the home directory
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -23,15 +26,29 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
       help_text: one line for `--help`, units included.
       **metadata: `choices`, valid values shown in `--help`; `minimum`, the lowest valid value,
         or `above`, the highest that no longer is; `auto`, what the word auto stands for beside
-        whole numbers; `metavar`, how the value looks;
+        whole numbers; `metavar`, how the value looks, one of `_PATHS` for a path;
         `result=False`, for what may change when a run is continued because it does not
         change what the run computes, or the name of the only strategy under which it does.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
+class OptionGroup:
+    """A group of options: a frozen dataclass, whose paths are those of the user's own machine."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if value and item.metadata.get("metavar") in _PATHS:
+                value = os.path.expanduser(value)
+                if item.metadata["metavar"] == "DIR":
+                    # In a bucket, "run//model" is another file than "run/model".
+                    value = value.rstrip("/") or "/"
+                object.__setattr__(self, item.name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StrategyOptions:
+class StrategyOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
@@ -116,7 +133,7 @@ class StrategyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(OptionGroup):
     """What it learns from."""
 
     dataset: str = option(
@@ -178,7 +195,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(OptionGroup):
     """What it trains."""
 
     model: str = option("unet", "network", choices=("unet", "mobilenet_v2_unet", "resnet50_unet"))
@@ -193,7 +210,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(OptionGroup):
     """How it learns."""
 
     preset: str = option(
@@ -267,7 +284,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(OptionGroup):
     """What it leaves behind."""
 
     run_dir: str = option(
@@ -488,7 +505,7 @@ FIXED_BATCH_SIZE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerificationOptions:
+class VerificationOptions(OptionGroup):
     """What is compared."""
 
     strategies: tuple[str, ...] = option(
@@ -516,7 +533,7 @@ class VerificationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifiedModelOptions:
+class VerifiedModelOptions(OptionGroup):
     """What is trained for it."""
 
     model: str = option(
@@ -551,7 +568,7 @@ class VerifiedModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(OptionGroup):
     """What is said of it."""
 
     json: str = option("", "write everything that was found to this file", metavar="FILE")

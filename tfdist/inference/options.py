@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import CommandOptions, DataOptions, inherit, option
+from tfdist.options import CommandOptions, DataOptions, OptionGroup, inherit, option
 
 _LABEL_MAP_HELP = (
     "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
@@ -10,7 +10,7 @@ _LABEL_MAP_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
@@ -31,7 +31,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(OptionGroup):
     """How it looks at an image."""
 
     overlap: float = option(0.5, "share in [0, 1) of a window that the next one sees again")
@@ -43,7 +43,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FinishedRunOptions:
+class _FinishedRunOptions(OptionGroup):
     """What a command needs that uses a trained model."""
 
     run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")
