@@ -31,7 +31,12 @@ def _train(model_name, strategy_name, make_optimizer, **options):
         **options,
     )
     logs = trainer.evaluate(
-        x, y, sample_weight=example.sample_weight, global_batch_size=BATCH, verbose=0
+        x,
+        y,
+        sample_weight=example.sample_weight,
+        global_batch_size=BATCH,
+        verbose=0,
+        return_dict=True,
     )
     return [weight.numpy() for weight in trainer.model.weights], history.history, logs
 
@@ -86,7 +91,7 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     model.fit(dataset, epochs=3, verbose=0, shuffle=False)
     ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
     assert zoo.largest_difference(ours, theirs) < 1e-5
-    logs = trainer.evaluate(dataset, verbose=0)
+    logs = trainer.evaluate(dataset, verbose=0, return_dict=True)
     expected = model.evaluate(dataset, verbose=0, return_dict=True)
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
