@@ -50,7 +50,7 @@ class Feed:
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its global batch, likewise.
-      global_dataset: the global batches, one after the other; None where nobody has them whole.
+      is_replayable: whether a batch may be read more than once, and by one process alone.
     """
 
     batch_spec: Any
@@ -62,6 +62,7 @@ class Feed:
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], Any] | None = None
+    is_replayable: bool = True
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -319,6 +320,7 @@ def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
         make_train=make_train,
         make_eval=make_eval,
         is_endless=False,
+        is_replayable=False,
         how_to_continue=_SKIPPING,
     )
 
@@ -353,6 +355,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         num_examples=None,
         make_train=make_train,
         make_eval=lambda context: function(context).map(add_place),
+        is_replayable=False,
         how_to_continue=_SKIPPING,
     )
 

@@ -15,11 +15,12 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.feed import Feed, make_feed
+from tfdist.training.guard import CHECKS, check_division, is_known
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
 from tfdist.training.model_variables import (
@@ -29,6 +30,7 @@ from tfdist.training.model_variables import (
     build_outputs,
     check_scope,
 )
+from tfdist.training.randomness import list_seed_generators
 from tfdist.training.recovery import Recovery
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
@@ -94,6 +96,9 @@ class Trainer:
         with a stage's (`models.stages`).
       batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
         batch on replicas too; or `per_replica`, as Keras does.
+      check: whether the first batch of a run of several replicas is computed divided and undivided,
+        without an effect, and a program refused that gives something else (`guard`). `auto` does
+        so for programs that are not known to be divisible; `on`; `off`.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
@@ -112,6 +117,7 @@ class Trainer:
         steps_per_loop: int = 1,
         rematerialize: bool = False,
         batch_norm: str = "global",
+        check: str = "auto",
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or _find_strategy(build_model)
@@ -127,6 +133,10 @@ class Trainer:
             if checkpoint_dir
             else None
         )
+        if check not in CHECKS:
+            raise make_unknown_name_error("check", check, CHECKS)
+        self._check = check
+        self.check_s = 0.0
         self._max_in_flight = max_in_flight
         self._step_options = StepOptions(
             micro_batches=micro_batches,
@@ -155,6 +165,7 @@ class Trainer:
         check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
         self._steps: Any = None
         self._prediction: Any = None
+        self._checked: Any = None
         self._compiled: tuple[Any, ...] = ()
         self._num_fits = 0
 
@@ -239,6 +250,7 @@ class Trainer:
                 validation_data, validation_batch_size or batch_size
             )
         steps = self._build(feed)
+        self._check_division(feed)
         callback_list = self._make_callbacks(callbacks, verbose, schedule, history=True)
         self.model.history = self.history
         self._progress.steps_before += self._progress.step
@@ -670,6 +682,21 @@ class Trainer:
             self._step_options,
             create_variable=self._create_variable,
         )
+
+    def _check_division(self, feed: Feed) -> None:
+        """Refuses a program that this strategy's replicas would give another result."""
+        is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
+        is_divided = self.strategy.num_replicas_in_sync > 1 and not self._is_asynchronous
+        if not is_needed or not is_divided or self._checked is self._steps:
+            return
+        self.check_s = check_division(
+            self.model,
+            self.strategy,
+            self._steps.steps,
+            feed,
+            generators=list_seed_generators(self.model),
+        )
+        self._checked = self._steps
 
     def _build_prediction(self, feed: Feed) -> Any:
         """Returns steps that can predict, which needs neither labels nor losses."""
