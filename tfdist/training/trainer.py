@@ -13,12 +13,14 @@ import tensorflow as tf
 from keras.src.random import seed_generator as keras_random
 from keras.src.trainers.data_adapters import array_slicing
 
+from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.guard import CHECKS, check_division, is_known
 from tfdist.training.local import LocalSteps
@@ -239,8 +241,10 @@ class Trainer:
             class_weight=class_weight,
             augmentation=augmentation,
             micro_batches=self._step_options.micro_batches,
+            keeps_order=self._recovery is not None or self.num_workers > 1,
             seed=(self.seed + self._num_fits) % MAX_SEED if self._num_fits else self.seed,
         )
+        data = self._describe_data(feed, batch_size)
         schedule = self._make_schedule(
             feed, epochs, max_steps, steps_per_epoch, initial_epoch, validation_freq
         )
@@ -267,6 +271,7 @@ class Trainer:
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
             steps_per_loop=self._step_options.steps_per_loop,
+            data=data,
             evaluate=None
             if validation_feed is None
             else lambda is_stopped: self._evaluate(
@@ -442,6 +447,7 @@ class Trainer:
             if not self.is_chief:
                 return
             tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
+            sync_to_disk(f"{path}.writing")
         tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
 
     def request_stop(self) -> None:
@@ -507,7 +513,11 @@ class Trainer:
 
     def restore_best_checkpoint(self) -> int | None:
         """Gives the model the weights of the marked checkpoint; returns its step, if any."""
-        return self._recovery.restore_best(self._list_state()) if self._recovery else None
+        return (
+            self._recovery.restore_best(self._list_state(), optimizer=self.model.optimizer)
+            if self._recovery
+            else None
+        )
 
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step was traced: once, or an input changed its shape."""
@@ -568,6 +578,26 @@ class Trainer:
             shuffle=False,
             class_weight=class_weight,
         )
+
+    def _describe_data(self, feed: Feed, batch_size: int | None) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the data, the same on all workers.
+
+        Raises:
+          TfdistError: this worker's data are not the chief's.
+        """
+        if self._recovery is None and self.num_workers == 1:
+            return {"train": {}, "batch_size": batch_size}
+        train = feed.make_fingerprint()
+        if self.num_workers > 1:
+            others = self._workers.share_json(train)
+            for worker, other in enumerate(others):
+                difference = describe_difference(others[0], other)
+                if difference is not None:
+                    raise TfdistError(
+                        f"Worker {worker} has other data than the chief: {difference}. Give all "
+                        "workers the same data."
+                    )
+        return {"train": train, "batch_size": batch_size}
 
     def _make_schedule(
         self,
