@@ -264,6 +264,13 @@ class TrainingOptions(OptionGroup):
         minimum=1,
         result=False,
     )
+    check: str = option(
+        "auto",
+        "before the first step, replicas compute a batch divided and undivided, and what differs is "
+        "refused; auto: where the program is not known to be divisible",
+        choices=("auto", "on", "off"),
+        result=False,
+    )
     jit_compile: str = option(
         "auto",
         "XLA compiles the forward and backward pass; auto: off, for it is slower on CPUs and was "

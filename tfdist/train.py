@@ -101,6 +101,7 @@ def run_training(options: TrainOptions) -> int:
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
         **dataclasses.asdict(assembly.make_step_options(options)),
+        check=training.check,
         max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)

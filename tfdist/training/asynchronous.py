@@ -28,7 +28,7 @@ from tfdist.training.coordination import Coordination, StepStream, explain_lost_
 from tfdist.training.feed import Feed
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs, is_sum
-from tfdist.training.replica_optimizers import gradients_already_reduced
+from tfdist.training.replica_optimizers import gradients_already_reduced, scale_gradient
 from tfdist.training.shards import make_shards
 from tfdist.training.synchronous import to_numbers
 from tfdist.training.training_steps import Trained, TrainingSteps
@@ -84,7 +84,7 @@ class AsynchronousSteps(TrainingSteps):
         self._longest_staleness = 0
         self._total_staleness = 0
         self._applied = 0
-        self._apply = tf.function(self._apply_step)
+        self._apply = tf.function(self._apply_step, autograph=False, reduce_retracing=True)
         self._add = tf.function(self._add_counts)
         self._read_logs = tf.function(model.get_metrics_result, autograph=False)
 
@@ -124,7 +124,7 @@ class AsynchronousSteps(TrainingSteps):
         with explain_lost_server():
             step, place, result = stream.take()
             with self._strategy.scope():
-                self._apply(tf.constant(place, tf.int64), result["states"])
+                self._apply(tf.constant(place, tf.int64), result["states"], result["sparse"])
                 self._add(result["counts"])
         staleness = step - int(result["version"])
         self._staleness.append(staleness)
@@ -270,7 +270,7 @@ class AsynchronousSteps(TrainingSteps):
         model = self._model
         counted = self._metric_variables
 
-        @tf.function
+        @tf.function(autograph=False)
         def compute(step: tf.Tensor, place: tf.Tensor, batch: Any) -> dict[str, Any]:
             assert self._version is not None
             batch = batch if read is None else read(step)
@@ -301,12 +301,11 @@ class AsynchronousSteps(TrainingSteps):
                         f"weight {variable.path}, which a worker cannot. Take another strategy."
                     )
             self._with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
-            # Sparse gradients become dense afterwards: Keras clips them by the norm of their rows.
+            # Rows of a table stay apart, as in Keras: an optimizer squares each by itself.
             clipped = model.optimizer._clip_gradients([gradients[i] for i in self._with_gradient])
-            by_variable = {
-                id(self._trainable[i]): tf.convert_to_tensor(gradient)
-                for i, gradient in zip(self._with_gradient, clipped, strict=True)
-            }
+            found = list(zip(self._with_gradient, clipped, strict=True))
+            sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
+            by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
             for shard, places in zip(self._gradients, self._places, strict=True):
                 row = shard.join(by_variable)
                 places.scatter_update(tf.IndexedSlices(row[None], place[None]))
@@ -316,6 +315,7 @@ class AsynchronousSteps(TrainingSteps):
             return {
                 "loss": loss,
                 "version": version,
+                "sparse": {str(i): (g.values, g.indices) for i, g in sparse.items()},
                 "states": [_describe_update(old, new, state_tape) for _, old, new in changed],
                 "counts": [scope.get_current_value(variable) for variable in counted],
             }
@@ -326,7 +326,7 @@ class AsynchronousSteps(TrainingSteps):
         """Returns what a worker does at a step of an evaluation."""
         counted = self._metric_variables
 
-        @tf.function
+        @tf.function(autograph=False)
         def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
             batch = batch if read is None else read(step)
             mapping = [*self._read_weights(), *_make_zeros(counted)]
@@ -342,7 +342,7 @@ class AsynchronousSteps(TrainingSteps):
     def _make_predict(self, read: Callable[[tf.Tensor], Any] | None) -> Any:
         """Returns what a worker does at a step of a prediction."""
 
-        @tf.function
+        @tf.function(autograph=False)
         def predict(step: tf.Tensor, batch: Any) -> Any:
             batch = batch if read is None else read(step)
             with (
@@ -353,7 +353,7 @@ class AsynchronousSteps(TrainingSteps):
 
         return predict
 
-    def _apply_step(self, place: tf.Tensor, states: Sequence[Any]) -> None:
+    def _apply_step(self, place: tf.Tensor, states: Sequence[Any], sparse: dict[str, Any]) -> None:
         """Updates weights, slots and moving statistics, on the parameter servers."""
         optimizer = self._model.optimizer
         by_variable: dict[int, tf.Tensor] = {}
@@ -361,6 +361,11 @@ class AsynchronousSteps(TrainingSteps):
             with tf.device(shard.device):
                 row = tf.gather(places, place)
             by_variable |= {id(variable): part for variable, part in shard.split(row)}
+        for index, (values, indices) in sparse.items():
+            variable = self._trainable[int(index)]
+            by_variable[id(variable)] = tf.IndexedSlices(
+                values, indices, tf.constant(list(variable.shape), tf.int64)
+            )
         variables = [self._trainable[i] for i in self._with_gradient]
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
@@ -370,7 +375,7 @@ class AsynchronousSteps(TrainingSteps):
         ):
             # What Keras divides by is no part of these gradients.
             scale = optimizer.loss_scale_factor or 1.0
-            gradients = [by_variable[id(variable)] * scale for variable in variables]
+            gradients = [scale_gradient(by_variable[id(v)], scale) for v in variables]
             optimizer.apply(gradients, variables)
         for variable, (old, new, slope) in zip(self._updated, states, strict=True):
             with tf.device(variable.value.device):

@@ -16,6 +16,7 @@ from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.feed import Feed
+from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.recovery import Recovery
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
@@ -368,7 +369,22 @@ class FitLoop:
             self._progress.is_asked_to_stop, self._model.stop_training, save
         )
         self.was_stopped = stop
+        self._check_learning_rates()
         return save
+
+    def _check_learning_rates(self) -> None:
+        """Refuses workers of which a callback of one has changed the learning rate."""
+        optimizer = get_inner_optimizer(self._model.optimizer)
+        rate = getattr(optimizer, "_learning_rate", None)
+        if self._workers.count == 1 or not isinstance(rate, keras.Variable):
+            return
+        rates = self._workers.gather(np.array([float(rate.numpy())], "f8"))
+        for worker, other in enumerate(rates):
+            if other != rates[0]:
+                raise TfdistError(
+                    f"The learning rate is {other:g} on worker {worker} and {rates[0]:g} on the "
+                    "chief. Give a callback that changes it to every worker."
+                )
 
     def _save(self) -> None:
         """Begins to write a checkpoint of the present step, if there is a place for them."""

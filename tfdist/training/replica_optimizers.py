@@ -123,12 +123,16 @@ class _Reducer:
     def _reduce(self, grads: Gradients) -> list[Any]:
         part = self._division.part
         assert part is not None
-        weighted = [_scale(g, tf.cast(part.weight, g.dtype)) for g in grads if g is not None]
+        weighted = [scale_gradient(g, part.weight) for g in grads if g is not None]
         sums = iter(sum_over_replicas(weighted, is_compressed=self._is_compressed))
         return [None if g is None else next(sums) for g in grads]
 
 
-def _scale(gradient: Any, factor: tf.Tensor) -> Any:
+def scale_gradient(gradient: Any, factor: Any) -> Any:
+    """Returns a gradient times a number; None stays None."""
+    if gradient is None:
+        return None
+    factor = tf.cast(factor, gradient.dtype)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor

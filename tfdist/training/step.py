@@ -21,7 +21,7 @@ from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.rematerialize import make_call
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
-from tfdist.training.replica_optimizers import Record, reducing_optimizers
+from tfdist.training.replica_optimizers import Record, reducing_optimizers, scale_gradient
 from tfdist.training.step_options import StepOptions
 
 
@@ -355,7 +355,7 @@ class Steps:
                 with self.metrics.counting() as more:
                     self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
             keys[:] = [*counts, *more]
-            weighted = [_weigh(gradient, count) for gradient in gradients]
+            weighted = [scale_gradient(gradient, count) for gradient in gradients]
             return weighted, [*counts.values(), *more.values()]
 
         gradients, counts = sum_over_micro_batches(
@@ -364,7 +364,7 @@ class Steps:
         part = self._division.part
         assert part is not None
         inverse = 1 / tf.cast(part.rows, tf.float64)
-        return [_weigh(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
+        return [scale_gradient(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
 
     def _read(self) -> tf.Tensor:
         vectors = self._strategy.run(self.metrics.read)
@@ -372,15 +372,6 @@ class Steps:
 
     def _write_states(self, states: list[tf.Tensor]) -> None:
         self._strategy.run(self.metrics.write, args=(states,))
-
-
-def _weigh(gradient: Any, factor: tf.Tensor) -> Any:
-    if gradient is None:
-        return None
-    factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
 
 
 def _drop_optionals(data: Any) -> Any:
