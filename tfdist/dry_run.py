@@ -84,6 +84,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         model,
         tf.TensorSpec(model.input.shape, model.input.dtype),
         is_mirrored=name not in ("one_device", "central_storage", "parameter_server"),
+        num_replicas=sharing,
     )
     memory = estimate_memory(
         model, math.ceil(rows / training.micro_batches), rematerialize=training.rematerialize

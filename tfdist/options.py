@@ -266,7 +266,7 @@ class TrainingOptions(OptionGroup):
     )
     check: str = option(
         "auto",
-        "before the first step, replicas compute a batch divided and undivided, and what differs is "
+        "before the first step, replicas compute a batch divided and undivided; what differs is "
         "refused; auto: where the program is not known to be divisible",
         choices=("auto", "on", "off"),
         result=False,

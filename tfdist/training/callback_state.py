@@ -27,8 +27,8 @@ def read_callbacks(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns what callbacks remember, as JSON-serialisable state and arrays.
 
-    That is: of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and SwapEMAWeights, and of a callback of the
-    user's that has `get_state()` -> JSON-serialisable and `set_state(state)`.
+    That is: of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, SwapEMAWeights, and of a user's
+    callback that has `get_state()` -> JSON-serialisable and `set_state(state)`.
     """
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}

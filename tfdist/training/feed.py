@@ -142,7 +142,8 @@ def make_feed(
       keeps_order: whether the data must come in the same order to every worker, and once more.
 
     Raises:
-      TfdistError: a dataset shuffled without a seed that must keep its order; a source's batch too small for the replicas or the parts, or unknown data.
+      TfdistError: a dataset shuffled without a seed that must keep its order; a source's batch too
+        small for the replicas or the parts, or unknown data.
     """
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
@@ -219,8 +220,8 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
 def _refuse(x: Any, given: list[str]) -> None:
     if given:
         raise TfdistError(
-            f"Cannot take {' and '.join(given)} beside a {type(x).__name__}: its elements hold them. "
-            "Give (x, y) or (x, y, sample_weight) as its elements."
+            f"Cannot take {' and '.join(given)} beside a {type(x).__name__}: its elements hold it "
+            "all. Give (x, y) or (x, y, sample_weight) as its elements."
         )
 
 
@@ -257,7 +258,7 @@ def _make_source_feed(
     augmentation: BatchAugmentation | None,
     ends_epochs: bool,
 ) -> Feed:
-    order = {
+    order: dict[str, Any] = {
         "global_batch_size": global_batch_size,
         "seed": seed,
         "augmentation": augmentation,

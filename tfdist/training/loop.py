@@ -365,20 +365,25 @@ class FitLoop:
         Returns:
           Whether one of them wants a checkpoint.
         """
-        stop, self._model.stop_training, save = self._workers.any(
-            self._progress.is_asked_to_stop, self._model.stop_training, save
-        )
+        flags = [self._progress.is_asked_to_stop, self._model.stop_training, save]
+        rates = np.zeros(self._workers.count)
+        rates[self._workers.index] = self._read_learning_rate()
+        found = self._workers.sum(np.concatenate([np.array(flags, "f8"), rates]))
+        stop, self._model.stop_training, save = (bool(number) for number in found[:3])
+        self._check_learning_rates(found[3:])
         self.was_stopped = stop
-        self._check_learning_rates()
         return save
 
-    def _check_learning_rates(self) -> None:
-        """Refuses workers of which a callback of one has changed the learning rate."""
+    def _read_learning_rate(self) -> float:
+        """Returns the rate that callbacks can change; 0 where none can, or nobody would differ."""
         optimizer = get_inner_optimizer(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
         if self._workers.count == 1 or not isinstance(rate, keras.Variable):
-            return
-        rates = self._workers.gather(np.array([float(rate.numpy())], "f8"))
+            return 0.0
+        return float(rate.numpy())
+
+    def _check_learning_rates(self, rates: np.ndarray) -> None:
+        """Refuses workers of which a callback of one has changed the learning rate."""
         for worker, other in enumerate(rates):
             if other != rates[0]:
                 raise TfdistError(

@@ -59,9 +59,9 @@ def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     for variable in [*model.variables, *model.metrics_variables]:
         if not strategy.extended.variable_created_in_scope(variable.value):
             raise TfdistError(
-                f"Cannot train {model.name!r} under {name}: its variable {variable.path} was created "
-                "outside of the strategy's scope. Build the model in `with strategy.scope():`, or "
-                "give the trainer a function that builds it."
+                f"Cannot train {model.name!r} under {name}: its variable {variable.path} was "
+                "created outside of the strategy's scope. Build the model in `with "
+                "strategy.scope():`, or give the trainer a function that builds it."
             )
     for optimizer in optimizers:
         if getattr(optimizer, "_distribution_strategy", strategy) is not strategy:

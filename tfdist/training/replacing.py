@@ -14,3 +14,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def list_subclasses(owner: type) -> list[type]:
+    """Returns the classes that derive from one, each once."""
+    found: dict[type, None] = {}
+    children: list[type] = owner.__subclasses__()
+    for child in children:
+        found |= dict.fromkeys([child, *list_subclasses(child)])
+    return list(found)

@@ -1,11 +1,11 @@
 """Metrics on replicas: every row of a global batch is counted once, whatever a metric keeps.
 
 A metric whose variables are sums over the rows, as Keras's own are, counts each replica's rows by
-itself; the replicas' variables add up. Any other, such as a maximum or a score of the whole batch, is
-given the rows of all replicas, on every replica alike.
+itself; the replicas' variables add up. Any other, such as a maximum or a score of the whole batch,
+is given the rows of all replicas, on every replica alike.
 
-What a step returns to callbacks is read from the global state of the metrics; a number that comes from
-no metric is the mean of the replicas', weighted by their rows.
+What a step returns to callbacks is read from the global state of the metrics; a number that comes
+from no metric is the mean of the replicas', weighted by their rows.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from tfdist.errors import TfdistError
 from tfdist.training.division import Division
 from tfdist.training.reduction import SUM
-from tfdist.training.replacing import replaced
+from tfdist.training.replacing import list_subclasses, replaced
 
 Logs = dict[str, Any]
 
@@ -88,7 +88,7 @@ class ReplicaMetrics:
         """Stands in for what metrics do. Opened around all replicas, while a step is traced."""
         self._results.clear()
         with contextlib.ExitStack() as stack:
-            for owner in [keras.metrics.Metric, *_list_subclasses(keras.metrics.Metric)]:
+            for owner in [keras.metrics.Metric, *list_subclasses(keras.metrics.Metric)]:
                 for name, wrap in (
                     ("update_state", self._wrap_update),
                     ("result", self._wrap_result),
@@ -209,7 +209,7 @@ class ReplicaMetrics:
                 metric.reset_state()
 
     def _read_values(self, kind: str, logs: Logs, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the numbers of the logs that come from no metric, and notes where all come from."""
+        """Returns the logs that come from no metric, and notes where all of them come from."""
         part = self._division.part
         assert part is not None
         values: list[tf.Tensor] = []
@@ -316,7 +316,7 @@ class ReplicaMetrics:
         return gathered
 
     def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the replicas' rows: each fills its own of a table of zeros, whose sum is exact."""
+        """Returns the replicas' rows: each fills its own of a table, whose sum is exact."""
         part = self._division.part
         assert part is not None
         dtype = value.dtype
@@ -362,8 +362,3 @@ class ReplicaMetrics:
             return found
 
         return result
-
-
-def _list_subclasses(owner: type) -> list[type]:
-    found = [cls for child in owner.__subclasses__() for cls in (child, *_list_subclasses(child))]
-    return list(dict.fromkeys(found))

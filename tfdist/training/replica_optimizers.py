@@ -13,7 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
 from tfdist.training.reduction import sum_over_replicas
-from tfdist.training.replacing import replaced
+from tfdist.training.replacing import list_subclasses, replaced
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
 Record = Callable[[Gradients, Sequence[keras.Variable]], None]
@@ -40,7 +40,7 @@ def reducing_optimizers(
     """
     reducer = _Reducer(division, is_compressed, create_variable, record)
     with contextlib.ExitStack() as stack:
-        for owner in [BaseOptimizer, *_list_subclasses(BaseOptimizer)]:
+        for owner in [BaseOptimizer, *list_subclasses(BaseOptimizer)]:
             for name in ("apply", "apply_gradients"):
                 if name in vars(owner):
                     wrapped = reducer.wrap(name, vars(owner)[name])
@@ -168,11 +168,6 @@ def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable
             )
 
     tf.distribute.get_replica_context().merge_call(overwrite, args=(is_due,))
-
-
-def _list_subclasses(owner: type) -> list[type]:
-    found = [cls for child in owner.__subclasses__() for cls in (child, *_list_subclasses(child))]
-    return list(dict.fromkeys(found))
 
 
 def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:

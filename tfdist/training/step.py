@@ -165,7 +165,7 @@ class Steps:
         def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
             gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
 
-        def run(data: Any, place: Any) -> tuple[list[tf.Tensor], Found]:
+        def run(data: Any, place: Any) -> tuple[Any, list[tf.Tensor]]:
             del gradients[:]
             found = self._run("train", self._train, data, place, record=record)
             return found, list(gradients)

@@ -45,7 +45,7 @@ class SynchronousSteps(TrainingSteps):
         self.steps = Steps(
             model, strategy, options, create_variable=create_variable, is_apart=is_apart
         )
-        self._train_loop = self.steps.make_train_loop() if options.steps_per_loop > 1 else None
+        self._train_loop: Any = self.steps.make_train_loop() if options.steps_per_loop > 1 else None
         self._predict = self.steps.make_predict()
 
     @property

@@ -225,7 +225,7 @@ class Trainer:
 
         Raises:
           TfdistError: data that do not fit the model, the strategy or the batch.
-          TrainingError: the loss or a weight is not finite; the last checkpoint is of a step before.
+          TrainingError: the loss or a weight is not finite; the last checkpoint is older.
         """
         batch_size = batch_size or global_batch_size
         if validation_split and validation_data is None:
