@@ -175,13 +175,17 @@ def test_split_rows_is_even_and_larger_first():
 def test_eval_covers_every_example_once(num_examples, batch, num_replicas):
     source = make_counting_source(num_examples)
     dataset = make_eval_dataset(source, global_batch_size=batch, num_replicas=num_replicas)
-    size = -(-batch // num_replicas)
-    assert dataset.element_spec[0]["i"].shape == (size,)
     elements = list(dataset.as_numpy_iterator())
     assert len(elements) == steps_per_epoch(num_examples, batch) * num_replicas
-    assert all(part["i"].shape == (size,) for part, _ in elements)
-    seen = np.concatenate([part["i"][:num_valid] for part, num_valid in elements])
-    assert seen.tolist() == list(range(num_examples))
+    if num_examples % batch == 0 and batch % num_replicas == 0:
+        assert dataset.element_spec[0]["i"].shape == (batch // num_replicas,)
+    seen: list[int] = []
+    for place, (part, (first, total)) in enumerate(elements):
+        is_copy = total < num_replicas
+        assert (first == 0 and len(part["i"]) == total) if is_copy else len(part["i"]) >= 1
+        if not is_copy or place % num_replicas == 0:
+            seen += part["i"].tolist()
+    assert seen == list(range(num_examples))
 
 
 def test_eval_gives_every_process_equally_many():
@@ -195,8 +199,9 @@ def test_eval_gives_every_process_equally_many():
         for replica in range(3)
     ]
     assert [len(part) for part in parts] == [2, 2, 2]
-    assert [int(part[1][1]) for part in parts] == [1, 0, 0]
-    assert parts[0][1][1].dtype == np.int32
+    # The last batch has one row, which every replica gets.
+    assert [part[1][1].tolist() for part in parts] == [[0, 1]] * 3
+    assert [part[0][1].tolist() for part in parts] == [[0, 4], [2, 4], [3, 4]]
 
 
 def test_load_alone_is_enough_for_a_source():
@@ -242,7 +247,13 @@ def test_eval_refuses_an_empty_batch():
 def test_split_batches_keeps_rows_and_order(num_replicas):
     data = {"x": np.arange(22.0).reshape(11, 2), "y": (np.arange(11), np.arange(11) * 2)}
     batches = tf.data.Dataset.from_tensor_slices(data).batch(4)
-    parts = list(split_batches(batches, num_replicas=num_replicas, pad=False).as_numpy_iterator())
+    elements = list(split_batches(batches, num_replicas=num_replicas).as_numpy_iterator())
+    parts = [part for part, _ in elements]
+    assert [place.tolist() for _, place in elements[:num_replicas]] == {
+        1: [[0, 4]],
+        2: [[0, 4], [2, 4]],
+        3: [[0, 4], [2, 4], [3, 4]],
+    }[num_replicas]
     assert len(parts) == 3 * num_replicas
     joined = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
     assert_same(joined, data)
@@ -250,40 +261,39 @@ def test_split_batches_keeps_rows_and_order(num_replicas):
         assert [len(part["x"]) for part in parts[:3]] == [2, 1, 1]
 
 
-def test_split_batches_pads_short_and_empty_slices():
-    batches = tf.data.Dataset.range(9).batch(4)
-    parts = list(split_batches(batches, num_replicas=3, pad=True).as_numpy_iterator())
-    assert [(part.tolist(), int(n)) for part, n in parts[:3]] == [
-        ([0, 1], 2),
-        ([2, 2], 1),
-        ([3, 3], 1),
+def test_split_batches_gives_small_batches_to_all_replicas():
+    batches = tf.data.Dataset.range(6).batch(4)
+    parts = list(split_batches(batches, num_replicas=3).as_numpy_iterator())
+    assert [(part.tolist(), place.tolist()) for part, place in parts] == [
+        ([0, 1], [0, 4]),
+        ([2], [2, 4]),
+        ([3], [3, 4]),
+        *[([4, 5], [0, 2])] * 3,
     ]
-    assert [(part.tolist(), int(n)) for part, n in parts[-3:]] == [([8], 1), ([8], 0), ([8], 0)]
 
 
 def test_split_batches_keeps_tuples_and_static_shapes():
     batches = tf.data.Dataset.from_tensor_slices((np.zeros((8, 3)),)).batch(4, drop_remainder=True)
-    parts = split_batches(batches, num_replicas=2, replicas=[1], pad=False)
-    assert parts.element_spec == (tf.TensorSpec((2, 3), tf.float64),)
-    padded = split_batches(batches, num_replicas=3, pad=True)
-    assert padded.element_spec[0] == (tf.TensorSpec((2, 3), tf.float64),)
+    parts = split_batches(batches, num_replicas=2, replicas=[1])
+    assert parts.element_spec[0] == (tf.TensorSpec((2, 3), tf.float64),)
+    uneven = split_batches(batches, num_replicas=3)
+    assert uneven.element_spec[0] == (tf.TensorSpec((None, 3), tf.float64),)
 
 
-def test_split_batches_refuses_fewer_rows_than_replicas():
-    dataset = split_batches(tf.data.Dataset.range(5).batch(4), num_replicas=2, pad=False)
+def test_split_batches_refuses_batches_without_rows():
+    dataset = split_batches(tf.data.Dataset.from_tensors(np.zeros((0, 3))), num_replicas=2)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(dataset)
     error = as_user_error(caught.value)
-    assert str(error).startswith("Cannot split a batch of 1 rows over 2 replicas")
-    assert "drop_remainder=True" in str(error)
+    assert str(error).startswith("Cannot train on a batch without rows")
 
 
 def test_split_batches_refuses_scalars_and_sparse_tensors():
     with pytest.raises(TfdistError, match=r"scalars .* \.batch\("):
-        split_batches(tf.data.Dataset.range(5), num_replicas=2, pad=False)
+        split_batches(tf.data.Dataset.range(5), num_replicas=2)
     sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(4))
     with pytest.raises(TfdistError, match="SparseTensorSpec over replicas"):
-        split_batches(sparse, num_replicas=2, pad=False)
+        split_batches(sparse, num_replicas=2)
 
 
 def test_a_strategy_hands_each_replica_its_own_rows(shapes, one_replica):
@@ -305,7 +315,7 @@ def test_no_dataset_leaves_a_thread_that_tunes_it(shapes):
     datasets = [
         make_train_dataset(shapes, global_batch_size=8, seed=0),
         make_eval_dataset(shapes, global_batch_size=8),
-        split_batches(tf.data.Dataset.range(8).batch(4), num_replicas=2, pad=True),
+        split_batches(tf.data.Dataset.range(8).batch(4), num_replicas=2),
     ]
     for dataset in datasets:
         options = dataset.options()

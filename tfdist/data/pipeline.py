@@ -102,20 +102,12 @@ def make_train_dataset(
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
-    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
-    is_full = not ends_epochs or source.num_examples % global_batch_size == 0
-    is_fixed = is_full and global_batch_size >= num_replicas
-    rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_fixed else None
+    divide = _make_divider(source.num_examples, global_batch_size, num_replicas, ids, ends_epochs)
 
     def make_batch(number: tf.Tensor) -> Any:
-        first, num_rows = find_rows(number // len(ids))
-        if rows is not None:
-            own = rows(number % len(ids))
-        else:
-            replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
-            own = _split_rows_dynamic(num_rows, num_replicas, replica)
-        batch = read(first + own)
-        return (batch, tf.stack([own[0], num_rows])) if with_places else batch
+        first, rows, place = divide(number)
+        batch = read(first + rows)
+        return (batch, place) if with_places else batch
 
     return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
 
@@ -168,6 +160,35 @@ def _make_row_finder(
     return find
 
 
+def _make_divider(
+    num_examples: int,
+    global_batch_size: int,
+    num_replicas: int,
+    ids: Sequence[int],
+    ends_epochs: bool,
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Returns a function from the number of a batch in the order of `make_train_dataset`.
+
+    It gives the global batch's first position in the stream, the replica's rows of it, and their
+    place as from `split_batches`.
+    """
+    find_rows = _make_row_finder(num_examples, global_batch_size, ends_epochs)
+    is_full = not ends_epochs or num_examples % global_batch_size == 0
+    is_fixed = is_full and global_batch_size >= num_replicas
+    read_rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_fixed else None
+
+    def divide(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        first, num_rows = find_rows(number // len(ids))
+        if read_rows is not None:
+            rows = read_rows(number % len(ids))
+        else:
+            replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
+            rows = _split_rows_dynamic(num_rows, num_replicas, replica)
+        return first, rows, tf.stack([rows[0], num_rows])
+
+    return divide
+
+
 def _make_position_reader(
     source: Source,
     *,
@@ -216,13 +237,11 @@ def make_eval_dataset(
     """
     ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
     num_steps = steps_per_epoch(source.num_examples, global_batch_size)
-    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs=True)
+    divide = _make_divider(source.num_examples, global_batch_size, num_replicas, ids, True)
 
     def make_batch(number: tf.Tensor) -> Any:
-        first, num_rows = find_rows(number // len(ids))
-        replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
-        rows = _split_rows_dynamic(num_rows, num_replicas, replica)
-        return source.load_batch(first + rows), tf.stack([rows[0], num_rows])
+        first, rows, place = divide(number)
+        return source.load_batch(first + rows), place
 
     return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch)
 
