@@ -12,7 +12,7 @@ from tfdist.strategies import LocalSgdStrategy
 from tfdist.training.callbacks import Throughput
 from tfdist.training.step_options import StepOptions, check_strategy
 
-EPOCHS, STEPS_PER_EPOCH, BATCH = 2, 4, 15  # loops of three: 3, 1, 3, 1
+EPOCHS, STEPS_PER_EPOCH, BATCH = 2, 4, 12  # loops of three: 3, 1, 3, 1
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
 
 

@@ -41,6 +41,7 @@ class Part(NamedTuple):
       is_copy: bool scalar, whether every replica has the whole global batch.
       weight: float64 scalar, of this replica's values; the weights add up to 1.
       sum_scale: float64 scalar, what makes the weighted mean of scaled sums their sum.
+      mean_scale: float64 scalar, what makes the plain mean of scaled values their weighted mean.
       static_rows: `rows` where tracing knows them, else None.
     """
 
@@ -49,12 +50,18 @@ class Part(NamedTuple):
     is_copy: tf.Tensor
     weight: tf.Tensor
     sum_scale: tf.Tensor
+    mean_scale: tf.Tensor
     static_rows: int | None
 
-    def narrow(self, rows: tf.Tensor) -> "Part":
-        """Returns this part as if only some of its rows were its own: a micro-batch."""
-        scale = self.sum_scale * tf.cast(self.rows, tf.float64) / tf.cast(rows, tf.float64)
-        return self._replace(rows=rows, sum_scale=scale, static_rows=None)
+    def narrow(self, rows: tf.Tensor, parts: int) -> "Part":
+        """Returns this part as if only some of its rows were its own: one of some micro-batches."""
+        share = tf.cast(rows, tf.float64) / tf.cast(self.rows, tf.float64)
+        return self._replace(
+            rows=rows,
+            sum_scale=self.sum_scale / share,
+            mean_scale=self.mean_scale * share * parts,
+            static_rows=None,
+        )
 
 
 def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) -> Part:
@@ -86,6 +93,7 @@ def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) ->
         is_copy=is_copy,
         weight=tf.where(is_copy, tf.constant(1 / replicas, tf.float64), share),
         sum_scale=tf.where(is_copy, tf.ones_like(share), 1 / share),
+        mean_scale=tf.where(is_copy, tf.ones_like(share), share * replicas),
         static_rows=leaf.shape[0],
     )
 
@@ -134,15 +142,16 @@ class Division:
             self._of_thread.part = None
 
     @contextlib.contextmanager
-    def narrowed(self, first: tf.Tensor, count: tf.Tensor) -> Iterator[None]:
+    def narrowed(self, first: tf.Tensor, count: tf.Tensor, *, parts: int) -> Iterator[None]:
         """Runs Keras's code on some of the rows that `of` was opened for.
 
         Args:
           first: int64 scalar, the place of the first among these rows.
           count: int64 scalar, how many there are.
+          parts: the micro-batches of which they are one.
         """
         whole = self._of_thread.part
-        self._of_thread.part = whole.narrow(count)
+        self._of_thread.part = whole.narrow(count, parts)
         with self.draws.narrowed(first, count):
             yield
         self._of_thread.part = whole

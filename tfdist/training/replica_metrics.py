@@ -276,8 +276,9 @@ class ReplicaMetrics:
             return args, kwargs
         part = self._division.part
         assert part is not None
-        factor = part.weight * (self._strategy.num_replicas_in_sync if is_mean else 1)
-        factor = tf.where(part.is_copy, tf.ones_like(factor), factor)
+        factor = part.mean_scale
+        if is_total:
+            factor = tf.where(part.is_copy, tf.ones_like(factor), part.weight)
         return (tf.cast(values, tf.float64) * factor,), {}
 
     def _update_whole(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:

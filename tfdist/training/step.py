@@ -350,7 +350,7 @@ class Steps:
 
         def compute(part: Any, first: tf.Tensor, count: tf.Tensor) -> tuple[Any, ...]:
             x, y, sample_weight = part
-            with self._division.narrowed(first, count):
+            with self._division.narrowed(first, count, parts=self._options.micro_batches):
                 gradients, counts, y_pred = self._differentiate(part, known)
                 with self.metrics.counting() as more:
                     self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
