@@ -311,6 +311,18 @@ class Division:
         return reduce(value)
 
 
+@contextlib.contextmanager
+def penalties_in_floatx() -> Iterator[None]:
+    """Lets penalties of float16 layers be added to a float32 loss, at which Keras 3.15 fails."""
+    original = TensorFlowTrainer._aggregate_additional_loss
+
+    def aggregate(model: keras.Model, loss: Any) -> Any:
+        return original(model, keras.ops.cast(loss, keras.config.floatx()))
+
+    with replaced(TensorFlowTrainer, "_aggregate_additional_loss", aggregate):
+        yield
+
+
 class _Normalizers:
     """Where the normalizers of losses come from: reduced at once, collected, or known."""
 

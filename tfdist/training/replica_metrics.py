@@ -11,6 +11,7 @@ from no metric is the mean of the replicas', weighted by their rows.
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ class ReplicaMetrics:
         self._seen: dict[int, keras.metrics.Metric] = {}
         self._inside: set[tf.distribute.ReplicaContext] = set()
         self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}
-        self._counts: dict[int, tf.Tensor] | None = None
+        # Replicas have threads of their own, which take turns in the middle of a step.
+        self._of_thread = threading.local()
         self._plans: dict[str, dict[str, tuple[keras.metrics.Metric, int] | int]] = {}
 
     def list_metrics(self) -> list[keras.metrics.Metric]:
@@ -103,11 +105,12 @@ class ReplicaMetrics:
 
         For loops and for XLA, in which replicas cannot update what others see.
         """
-        before, self._counts = self._counts, {}
+        before, counts = self._counts, {}
+        self._of_thread.counts = counts
         try:
-            yield self._counts
+            yield counts
         finally:
-            self._counts = before
+            self._of_thread.counts = before
 
     def add(self, counts: dict[int, tf.Tensor]) -> None:
         """Adds what was collected to the variables. Called in replica context."""
@@ -200,6 +203,10 @@ class ReplicaMetrics:
         else:
             # In replica context: an assignment from outside is divided among the replicas.
             self._strategy.run(self._reset)
+
+    @property
+    def _counts(self) -> dict[int, tf.Tensor] | None:
+        return getattr(self._of_thread, "counts", None)
 
     def _reset(self) -> None:
         self._model.reset_metrics()

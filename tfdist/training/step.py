@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src import backend
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from tfdist.training.division import Division, make_part
+from tfdist.training.division import Division, make_part, penalties_in_floatx
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.rematerialize import make_call
@@ -225,7 +225,7 @@ class Steps:
     def _run_alone(self, own: Any, data: Any) -> Logs:
         if self._model.jit_compile and not self._model.run_eagerly:
             own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
-        with self._division.draws.watch():
+        with self._division.draws.watch(), penalties_in_floatx():
             logs = self._strategy.run(own, args=(_drop_optionals(data),))
         return {
             name: self._strategy.experimental_local_results(value)[0]
