@@ -52,6 +52,7 @@ class Feed:
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its global batch, likewise.
+      count_steps: reads the data to count the batches of an epoch; None where that does not end.
       make_fingerprint: returns what tells these data from others, as JSON; see `data.fingerprint`.
       is_replayable: whether a batch may be read more than once, and by one process alone.
     """
@@ -65,6 +66,7 @@ class Feed:
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], Any] | None = None
+    count_steps: Callable[[], int] | None = None
     make_fingerprint: Callable[[], dict[str, Any]] = dict
     is_replayable: bool = True
 
@@ -291,6 +293,9 @@ def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
         batch_spec=dataset.element_spec,
         num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
+        count_steps=None
+        if cardinality == tf.data.INFINITE_CARDINALITY
+        else lambda: int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1)),
         make_train=lambda context, start_step: _place_batches(
             dataset.repeat().skip(start_step), context
         ),

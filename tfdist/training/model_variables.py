@@ -10,6 +10,7 @@ from keras.src.backend.tensorflow.core import compute_output_spec
 
 from tfdist.errors import TfdistError
 from tfdist.training.replica_optimizers import list_optimizers
+from tfdist.training.step_options import overrides
 
 _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
 
@@ -88,7 +89,10 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
         return
     except Exception as error:
         cause = error
-    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    layers_are_built = all(layer.built for layer in model._flatten_layers(include_self=False))
+    if layers_are_built and overrides(model, "train_step"):
+        # What there is besides its layers is made by its own code, when that is traced.
+        return
     if layers_are_built and getattr(model, "output", None) is not None:
         # What a layer computes without data may differ; what it said when it was built does not.
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_to_symbols(batch_spec))

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
@@ -80,9 +81,7 @@ class RowDraws:
                 draw = functools.partial(self._draw, operation, count_blocks)
                 stack.enter_context(replaced(random_ops, name, draw))
             stack.enter_context(replaced(keras.random.SeedGenerator, "next", self._make_next()))
-            # Keras keeps one a thread, and replicas have threads of their own.
-            known = seed_generator.global_seed_generator()
-            stack.enter_context(replaced(seed_generator, "global_seed_generator", lambda: known))
+            stack.enter_context(_one_global_generator())
             yield
 
     @contextlib.contextmanager
@@ -185,6 +184,32 @@ class RowDraws:
             return _advance(generator, drawn)
 
         return draw_next
+
+
+@contextlib.contextmanager
+def _one_global_generator() -> Iterator[None]:
+    """Gives replicas the generator of this thread where no layer's is named.
+
+    Keras keeps one a thread, and replicas have threads of their own. It is made when it is first
+    asked for, as in Keras: its seed is one more of Python's random numbers.
+    """
+    name = seed_generator.GLOBAL_SEED_GENERATOR
+    known = global_state.get_global_attribute(name)
+
+    def get() -> keras.random.SeedGenerator:
+        nonlocal known
+        if known is None:
+            with tf.init_scope():
+                known = keras.random.SeedGenerator()
+            if hasattr(known.state.value, "_aggregation"):
+                first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+                known.state.value._aggregation = first
+        return known
+
+    with replaced(seed_generator, "global_seed_generator", get):
+        yield
+    if known is not None:
+        global_state.set_global_attribute(name, known)
 
 
 def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf.Tensor:

@@ -105,7 +105,8 @@ class ReplicaMetrics:
 
         For loops and for XLA, in which replicas cannot update what others see.
         """
-        before, counts = self._counts, {}
+        before = self._counts
+        counts: dict[int, tf.Tensor] = {}
         self._of_thread.counts = counts
         try:
             yield counts

@@ -609,6 +609,8 @@ class Trainer:
         validation_freq: Any,
     ) -> Schedule:
         known = feed.num_steps
+        if known is None and not (steps_per_epoch or max_steps) and feed.count_steps:
+            known = feed.count_steps()
         if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
             raise TfdistError(
                 "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
@@ -683,8 +685,9 @@ class Trainer:
             return self._steps
         check_scope(self.model, self.strategy)
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
-            # Replicas cannot create it while they are traced.
-            keras_random.global_seed_generator()
+            if self.num_workers > 1:
+                # Made later, each worker's would have a seed of its own.
+                keras_random.global_seed_generator()
             build_model(self.model, feed.batch_spec, can_wait=self.num_replicas == 1)
         check_scope(self.model, self.strategy)
         aggregate_variables(self.model, self.strategy)
