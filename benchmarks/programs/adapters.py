@@ -38,6 +38,7 @@ class Program:
       examples: of the made data sets that come with Keras, for training and testing.
       epochs: that each call of `fit` trains at most.
       floatx: that Keras computes in; float32 where the program says so itself.
+      short_networks: whether the networks of `keras.applications` have fewer blocks.
       needs: modules beside TensorFlow's own.
     """
 
@@ -55,6 +56,7 @@ class Program:
     examples: tuple[int, int] = (100, 44)
     epochs: int = 2
     floatx: str = "float64"
+    short_networks: bool = True
     needs: tuple[str, ...] = ()
 
 

@@ -67,14 +67,18 @@ def run_program(
     install_stubs()
     directory = Path.cwd()
     _replace_downloads(program, directory)
+    if program.short_networks:
+        _shorten_networks()
     if program.files:
         program.files(directory)
-    names = {"__name__": "__main__", "__file__": str(directory / "program.py"), **program.names}
+    script = directory / "program.py"
+    script.write_text(text, encoding="utf-8")  # AutoGraph reads it
+    names = {"__name__": "__main__", "__file__": str(script), **program.names}
     scope: Any = contextlib.nullcontext()
     if strategy != "keras":
         scope = routing.make_strategy(strategy).scope()
     _replace_training(program, recorder, routed=strategy != "keras")
-    code = compile(text, program.path or program.name, "exec")
+    code = compile(text, script, "exec")
     with scope:
         exec(code, names)
 
@@ -122,6 +126,25 @@ def _replace_downloads(program: Program, directory: Path) -> None:
         import tensorflow_datasets
 
         tensorflow_datasets.load = tfds.load
+
+
+def _shorten_networks() -> None:
+    """Makes the large networks of `keras.applications` small: two blocks a stage, or one."""
+    from keras.src.applications import densenet, efficientnet, resnet
+
+    def shorten(build: Callable[..., Any], *, narrower: int) -> Callable[..., Any]:
+        def build_short(x: Any, *args: Any, **kwargs: Any) -> Any:
+            *filters, blocks = args
+            filters = [count // narrower for count in filters]
+            return build(x, *filters, min(blocks, 2), **kwargs)
+
+        return build_short
+
+    for name in ("stack_residual_blocks_v1", "stack_residual_blocks_v2"):
+        setattr(resnet, name, shorten(getattr(resnet, name), narrower=4))
+    densenet.dense_block = shorten(densenet.dense_block, narrower=1)
+    for block in efficientnet.DEFAULT_BLOCKS_ARGS:
+        block["repeats"] = 1
 
 
 def _replace(path: str, value: Any) -> None:

@@ -123,6 +123,7 @@ def _write_video_features(directory: Path) -> None:
 PROGRAMS = (
     Program(
         name="gradient_centralization",
+        floatx="float32",
         path=f"{_VISION}/gradient_centralization.py",
         constants={"batch_size": 8},
         replace={"(300, 300, 3)": "(150, 150, 3)"},
@@ -131,6 +132,7 @@ PROGRAMS = (
     ),
     Program(
         name="learnable_resizer",
+        floatx="float32",
         path=f"{_VISION}/learnable_resizer.py",
         constants={"INP_SIZE": (48, 48), "TARGET_SIZE": (32, 32), "BATCH_SIZE": 8},
         names={"tfds": MadeTfds((50, 50, 3), 2, [18, 10])},
@@ -140,20 +142,24 @@ PROGRAMS = (
         name="fixres",
         path=f"{_VISION}/fixres.py",
         constants={"smaller_size": 32, "bigger_size": 56, "batch_size": 8},
+        # Deterministic kernels want a seed.
+        replace={"min_object_covered=0,": "min_object_covered=0, seed=1,"},
         names={"tfds": MadeTfds((60, 60, 3), 5, [18, 10])},
         epochs=1,
     ),
     Program(
         name="mobilevit",
+        floatx="float32",
         path=f"{_TF_VISION}/mobilevit.py",
-        constants={"image_size": 64, "resize_bigger": 72, "batch_size": 8},
-        replace=_NO_TMP,
+        constants={"image_size": 32, "resize_bigger": 36, "batch_size": 8},
+        replace=_NO_TMP | {"num_blocks=4": "num_blocks=1", "num_blocks=3": "num_blocks=1"},
         names={"tfds": MadeTfds((70, 70, 3), 5, [20, 10])},
         epochs=1,
         stop_before="tf.saved_model.save",
     ),
     Program(
         name="deit",
+        floatx="float32",
         path=f"{_TF_VISION}/deit.py",
         constants={"RESOLUTION": 32, "NUM_LAYERS": 2, "BATCH_SIZE": 8},
         replace={"(2, 224, 224, 3)": "(2, 32, 32, 3)"},
@@ -167,6 +173,7 @@ PROGRAMS = (
     ),
     Program(
         name="image_classification_efficientnet_fine_tuning",
+        floatx="float32",
         path=f"{_VISION}/image_classification_efficientnet_fine_tuning.py",
         constants={"IMG_SIZE": 32, "BATCH_SIZE": 8},
         replace=_NO_WEIGHTS,
@@ -175,6 +182,7 @@ PROGRAMS = (
     ),
     Program(
         name="ddim",
+        floatx="float32",
         path=f"{_GENERATIVE}/ddim.py",
         constants={
             "dataset_repetitions": 1,
@@ -189,6 +197,7 @@ PROGRAMS = (
     ),
     Program(
         name="ddpm",
+        floatx="float32",
         path=f"{_GENERATIVE}/ddpm.py",
         constants={
             "batch_size": 8,
@@ -202,6 +211,7 @@ PROGRAMS = (
     ),
     Program(
         name="cyclegan",
+        floatx="float32",
         path=f"{_GENERATIVE}/cyclegan.py",
         constants={"orig_img_size": (36, 36), "input_img_size": (32, 32, 3), "batch_size": 2},
         replace={"filters=64": "filters=8", "num_residual_blocks=9": "num_residual_blocks=2"},
@@ -211,6 +221,7 @@ PROGRAMS = (
     ),
     Program(
         name="dcgan_overriding_train_step",
+        floatx="float32",
         path=f"{_GENERATIVE}/dcgan_overriding_train_step.py",
         replace={"batch_size=32": "batch_size=16", "alpha=0.2": "negative_slope=0.2"},
         instead={'os.makedirs("celeba_gan")': "", "ZipFile(": ""},
@@ -219,6 +230,7 @@ PROGRAMS = (
     ),
     Program(
         name="semisupervised_simclr",
+        floatx="float32",
         path=f"{_TF_VISION}/semisupervised_simclr.py",
         constants={
             "unlabeled_dataset_size": 40,
@@ -237,6 +249,7 @@ PROGRAMS = (
     ),
     Program(
         name="image_captioning",
+        floatx="float32",
         path=f"{_TF_VISION}/image_captioning.py",
         constants={
             "IMAGE_SIZE": (64, 64),
@@ -251,16 +264,18 @@ PROGRAMS = (
     ),
     Program(
         name="image_classification_from_scratch",
+        floatx="float32",
         path=f"{_VISION}/image_classification_from_scratch.py",
-        constants={"image_size": (40, 40), "batch_size": 8},
+        constants={"image_size": (40, 40), "batch_size": 10},
         files=_write_pets,
         epochs=1,
         stop_before="img = keras.utils.load_img",
     ),
     Program(
         name="image_classification_from_scratch, tensorflow",
+        floatx="float32",
         path=f"{_TF_VISION}/image_classification_from_scratch.py",
-        constants={"image_size": (40, 40), "batch_size": 8},
+        constants={"image_size": (40, 40), "batch_size": 10},
         files=_write_pets,
         epochs=1,
         stop_before="img = keras.utils.load_img",
@@ -274,8 +289,10 @@ PROGRAMS = (
     ),
     Program(
         name="deeplabv3_plus",
+        floatx="float32",
         path=f"{_VISION}/deeplabv3_plus.py",
-        constants={"IMAGE_SIZE": 64, "NUM_TRAIN_IMAGES": 12, "NUM_VAL_IMAGES": 4},
+        short_networks=False,  # it looks for the sixth block
+        constants={"IMAGE_SIZE": 64, "NUM_TRAIN_IMAGES": 8, "NUM_VAL_IMAGES": 4},
         replace=_NO_WEIGHTS,
         files=_write_people,
         epochs=1,
@@ -284,6 +301,7 @@ PROGRAMS = (
     ),
     Program(
         name="mirnet",
+        floatx="float32",
         path=f"{_TF_VISION}/mirnet.py",
         constants={"IMAGE_SIZE": 32, "MAX_TRAIN_IMAGES": 12},
         replace={"num_rrg=3, num_mrb=2, channels=64": "num_rrg=1, num_mrb=1, channels=8"},
@@ -292,6 +310,7 @@ PROGRAMS = (
     ),
     Program(
         name="zero_dce",
+        floatx="float32",
         path=f"{_TF_VISION}/zero_dce.py",
         constants={"IMAGE_SIZE": 32, "BATCH_SIZE": 4, "MAX_TRAIN_IMAGES": 12},
         files=_write_low_light,
