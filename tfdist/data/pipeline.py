@@ -1,9 +1,10 @@
 """Global batches as a pure function of (seed, step), dealt out to replicas.
 
-The training stream is the endless concatenation of shuffled passes over the data.
-Position p = step * global_batch_size + row lies in pass e = p // n, and holds the example
-that pass's permutation puts at p % n; its augmentation is seeded by (seed, p). Nothing
-here depends on the number of replicas, and any step is reached at once.
+The training stream is the endless concatenation of shuffled epochs of the data.
+Position p = step * global_batch_size + row lies in epoch e = p // n, and holds the example
+that the epoch's permutation puts at p % n; its augmentation is seeded by (seed, p). Nothing
+here depends on the number of replicas, and any step is reached at once. Where batches end with
+the epochs, as Keras's do, step s * k + i of epochs of s steps begins at position k * n + i * B.
 """
 
 import dataclasses
@@ -66,6 +67,8 @@ def make_train_dataset(
     replicas: Sequence[int] | None = None,
     augmentation: BatchAugmentation | None = None,
     shuffle: bool = True,
+    ends_epochs: bool = False,
+    with_places: bool = False,
 ) -> tf.data.Dataset:
     """Returns the endless stream of this process's per-replica batches.
 
@@ -80,25 +83,36 @@ def make_train_dataset(
       num_replicas: over all processes.
       replicas: the ids of this process's replicas, by default all of them.
       augmentation: applied to examples that are (image, mask).
-      shuffle: without it every pass is in index order.
+      shuffle: without it every epoch is in index order.
+      ends_epochs: whether the last batch of an epoch has the rows that are left, as in Keras,
+        rather than running on into the next epoch.
+      with_places: whether each batch comes with its place, as from `split_batches`.
 
     Returns:
       A dataset of the source's elements with a batch dimension in front: static where
-      `num_replicas` divides the global batch, else None.
+      `num_replicas` divides every global batch, else None.
 
     Raises:
       TfdistError: the batch has fewer rows than there are replicas, or the seed or
         start_step is out of range.
     """
-    ids = _check_replicas(global_batch_size, num_replicas, replicas)
+    ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=not ends_epochs)
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
-    rows = _make_row_reader(global_batch_size, num_replicas, ids)
+    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
+    is_full = not ends_epochs or source.num_examples % global_batch_size == 0
+    rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_full else None
 
     def make_batch(number: tf.Tensor) -> Any:
-        step = number // len(ids)
-        return read(step * global_batch_size + rows(number % len(ids)))
+        first, num_rows = find_rows(number // len(ids))
+        if rows is not None:
+            own = rows(number % len(ids))
+        else:
+            replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
+            own = _split_rows_dynamic(num_rows, num_replicas, replica)
+        batch = read(first + own)
+        return (batch, tf.stack([own[0], num_rows])) if with_places else batch
 
     return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
 
@@ -110,21 +124,45 @@ def make_train_reader(
     seed: int,
     augmentation: BatchAugmentation | None = None,
     shuffle: bool = True,
+    ends_epochs: bool = False,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from a step's number, an int64 scalar, to its global batch.
 
     The batches are those of `make_train_dataset`; the function can be called in any graph.
 
     Args:
-      source, global_batch_size, seed, augmentation, shuffle: as in `make_train_dataset`.
+      source, global_batch_size, seed, augmentation, shuffle, ends_epochs: as in
+        `make_train_dataset`.
 
     Raises:
       TfdistError: as in `make_train_dataset`.
     """
     _check_replicas(global_batch_size, 1, None)
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
-    rows = tf.range(global_batch_size, dtype=tf.int64)
-    return lambda step: read(step * global_batch_size + rows)
+    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
+
+    def read_step(step: tf.Tensor) -> Any:
+        first, num_rows = find_rows(step)
+        return read(first + tf.range(num_rows))
+
+    return read_step
+
+
+def _make_row_finder(
+    num_examples: int, global_batch_size: int, ends_epochs: bool
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Returns a function from a step to its first position in the stream and its rows, int64."""
+    size = tf.constant(global_batch_size, tf.int64)
+    if not ends_epochs:
+        return lambda step: (step * size, size)
+    num_steps = steps_per_epoch(num_examples, global_batch_size)
+
+    def find(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        offset = step % num_steps * size
+        num_rows = tf.minimum(tf.constant(num_examples, tf.int64) - offset, size)
+        return step // num_steps * num_examples + offset, num_rows
+
+    return find
 
 
 def _make_position_reader(
@@ -168,37 +206,28 @@ def make_eval_dataset(
       replicas: the ids of this process's replicas, by default all of them.
 
     Returns:
-      A dataset of (batch, num_valid): batch has ceil(global_batch_size / num_replicas)
-      rows, of which the first num_valid (int32 scalar, from 0) count and the others
-      repeat an example. Every replica gets equally many, in the order of
-      `make_train_dataset`.
+      A dataset of (batch, place), as from `split_batches`, in the order of `make_train_dataset`.
 
     Raises:
       TfdistError: the global batch has no row.
     """
     ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
     num_steps = steps_per_epoch(source.num_examples, global_batch_size)
-    size = -(-global_batch_size // num_replicas)
+    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs=True)
 
     def make_batch(number: tf.Tensor) -> Any:
-        step, replica = number // len(ids), tf.gather(tf.constant(ids, tf.int64), number % len(ids))
-        first = step * global_batch_size
-        num_rows = tf.minimum(tf.constant(source.num_examples, tf.int64) - first, global_batch_size)
-        start, num_valid = _split_dynamic(num_rows, num_replicas, replica)
-        rows = start + tf.minimum(tf.range(size, dtype=tf.int64), tf.maximum(num_valid - 1, 0))
-        indices = first + tf.minimum(rows, num_rows - 1)
-        return source.load_batch(indices), tf.cast(num_valid, tf.int32)
+        first, num_rows = find_rows(number // len(ids))
+        replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
+        rows = _split_rows_dynamic(num_rows, num_replicas, replica)
+        return source.load_batch(first + rows), tf.stack([rows[0], num_rows])
 
     return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch)
 
 
-def make_eval_reader(
-    source: Source, *, global_batch_size: int
-) -> Callable[[tf.Tensor], tuple[Any, tf.Tensor]]:
-    """Returns a function from a step's number, an int64 scalar, to its (batch, num_valid).
+def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.Tensor], Any]:
+    """Returns a function from a step's number, an int64 scalar, to its global batch.
 
-    The steps are those of `make_eval_dataset` for one replica; the function can be called in
-    any graph.
+    The steps are those of `make_eval_dataset`; the function can be called in any graph.
 
     Args:
       source, global_batch_size: as in `make_eval_dataset`.
@@ -207,22 +236,17 @@ def make_eval_reader(
       TfdistError: the global batch has no row.
     """
     _check_replicas(global_batch_size, 1, None)
+    find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs=True)
 
-    def read(step: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        first = step * global_batch_size
-        last = tf.minimum(first + global_batch_size, source.num_examples)
-        indices = tf.minimum(first + tf.range(global_batch_size, dtype=tf.int64), last - 1)
-        return source.load_batch(indices), tf.cast(last - first, tf.int32)
+    def read(step: tf.Tensor) -> Any:
+        first, num_rows = find_rows(step)
+        return source.load_batch(first + tf.range(num_rows))
 
     return read
 
 
 def split_batches(
-    dataset: tf.data.Dataset,
-    *,
-    num_replicas: int,
-    replicas: Sequence[int] | None = None,
-    pad: bool,
+    dataset: tf.data.Dataset, *, num_replicas: int, replicas: Sequence[int] | None = None
 ) -> tf.data.Dataset:
     """Splits a user's own global batches into per-replica slices, in order.
 
@@ -231,14 +255,11 @@ def split_batches(
         dimension. Batches may differ in size, as the last one does.
       num_replicas: over all processes.
       replicas: the ids of this process's replicas, by default all of them.
-      pad: see Returns.
 
     Returns:
-      With `pad` a dataset of (slice, num_valid): all slices of a global batch of m rows
-      have ceil(m / num_replicas), of which the first num_valid (int32 scalar, from 0)
-      count and the others repeat a row. Without `pad` a dataset of slices, whose sizes
-      differ by at most one row; reading a batch with fewer rows than replicas raises
-      an error that `as_user_error` turns into a TfdistError.
+      A dataset of (slice, place). The slices of a global batch differ by at most one row in size.
+      Where it has fewer rows than there are replicas, each slice is the whole of it. The place,
+      int64 [2], is that of the slice's first row, and the global batch's number of rows.
 
     Raises:
       TfdistError: the elements are not batches of dense tensors, or a replica's id is
@@ -246,7 +267,7 @@ def split_batches(
     """
     ids = _check_replica_ids(num_replicas, replicas)
     spec = dataset.element_spec
-    leaves = tf.nest.flatten(spec)
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.NoneTensorSpec)]
     if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
         raise TfdistError(
@@ -264,44 +285,44 @@ def split_batches(
     def split(*arguments: Any) -> tf.data.Dataset:
         batch = arguments if isinstance(spec, tuple) else arguments[0]
         return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
-            lambda replica: _slice(batch, replica, num_replicas, static_rows, pad)
+            lambda replica: _slice(batch, replica, num_replicas, static_rows)
         )
 
     return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
 
 
-def _slice(
-    batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None, pad: bool
-) -> Any:
-    num_rows = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-    start, num_valid = _split_dynamic(num_rows, num_replicas, replica)
-    if pad:
-        size: Any = -(-num_rows // num_replicas)
-        static_size = None if static_rows is None else -(-static_rows // num_replicas)
-        checks = [_assert_rows(num_rows, 1)]
-    else:
-        size = num_valid
-        divides = static_rows is not None and static_rows % num_replicas == 0
-        static_size = static_rows // num_replicas if divides and static_rows else None
-        checks = [_assert_rows(num_rows, num_replicas)]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        rows = start + tf.minimum(tf.range(size), tf.maximum(num_valid - 1, 0))
-        rows = tf.minimum(rows, num_rows - 1)
+def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    num_rows = tf.shape(leaves[0], out_type=tf.int64)[0]
+    static_size = None
+    if static_rows is not None and static_rows < num_replicas:
+        static_size = static_rows
+    elif static_rows is not None and static_rows % num_replicas == 0:
+        static_size = static_rows // num_replicas
+    check = _assert_rows(num_rows)
+    with tf.control_dependencies([] if check is None else [check]):
+        rows = _split_rows_dynamic(num_rows, num_replicas, replica)
 
     def take(leaf: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.gather(leaf, rows), [static_size, *leaf.shape[1:]])
 
-    part = tf.nest.map_structure(take, batch)
-    return (part, tf.cast(num_valid, tf.int32)) if pad else part
+    part = tf.nest.map_structure(lambda leaf: None if leaf is None else take(leaf), batch)
+    return part, tf.stack([rows[0], num_rows])
 
 
-def _assert_rows(num_rows: tf.Tensor, at_least: int) -> tf.Operation:
-    message = tf.strings.format(
-        f"Cannot split a batch of {{}} rows over {at_least} replicas: each needs a row. Use "
-        "larger batches, .batch(..., drop_remainder=True), or fewer replicas.",
-        num_rows,
-    )
-    return assert_in_graph(num_rows >= at_least, message)
+def _split_rows_dynamic(
+    num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
+) -> tf.Tensor:
+    """Returns a replica's rows of a global batch, int64: all of it where replicas are more."""
+    start, size = _split_dynamic(num_rows, num_replicas, replica)
+    is_copied = num_rows < num_replicas
+    start = tf.where(is_copied, tf.zeros_like(start), start)
+    return start + tf.range(tf.where(is_copied, num_rows, size))
+
+
+def _assert_rows(num_rows: tf.Tensor) -> tf.Operation:
+    message = "Cannot train on a batch without rows. Leave empty batches out of the dataset."
+    return assert_in_graph(num_rows >= 1, tf.constant(message))
 
 
 def _split_dynamic(

@@ -26,17 +26,11 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.feed import Feed
-from tfdist.training.objective import Objective
 from tfdist.training.randomness import count_draws, list_seed_generators
+from tfdist.training.replica_metrics import is_sum
+from tfdist.training.replica_optimizers import gradients_already_reduced
 from tfdist.training.shards import make_shards
-from tfdist.training.step import (
-    count_batch,
-    gradients_already_reduced,
-    list_metric_variables,
-    make_read_logs,
-    measure_training,
-    measure_valid,
-)
+from tfdist.training.synchronous import to_numbers
 from tfdist.training.training_steps import Trained, TrainingSteps
 
 # What a function holds is sent to a worker with each call.
@@ -49,19 +43,17 @@ class AsynchronousSteps(TrainingSteps):
 
     Args:
       model: a compiled and built model, made in the strategy's scope.
-      objective: its losses.
       strategy: the strategy.
       max_in_flight: steps given out at a time; 0 for one a worker. With 1 the result is that
         of one device.
 
     Raises:
-      TfdistError: `max_in_flight` is negative.
+      TfdistError: `max_in_flight` is negative, or a metric's variables do not add up.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        objective: Objective,
         strategy: tf.distribute.ParameterServerStrategy,
         *,
         max_in_flight: int = 0,
@@ -70,16 +62,17 @@ class AsynchronousSteps(TrainingSteps):
             raise TfdistError(
                 f"--max_in_flight={max_in_flight} is negative. Give 1 or more, or 0: one a worker."
             )
-        super().__init__(model, objective)
+        super().__init__(model)
         self._strategy = strategy
         self._coordination = Coordination(strategy)
         self.max_in_flight = max_in_flight or strategy.extended._num_workers
-        metrics = {id(variable) for variable in model.metrics_variables}
+        of_metrics = {id(variable) for variable in model.metrics_variables}
         self._trainable = list(model.trainable_variables)
         trainable = {id(variable) for variable in self._trainable}
-        self._others = [v for v in model.variables if id(v) not in metrics | trainable]
+        self._others = [v for v in model.variables if id(v) not in of_metrics | trainable]
         self._generators = list_seed_generators(model)
-        self._metric_variables = list_metric_variables(model, objective)
+        metrics = _list_metrics(model)
+        self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._weights = make_shards([*self._trainable, *self._others])
         self._gradients = make_shards(self._trainable)
         self._places: list[tf.Variable] = []
@@ -93,7 +86,7 @@ class AsynchronousSteps(TrainingSteps):
         self._applied = 0
         self._apply = tf.function(self._apply_step)
         self._add = tf.function(self._add_counts)
-        self._read_logs = make_read_logs(model, objective)
+        self._read_logs = tf.function(model.get_metrics_result, autograph=False)
 
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
@@ -122,9 +115,9 @@ class AsynchronousSteps(TrainingSteps):
         """Returns the steps of an evaluation, at most `steps`."""
         return self._iterate_eval(feed, self._make_evaluate, steps)
 
-    def iterate_predict(self, feed: Feed) -> StepStream:
-        """Returns the steps of a prediction."""
-        return self._iterate_eval(feed, self._make_predict, None)
+    def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> StepStream:
+        """Returns the steps of a prediction, at most `steps`."""
+        return self._iterate_eval(feed, self._make_predict, steps)
 
     def train(self, stream: StepStream, num_steps: int = 1) -> list[Trained]:
         """Applies the next step."""
@@ -138,10 +131,10 @@ class AsynchronousSteps(TrainingSteps):
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
         self._applied += 1
-        return [Trained(float(result["loss"]))]
+        return [Trained({"loss": float(result["loss"])})]
 
-    def evaluate(self, stream: StepStream) -> None:
-        """Adds the next step of an evaluation to the metrics.
+    def evaluate(self, stream: StepStream) -> dict[str, Any]:
+        """Adds the next step of an evaluation to the metrics, and returns the logs.
 
         Raises:
           StopIteration: there is none left.
@@ -149,26 +142,24 @@ class AsynchronousSteps(TrainingSteps):
         with explain_lost_server():
             _, _, counts = stream.take()
             self._add(counts)
+            return to_numbers(self._read_logs())
 
-    def predict(self, stream: StepStream) -> list[tuple[Any, tf.Tensor]]:
-        """Returns the outputs of the next step, and how many of their rows count.
+    def predict(self, stream: StepStream) -> list[tuple[Any, bool]]:
+        """Returns the outputs of the next step.
 
         Raises:
           StopIteration: there is none left.
         """
         with explain_lost_server():
-            _, _, (outputs, num_valid) = stream.take()
-        return [(outputs, num_valid)]
+            _, _, outputs = stream.take()
+        return [(outputs, False)]
 
-    def read_logs(self) -> dict[str, float]:
-        """Returns the losses and metrics of everything seen."""
-        with explain_lost_server():
-            return {name: float(value) for name, value in self._read_logs().items()}
-
-    def read_training_logs(self, trained: Trained | None = None) -> dict[str, float]:
-        """Returns those, and the mean and maximum staleness of the epoch, in steps."""
+    def read_training_logs(self, trained: Trained) -> dict[str, Any]:
+        """Returns the logs, and the mean and maximum staleness of the epoch, in steps."""
         seen = self._staleness or [0]
-        return self.read_logs() | {
+        with explain_lost_server():
+            logs = to_numbers(self._read_logs())
+        return logs | {
             "staleness_mean": sum(seen) / len(seen),
             "staleness_max": float(max(seen)),
         }
@@ -183,6 +174,10 @@ class AsynchronousSteps(TrainingSteps):
         for variable, value in zip(self._metric_variables, values, strict=True):
             variable.assign(tf.constant(value, variable.dtype, variable.shape))
 
+    def reset_metrics(self) -> None:
+        """Forgets what was seen."""
+        self._model.reset_metrics()
+
     def begin_epoch(self) -> None:
         """Forgets what was seen, and the staleness."""
         super().begin_epoch()
@@ -196,7 +191,6 @@ class AsynchronousSteps(TrainingSteps):
         """Returns how often each step of the chief's was traced."""
         return {
             "apply": self._apply.experimental_get_tracing_count(),
-            "read_logs": self._read_logs.experimental_get_tracing_count(),
         }
 
     def summarize(self) -> dict[str, Any]:
@@ -273,13 +267,13 @@ class AsynchronousSteps(TrainingSteps):
         read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
     ) -> Any:
         """Returns what a worker does at a training step."""
-        model, objective = self._model, self._objective
+        model = self._model
+        counted = self._metric_variables
 
         @tf.function
         def compute(step: tf.Tensor, place: tf.Tensor, batch: Any) -> dict[str, Any]:
             assert self._version is not None
             batch = batch if read is None else read(step)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             version = self._version.read_value()
             with tf.control_dependencies([version]):
                 mapping = self._read_weights()
@@ -295,10 +289,17 @@ class AsynchronousSteps(TrainingSteps):
             ):
                 tape.watch(weights)
                 state_tape.watch([old for _, old in olds if old.dtype.is_floating])
-                with keras.StatelessScope(mapping, collect_losses=True) as scope:
-                    measured, y_pred = measure_training(model, objective, (x, y, sample_weight))
-                share = measured.make_share(measured.normalizers)
-            gradients = tape.gradient(share, weights)
+                with keras.StatelessScope(
+                    [*mapping, *_make_zeros(counted)], collect_losses=True
+                ) as scope:
+                    loss = _measure(model, batch)
+            gradients = tape.gradient(loss, weights)
+            for variable, weight in zip(self._trainable, weights, strict=True):
+                if scope.get_current_value(variable) is not weight:
+                    raise TfdistError(
+                        f"Cannot train under ParameterServerStrategy: a layer assigns its own "
+                        f"weight {variable.path}, which a worker cannot. Take another strategy."
+                    )
             self._with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
             # Sparse gradients become dense afterwards: Keras clips them by the norm of their rows.
             clipped = model.optimizer._clip_gradients([gradients[i] for i in self._with_gradient])
@@ -312,29 +313,29 @@ class AsynchronousSteps(TrainingSteps):
             news = [(v, old, scope.get_current_value(v)) for v, old in olds]
             changed = [(v, old, new) for v, old, new in news if new is not old]
             self._updated[:] = [variable for variable, _, _ in changed]
-            with tf.distribute.ReplicaContext(self._strategy, 0):
-                counts = count_batch(model, objective, measured, (y, y_pred, sample_weight))
             return {
-                "loss": share,
-                "rows": measured.rows,
+                "loss": loss,
                 "version": version,
                 "states": [_describe_update(old, new, state_tape) for _, old, new in changed],
-                "counts": counts,
+                "counts": [scope.get_current_value(variable) for variable in counted],
             }
 
         return compute
 
     def _make_evaluate(self, read: Callable[[tf.Tensor], Any] | None) -> Any:
         """Returns what a worker does at a step of an evaluation."""
-        model, objective = self._model, self._objective
+        counted = self._metric_variables
 
         @tf.function
         def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
-            batch, num_valid = batch if read is None else read(step)
-            with tf.distribute.ReplicaContext(self._strategy, 0):
-                with keras.StatelessScope(self._read_weights(), collect_losses=True):
-                    found = measure_valid(model, objective, batch, num_valid)
-                return count_batch(model, objective, *found)
+            batch = batch if read is None else read(step)
+            mapping = [*self._read_weights(), *_make_zeros(counted)]
+            with (
+                tf.distribute.ReplicaContext(self._strategy, 0),
+                keras.StatelessScope(mapping, collect_losses=True) as scope,
+            ):
+                self._model.test_step(batch)
+            return [scope.get_current_value(variable) for variable in counted]
 
         return evaluate
 
@@ -342,14 +343,13 @@ class AsynchronousSteps(TrainingSteps):
         """Returns what a worker does at a step of a prediction."""
 
         @tf.function
-        def predict(step: tf.Tensor, batch: Any) -> tuple[Any, tf.Tensor]:
-            batch, num_valid = batch if read is None else read(step)
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        def predict(step: tf.Tensor, batch: Any) -> Any:
+            batch = batch if read is None else read(step)
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
                 keras.StatelessScope(self._read_weights()),
             ):
-                return self._model(x, training=False), num_valid
+                return self._model.predict_step(batch)
 
         return predict
 
@@ -365,10 +365,13 @@ class AsynchronousSteps(TrainingSteps):
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
             tf.device(self._gradients[0].device),
-            gradients_already_reduced(optimizer),
+            gradients_already_reduced(),
             _gradients_already_clipped(optimizer),
         ):
-            optimizer.apply([by_variable[id(variable)] for variable in variables], variables)
+            # What Keras divides by is no part of these gradients.
+            scale = optimizer.loss_scale_factor or 1.0
+            gradients = [by_variable[id(variable)] * scale for variable in variables]
+            optimizer.apply(gradients, variables)
         for variable, (old, new, slope) in zip(self._updated, states, strict=True):
             with tf.device(variable.value.device):
                 if variable.value.dtype.is_floating:
@@ -384,6 +387,41 @@ class AsynchronousSteps(TrainingSteps):
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
         for variable, count in zip(self._metric_variables, counts, strict=True):
             variable.value.assign_add(count)
+
+
+def _measure(model: keras.Model, batch: Any) -> tf.Tensor:
+    """Does what Keras's `train_step` does but for the update, and returns the loss."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+    model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
+    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    return loss
+
+
+def _make_zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+    return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
+
+
+def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns a model's metrics.
+
+    Raises:
+      TfdistError: what one counts on one worker and on another does not add up.
+    """
+    metrics = [
+        part
+        for metric in model.metrics
+        for part in (metric.metrics if hasattr(metric, "metrics") else [metric])
+    ]
+    for metric in metrics:
+        if not is_sum(metric):
+            raise TfdistError(
+                f"Cannot count the metric {metric.name!r} under ParameterServerStrategy: it is no "
+                "sum over the rows that workers could add up. Leave it out, or take another "
+                "strategy."
+            )
+    return metrics
 
 
 def _describe_update(
@@ -425,7 +463,7 @@ def _one_pipeline() -> tf.distribute.InputContext:
 
 
 def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
-    return iter(dataset)
+    return (batch for batch, _ in dataset)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
         "_batches_seen_since_last_saving",
         "_last_batch_seen",
     ),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
 
 
@@ -26,7 +27,7 @@ def read_callbacks(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns what callbacks remember, as JSON-serialisable state and arrays.
 
-    That is: of EarlyStopping, ReduceLROnPlateau and ModelCheckpoint, and of a callback of the
+    That is: of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and SwapEMAWeights, and of a callback of the
     user's that has `get_state()` -> JSON-serialisable and `set_state(state)`.
     """
     state: dict[str, Any] = {}
@@ -35,7 +36,7 @@ def read_callbacks(
         if hasattr(callback, "get_state"):
             state[name] = callback.get_state()
             continue
-        state[name] = {key: _to_json(getattr(callback, key)) for key in attributes}
+        state[name] = {key: to_json(getattr(callback, key)) for key in attributes}
         for index, weight in enumerate(getattr(callback, "best_weights", None) or ()):
             arrays[f"{name}/best_weights/{index:04d}"] = np.asarray(weight)
     return state, arrays
@@ -73,5 +74,12 @@ def _list_stateful(
             yield f"{kind}/{seen[kind]}", callback, attributes
 
 
-def _to_json(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def to_json(value: Any) -> Any:
+    """Returns a structure of dicts, lists and numbers with NumPy's and TensorFlow's made plain."""
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

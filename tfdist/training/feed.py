@@ -1,11 +1,15 @@
 """What `fit`, `evaluate` and `predict` accept, turned into per-replica batches."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfdist.data.dataset_options import set_options
@@ -32,16 +36,21 @@ Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 class Feed:
     """Batches for a strategy, whatever the user gave.
 
+    The elements of its datasets are pairs of a batch and the batch's place, as from
+    `split_batches`; the place is `()` where only the replicas together know.
+
     Attributes:
       batch_spec: structure of `tf.TensorSpec` of a batch, `x`, `(x, y)` or
         `(x, y, sample_weight)`.
-      num_steps: global batches in one pass; None if the data do not say.
-      num_examples: examples in one pass; None if the data do not say.
+      num_steps: global batches of an epoch; None if the data do not say.
+      num_examples: examples of an epoch; None if the data do not say.
       make_train: (context, start step) -> an endless dataset of per-replica batches.
-      make_eval: context -> a finite dataset of per-replica `(batch, num_valid)`.
+      make_eval: context -> a finite dataset of per-replica batches.
+      is_endless: whether `make_train` never ends.
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
-      read_eval: step -> its `(batch, num_valid)`, likewise.
+      read_eval: step -> its global batch, likewise.
+      global_dataset: the global batches, one after the other; None where nobody has them whole.
     """
 
     batch_spec: Any
@@ -49,9 +58,10 @@ class Feed:
     num_examples: int | None
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
+    is_endless: bool = True
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
-    read_eval: Callable[[tf.Tensor], tuple[Any, tf.Tensor]] | None = None
+    read_eval: Callable[[tf.Tensor], Any] | None = None
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -63,14 +73,20 @@ class Feed:
           start_step: the first batch's number.
           place: says where among all pipelines the one is that the strategy asks for.
         """
-        # Known to be endless, TensorFlow need not ask before each step whether a batch is left.
-        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return _distribute(
-            strategy, lambda context: self.make_train(place(context), start_step).apply(endless)
-        )
+
+        def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            dataset = self.make_train(place(context), start_step)
+            if not self.is_endless:
+                return dataset
+            # Known to be endless, TensorFlow need not ask before each step whether one is left.
+            return dataset.apply(
+                tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+            )
+
+        return _distribute(strategy, make)
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
-        """Returns a distributed iterator over one pass; arguments as of `iterate_train`."""
+        """Returns a distributed iterator over an epoch; arguments as of `iterate_train`."""
         return _distribute(strategy, lambda context: self.make_eval(place(context)))
 
 
@@ -97,6 +113,7 @@ def make_feed(
     num_replicas: int,
     seed: int = 0,
     shuffle: bool = True,
+    class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
 ) -> Feed:
@@ -104,54 +121,67 @@ def make_feed(
 
     Args:
       x: a `tfdist.data.Source`; arrays (a structure of them) with `y`; a `tf.data.Dataset`
-        of global batches; or a function from a `tf.distribute.InputContext` to a dataset of
-        per-replica batches.
+        of global batches, or anything else that Keras takes for one: a generator, a
+        `keras.utils.PyDataset`, a loader of PyTorch's or Grain's; or a function from a
+        `tf.distribute.InputContext` to a dataset of per-replica batches.
       y, sample_weight: arrays, only with arrays.
-      global_batch_size: what the optimiser sees at a step; ignored for datasets and functions,
+      global_batch_size: what the optimizer sees at a step; ignored for datasets and functions,
         whose batches are what they are.
       num_replicas: replicas that share a global batch.
       seed: of the order and the augmentation.
-      shuffle: whether training sees sources and arrays in a new order each pass.
+      shuffle: whether training sees sources and arrays in a new order each epoch.
+      class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
       micro_batches: the parts in which a replica is to compute its rows in training.
 
     Raises:
-      TfdistError: a batch too small for the replicas or the parts, or unknown data.
+      TfdistError: a source's batch too small for the replicas or the parts, or unknown data.
     """
+    given = [
+        name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
+    ]
+    if isinstance(x, Source):
+        _refuse(x, given)
+        check_global_batch(
+            global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
+        )
+        return _make_source_feed(
+            x,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            augmentation=augmentation,
+            ends_epochs=False,
+        )
     if isinstance(x, tf.data.Dataset):
-        return _make_dataset_feed(x)
-    if callable(x) and not isinstance(x, Source):
+        _refuse(x, given)
+        return _make_dataset_feed(_weigh_classes(x, class_weight), num_replicas)
+    if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
+        _refuse(x, given)
         return _make_function_feed(x)
-    check_global_batch(global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches)
-    if not isinstance(x, Source):
-        parts = [part for part in (x, y, sample_weight) if part is not None]
-        x = ArraySource.from_arrays(tuple(parts))
-    source = x
-    return Feed(
-        batch_spec=_add_batch_dimension(source.element_spec),
-        num_steps=steps_per_epoch(source.num_examples, global_batch_size),
-        num_examples=source.num_examples,
-        make_train=lambda context, start_step: make_train_dataset(
+    if _is_dense(x, y, sample_weight):
+        source = _make_array_source(x, y, sample_weight, class_weight)
+        if micro_batches > 1:
+            check_global_batch(
+                min(global_batch_size, source.num_examples),
+                num_replicas=num_replicas,
+                micro_batches=micro_batches,
+            )
+        return _make_source_feed(
             source,
             global_batch_size=global_batch_size,
             seed=seed,
-            start_step=start_step,
+            shuffle=bool(shuffle),
             augmentation=augmentation,
-            shuffle=shuffle,
-            **_find_place(context),
-        ),
-        make_eval=lambda context: make_eval_dataset(
-            source, global_batch_size=global_batch_size, **_find_place(context)
-        ),
-        read_train=make_train_reader(
-            source,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            augmentation=augmentation,
-            shuffle=shuffle,
-        ),
-        read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
-    )
+            ends_epochs=True,
+        )
+    try:
+        adapter = data_adapters.get_data_adapter(
+            x, y, sample_weight, batch_size=global_batch_size, class_weight=class_weight
+        )
+    except ValueError as error:
+        raise TfdistError(" ".join(str(error).split())) from error
+    return _make_adapter_feed(adapter, num_replicas)
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -174,45 +204,155 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
         )
 
 
-def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
+def _refuse(x: Any, given: list[str]) -> None:
+    if given:
+        raise TfdistError(
+            f"Cannot take {' and '.join(given)} beside a {type(x).__name__}: its elements hold them. "
+            "Give (x, y) or (x, y, sample_weight) as its elements."
+        )
+
+
+def _is_dense(*data: Any) -> bool:
+    """Whether data are arrays, of which any rows can be gathered."""
+    if not array_data_adapter.can_convert_arrays(data):
+        return False
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    return not any(
+        isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) or hasattr(leaf, "tocoo")
+        for leaf in leaves
+    )
+
+
+def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> ArraySource:
+    try:
+        adapter = array_data_adapter.ArrayDataAdapter(
+            x, y, sample_weight=sample_weight, class_weight=class_weight
+        )
+    except (ValueError, IndexError, KeyError) as error:
+        raise TfdistError(" ".join(str(error).split()) or "Cannot train on no array.") from error
+    if y is None and sample_weight is not None:
+        raise TfdistError("Cannot weigh examples without labels: give y beside sample_weight.")
+    arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
+
+
+def _make_source_feed(
+    source: Source,
+    *,
+    global_batch_size: int,
+    seed: int,
+    shuffle: bool,
+    augmentation: BatchAugmentation | None,
+    ends_epochs: bool,
+) -> Feed:
+    order = {
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "augmentation": augmentation,
+        "shuffle": shuffle,
+        "ends_epochs": ends_epochs,
+    }
+    return Feed(
+        batch_spec=_add_batch_dimension(source.element_spec),
+        num_steps=steps_per_epoch(source.num_examples, global_batch_size),
+        num_examples=source.num_examples,
+        make_train=lambda context, start_step: make_train_dataset(
+            source, start_step=start_step, with_places=True, **order, **_find_place(context)
+        ),
+        make_eval=lambda context: make_eval_dataset(
+            source, global_batch_size=global_batch_size, **_find_place(context)
+        ),
+        read_train=make_train_reader(source, **order),
+        read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
+    )
+
+
+def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    return dataset.map(make_class_weight_map_fn(class_weight)) if class_weight else dataset
+
+
+def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
     cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.UNKNOWN_CARDINALITY:
-        cardinality = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
-    num_steps = None if cardinality == tf.data.INFINITE_CARDINALITY else cardinality
     return Feed(
         batch_spec=dataset.element_spec,
-        num_steps=num_steps,
+        num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
-        make_train=lambda context, start_step: split_batches(
-            dataset.repeat().skip(start_step), pad=False, **_find_place(context)
+        make_train=lambda context, start_step: _place_batches(
+            dataset.repeat().skip(start_step), context
         ),
-        make_eval=lambda context: split_batches(dataset, pad=True, **_find_place(context)),
+        make_eval=lambda context: _place_batches(dataset, context),
+        # A dataset of which every epoch is empty would repeat for ever.
+        is_endless=cardinality != 0,
         how_to_continue=_SKIPPING,
     )
 
 
+def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
+    """Returns the feed of what only Python can read, from one epoch to the next."""
+    dataset = adapter.get_tf_dataset()
+
+    def read_epochs() -> Any:
+        for epoch in itertools.count():
+            if epoch:
+                adapter.on_epoch_end()
+            adapter.on_epoch_begin()
+            count = 0
+            for count, batch in enumerate(dataset, start=1):
+                yield batch
+                if count == adapter.num_batches:
+                    break
+            if not count:
+                return
+
+    def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
+        return _place_batches(endless.skip(start_step), context)
+
+    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
+        return _place_batches(limited, context)
+
+    return Feed(
+        batch_spec=dataset.element_spec,
+        num_steps=adapter.num_batches,
+        num_examples=None,
+        make_train=make_train,
+        make_eval=make_eval,
+        is_endless=False,
+        how_to_continue=_SKIPPING,
+    )
+
+
+def _place_batches(
+    dataset: tf.data.Dataset, context: tf.distribute.InputContext
+) -> tf.data.Dataset:
+    place = _find_place(context)
+    if place["num_replicas"] == 1:
+        # Whole, whatever they are made of.
+        def add_place(*arguments: Any) -> Any:
+            batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
+            return batch, ()
+
+        return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
+    return split_batches(dataset, **place)
+
+
 def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Feed:
-    context = tf.distribute.InputContext()
-    spec = function(context).element_spec
+    spec = function(tf.distribute.InputContext()).element_spec
+
+    def add_place(*arguments: Any) -> Any:
+        return (arguments if isinstance(spec, tuple) else arguments[0]), ()
 
     def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         local_replicas = len(_find_place(context)["replicas"])
-        return function(context).repeat().skip(start_step * local_replicas)
-
-    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return function(context).map(
-            lambda *batch: (
-                batch if len(batch) > 1 else batch[0],
-                tf.shape(keras.tree.flatten(batch)[0])[0],
-            )
-        )
+        return function(context).repeat().skip(start_step * local_replicas).map(add_place)
 
     return Feed(
         batch_spec=spec,
         num_steps=None,
         num_examples=None,
         make_train=make_train,
-        make_eval=make_eval,
+        make_eval=lambda context: function(context).map(add_place),
         how_to_continue=_SKIPPING,
     )
 

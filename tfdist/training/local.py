@@ -1,6 +1,6 @@
 """Local SGD: workers that train by themselves and average their weights now and then."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.local_sgd import LocalSgdStrategy
-from tfdist.training.objective import Objective
 from tfdist.training.randomness import list_seed_generators
 from tfdist.training.step_options import StepOptions
-from tfdist.training.synchronous import SynchronousSteps
+from tfdist.training.synchronous import SynchronousSteps, to_numbers
 from tfdist.training.training_steps import Trained
 from tfdist.training.workers import Workers
 
@@ -26,28 +25,31 @@ class LocalSteps(SynchronousSteps):
     def __init__(
         self,
         model: keras.Model,
-        objective: Objective,
         strategy: LocalSgdStrategy,
         workers: Workers,
         options: StepOptions,
+        *,
+        create_variable: Callable[..., Any],
     ):
-        super().__init__(model, objective, strategy, workers, options)
+        super().__init__(
+            model, strategy, workers, options, create_variable=create_variable, is_apart=True
+        )
         self._sync_every = strategy.sync_every
         self._averager = WeightAverager(model, strategy, workers)
         self._is_settled = True
 
     @property
     def state(self) -> list[keras.Variable]:
-        return self._averager.state
+        return [*super().state, *self._averager.state]
 
     def begin(self, *, restored: bool) -> None:
         self._averager.begin(restored=restored)
 
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        loss, num_examples = self._run_step(iterator)
-        self._averager.count(num_examples)
+        found = super().train(iterator)
+        self._averager.count(found[0].rows)
         self._is_settled = False
-        return [Trained(loss)]
+        return found
 
     def settle(self, step: int, *, is_last: bool) -> bool:
         if is_last or step % self._sync_every == 0:
@@ -55,9 +57,23 @@ class LocalSteps(SynchronousSteps):
             self._is_settled = True
         return self._is_settled
 
-    def read_training_logs(self, trained: Trained | None = None) -> dict[str, float]:
+    def read_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        vector = self._workers.sum(self.steps.read())
+        return logs | to_numbers(self.steps.logs_of["test"](vector))
+
+    def read_training_logs(self, trained: Trained) -> dict[str, Any]:
         """Returns the logs of all workers; between two averagings, of this one alone."""
-        return self.read_logs() if self._is_settled else self._read_own_logs()
+        if not self._is_settled:
+            return trained.logs
+        return to_numbers(self.steps.logs_of["train"](self._workers.sum(trained.vector)))
+
+    def read_metrics(self) -> list[np.ndarray]:
+        vector = self._workers.sum(self.steps.read())
+        return [state.numpy() for state in self.steps.metrics.split(vector)[0]]
+
+    def write_metrics(self, values: Sequence[Any]) -> None:
+        mine = [value if self._workers.is_chief else np.zeros_like(value) for value in values]
+        super().write_metrics(mine)
 
     def prepare_checkpoint(self) -> None:
         self._averager.collect()

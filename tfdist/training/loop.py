@@ -2,14 +2,17 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist.errors import TrainingError
-from tfdist.training.callback_state import read_callbacks, write_callbacks
+from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.feed import Feed
 from tfdist.training.recovery import Recovery
 from tfdist.training.training_steps import TrainingSteps
@@ -21,13 +24,15 @@ class Progress:
     """Where a trainer is.
 
     Attributes:
-      step: updates made.
+      step: updates made by this call of `fit`.
       resumed_from_step: the step of the checkpoint it started from, if it did.
       is_asked_to_stop: whether this process was asked to stop.
       steps_s: seconds spent in steps, without what is done between them.
+      steps_before: updates of earlier calls of `fit`.
     """
 
     step: int = 0
+    steps_before: int = 0
     resumed_from_step: int | None = None
     is_asked_to_stop: bool = False
     steps_s: float = 0.0
@@ -40,15 +45,26 @@ class Schedule:
     Attributes:
       steps_per_epoch: steps of an epoch; the last one may have fewer.
       total_steps: steps in all.
+      is_known: whether these are the data's; else an epoch ends where the data do.
+      first_step: where the run begins without a checkpoint.
+      validation_epochs: decides after which epochs to validate, from their numbers.
     """
 
     steps_per_epoch: int
     total_steps: int
+    is_known: bool = True
+    first_step: int = 0
+    validation_epochs: Callable[[int], bool] = lambda epoch: True
 
     @property
     def num_epochs(self) -> int:
         """The epochs, with the last one that may be shorter."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def learn(self, steps_per_epoch: int) -> "Schedule":
+        """Returns the schedule of as many epochs, whose length is known now."""
+        total = self.num_epochs * steps_per_epoch
+        return replace(self, steps_per_epoch=steps_per_epoch, total_steps=total, is_known=True)
 
     def count_steps(self, epoch: int) -> int:
         """Returns the steps of an epoch."""
@@ -138,7 +154,7 @@ class FitLoop:
         self._evaluate = evaluate
         # All steps of the present epoch are done, but its validation and end are not.
         self._is_epoch_open = False
-        self._logs: dict[str, float] = {}
+        self._logs: dict[str, Any] = {}
 
     def run(self, feed: Feed, *, verbose: int) -> None:
         """Trains to the end of the schedule, or until it is stopped."""
@@ -152,27 +168,57 @@ class FitLoop:
     def _run(self, feed: Feed, *, verbose: int) -> None:
         progress, schedule = self._progress, self._schedule
         self._begin(feed, verbose=verbose)
-        if progress.step < schedule.total_steps:
-            iterator = self._steps.iterate_train(
-                feed,
-                start_step=progress.step,
-                steps_per_epoch=schedule.steps_per_epoch,
-                total_steps=schedule.total_steps,
-            )
-        while not self._is_over():
+        iterator = None
+        self._agree()
+        while not (self.was_stopped or self._is_over()):
+            schedule = self._schedule
             epoch = (progress.step - self._is_epoch_open) // schedule.steps_per_epoch
             self._callbacks.on_epoch_begin(epoch)
-            if self._is_epoch_open:
-                self._logs = self._steps.read_training_logs()
-            else:
-                self._run_steps(epoch, iterator)
+            if not self._is_epoch_open:
+                if iterator is None:
+                    iterator = self._steps.iterate_train(
+                        feed,
+                        start_step=progress.step,
+                        steps_per_epoch=schedule.steps_per_epoch,
+                        total_steps=schedule.total_steps,
+                    )
+                try:
+                    self._run_steps(epoch, iterator)
+                except (tf.errors.OutOfRangeError, StopIteration):
+                    iterator = None
+                    if not self._take_end_of_data(epoch):
+                        break
             if self.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
         self._steps.wait()
         if self._recovery:
             self._recovery.wait()
+        self._finalize()
         self._callbacks.on_train_end(self._logs)
+
+    def _take_end_of_data(self, epoch: int) -> bool:
+        """Ends an epoch with its data, as Keras does; returns whether it had any."""
+        batch = self._progress.step - epoch * self._schedule.steps_per_epoch
+        if batch == 0:
+            warnings.warn("The data ran out; training ends before its last epoch.", stacklevel=2)
+            return False
+        if self._schedule.is_known:
+            warnings.warn("The data ran out in the middle of an epoch.", stacklevel=2)
+            return False
+        self._schedule = self._schedule.learn(batch)
+        self._is_epoch_open = True
+        return True
+
+    def _finalize(self) -> None:
+        """Lets an optimizer that averages the weights leave their average, as Keras does.
+
+        Not where training goes on later: the next run starts from the weights themselves.
+        """
+        optimizer = self._model.optimizer
+        if isinstance(optimizer, keras.optimizers.Optimizer) and not self.was_stopped:
+            with self._model.distribute_strategy.scope():
+                optimizer.finalize_variable_values(self._model.trainable_weights)
 
     def _begin(self, feed: Feed, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or from where the trainer is."""
@@ -183,6 +229,9 @@ class FitLoop:
         self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
+            restored_epoch = self._model._initial_epoch or 0  # by BackupAndRestore
+            first = restored_epoch * self._schedule.steps_per_epoch
+            progress.step = max(self._schedule.first_step, first)
             return
         progress.step, state, arrays = found
         progress.resumed_from_step = progress.step
@@ -198,6 +247,7 @@ class FitLoop:
         history.epoch = list(state["history"]["epoch"])
         history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
         self._is_epoch_open = state["is_epoch_open"]
+        self._logs = dict(state["logs"]) if self._is_epoch_open else {}
         # Asked for more steps than the run that a callback ended, this one goes on.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
@@ -243,9 +293,10 @@ class FitLoop:
             if index > batch:
                 self._callbacks.on_train_batch_begin(index)
             progress.step += 1
-            if not math.isfinite(trained.loss):
+            loss = trained.logs.get("loss", 0.0)
+            if not np.all(np.isfinite(loss)):
                 raise TrainingError(
-                    f"The loss of step {progress.step} is {trained.loss}. "
+                    f"The loss of step {progress.step} is {loss}. "
                     f"{self._describe_last_good()} "
                     "Lower --learning_rate, clip the gradients, or check the data."
                 )
@@ -256,7 +307,7 @@ class FitLoop:
 
     def _end_epoch(self, epoch: int) -> bool:
         """Validates and ends an epoch; returns False if it was stopped before or after that."""
-        if self._evaluate is not None:
+        if self._evaluate is not None and self._schedule.validation_epochs(epoch):
             logs = self._evaluate(self._is_stopped_alone)
             if logs is None:
                 self._agree()
@@ -297,7 +348,8 @@ class FitLoop:
             variables=self._list_state(),
             arrays=arrays,
             state={
-                "history": {"epoch": history.epoch, "logs": history.history},
+                "history": to_json({"epoch": history.epoch, "logs": history.history}),
+                "logs": to_json(self._logs),
                 "metrics": [value.tolist() for value in self._steps.read_metrics()],
                 "callbacks": callbacks,
                 "is_epoch_open": self._is_epoch_open,

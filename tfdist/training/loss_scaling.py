@@ -18,24 +18,23 @@ def get_inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimize
     return optimizer
 
 
-def apply_gradients(
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+def apply_scaled_gradients(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     variables: Sequence[keras.Variable],
 ) -> None:
     """Updates the variables, or skips the update where a scaled gradient is not finite.
 
     A skipped update halves the scale and is no step of a learning-rate schedule, as in Keras.
-    Called in replica context, inside `gradients_already_reduced`.
+    Called in replica context.
 
     Args:
       optimizer: a model's.
       gradients: of the loss after `optimizer.scale_loss`, the same on all replicas.
       variables: what they are the gradients of.
     """
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer.apply(gradients, variables)
-        return
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
     is_finite = optimizer.check_finite(gradients)
     scale = tf.convert_to_tensor(optimizer.dynamic_scale)
     unscaled = [keras.ops.divide(gradient, scale) for gradient in gradients]

@@ -11,23 +11,17 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.graph_errors import assert_in_graph
-from tfdist.training.randomness import Rows
 
 
 def sum_over_micro_batches(
-    compute: Callable[[Any, Rows | None], Any],
-    batch: Any,
-    rows: Rows | None,
-    *,
-    micro_batches: int,
+    compute: Callable[[Any, tf.Tensor, tf.Tensor], Any], batch: Any, *, micro_batches: int
 ) -> Any:
     """Returns the sum of what a function computes of the parts of a batch.
 
     Args:
-      compute: (part, which rows of the global batch it holds) -> a structure of tensors, of
-        `tf.IndexedSlices`, whose rows are kept side by side, and of None. Traced once.
+      compute: (part, place of its first row in the batch, its number of rows) -> a structure of
+        tensors, of `tf.IndexedSlices`, whose rows are kept side by side, and of None. Traced once.
       batch: one replica's, any structure of [rows, ...] and None.
-      rows: which rows of the global batch they are, if anybody asks.
       micro_batches: the parts, whose sizes differ by at most one row.
     """
     num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
@@ -36,7 +30,7 @@ def sum_over_micro_batches(
         first = index * num_rows // micro_batches
         end = (index + 1) * num_rows // micro_batches
         part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
-        return compute(part, None if rows is None else Rows(rows.first + first, end - first))
+        return compute(part, first, end - first)
 
     # A loop has to know what it adds up before its body is traced.
     function = tf.function(compute_part, autograph=False).get_concrete_function(

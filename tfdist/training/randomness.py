@@ -20,8 +20,6 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 from tfdist.training.replacing import replaced
 
-SUM = tf.distribute.ReduceOp.SUM
-
 # All that `keras.random` and `tf.random.stateless_*` draw of these goes through here, and how
 # many blocks of the generator (128 bits each) one block of results takes: a truncated normal
 # number may need several tries, for which the kernel keeps 64 blocks a number.
@@ -55,14 +53,18 @@ class RowDraws:
     """Lets replicas draw the random numbers of their own rows, while a step is traced.
 
     A tensor whose first dimension is the batch, or a multiple of it (`[batch * heads, ...]`), is
-    drawn by rows: `find_rows` sees to it that this is the dimension that is not known while the
+    drawn by rows: `hide_rows` sees to it that this is the dimension that is not known while the
     step is traced. Any other tensor, such as noise on a weight, is the same on all replicas, as
     it is without this.
+
+    Attributes:
+      seen: every generator that has drawn while a step was traced, by its id.
     """
 
     def __init__(self) -> None:
         # MirroredStrategy traces each replica in a thread of its own, by turns.
         self._of_thread = threading.local()
+        self.seen: dict[int, keras.random.SeedGenerator] = {}
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
@@ -90,9 +92,19 @@ class RowDraws:
         for generator, count in draws.values():
             generator.state.assign(_advance(generator, count))
 
-    def narrow(self, rows: Rows | None) -> None:
-        """Draws for some of the rows that `of` was opened for, until that closes."""
-        self._of_thread.rows = rows
+    @contextlib.contextmanager
+    def narrowed(self, first: tf.Tensor, count: tf.Tensor) -> Iterator[None]:
+        """Draws for some of the rows that `of` was opened for.
+
+        Args:
+          first: int64 scalar, the place of the first among these rows.
+          count: int64 scalar, how many there are.
+        """
+        whole = self._of_thread.rows
+        if whole is not None:
+            self._of_thread.rows = Rows(whole.first + first, count)
+        yield
+        self._of_thread.rows = whole
 
     def mark(self) -> Draws:
         """Returns what this thread has drawn since `of` was opened."""
@@ -147,6 +159,7 @@ class RowDraws:
         original = keras.random.SeedGenerator.next
 
         def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+            self.seen[id(generator)] = generator
             if getattr(self._of_thread, "rows", None) is None or not ordered:
                 return original(generator, ordered)
             draws = self._of_thread.draws
@@ -162,41 +175,22 @@ def _advance(generator: keras.random.SeedGenerator, count: int) -> tf.Tensor:
     return state + tf.constant([0, count], state.dtype)
 
 
-def find_rows(
-    x: Any, *, first_replica: int = 0, is_split: bool = False, is_random: bool
-) -> tuple[Any, Rows | None]:
-    """Returns a replica's inputs, and which rows of the global batch they are.
+def hide_rows(batch: Any) -> Any:
+    """Returns a batch whose number of rows is not known while a step is traced.
 
-    The rows are None where nobody asks, and where they are all at once. Elsewhere the number of the
-    inputs' rows is hidden from tracing, so that it is not mistaken for another one.
-
-    Called in replica context. Batches of a size known in advance are alike on all replicas;
-    others cost a small all-reduce.
+    So a layer's draw that begins with the batch's dimension is told from any other.
 
     Args:
-      x: the replica's inputs, any structure of [rows, ...].
-      first_replica: the number of the strategy's first replica among those of all workers that
-        train by themselves; batches of unknown sizes are taken to be alike on all of these.
-      is_split: whether the replica computes them in parts.
-      is_random: whether the model has a layer that draws.
+      batch: any structure of [rows, ...].
     """
-    context = tf.distribute.get_replica_context()
-    replicas = context.strategy.num_replicas_in_sync
-    if not is_random or (replicas == 1 and not first_replica and not is_split):
-        return x, None
-    leaf = keras.tree.flatten(x)[0]
-    count = tf.shape(leaf, tf.int64)[0]
-    replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-    x = keras.tree.map_structure(
-        lambda t: tf.raw_ops.PlaceholderWithDefault(input=t, shape=[None, *t.shape[1:]]), x
+    return keras.tree.map_structure(
+        lambda t: (
+            tf.raw_ops.PlaceholderWithDefault(input=t, shape=[None, *t.shape[1:]])
+            if isinstance(t, tf.Tensor) and t.shape.rank
+            else t
+        ),
+        batch,
     )
-    if leaf.shape[0] is not None or replicas == 1:
-        return x, Rows((first_replica + replica) * count, count)
-    counts = context.all_reduce(SUM, tf.one_hot(replica, replicas, count, 0, dtype=tf.int64))
-    first = tf.reduce_sum(counts[:replica])
-    if first_replica:
-        first += first_replica // replicas * tf.reduce_sum(counts)
-    return x, Rows(first, count)
 
 
 def list_seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:

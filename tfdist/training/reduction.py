@@ -13,29 +13,22 @@ _ROUNDS = 5
 
 
 def sum_over_replicas(
-    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
-    others: Sequence[tf.Tensor],
-    *,
-    is_compressed: bool,
-) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
-    """Returns the sums of the replicas' gradients, and of other numbers of theirs.
-
-    Called in replica context.
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, is_compressed: bool
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Returns the sums of the replicas' gradients. Called in replica context.
 
     Args:
-      gradients, others: a replica's.
-      is_compressed: whether gradients are summed in bfloat16.
+      gradients: a replica's.
+      is_compressed: whether they are summed in bfloat16.
     """
     context = tf.distribute.get_replica_context()
     # In replica context on GPUs, TensorFlow 2.21 does not look at the strategy's own options.
     options = getattr(context.strategy.extended, "_communication_options", None)
-    if is_compressed:
-        small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
-        reduced = context.all_reduce(SUM, small, options)
-        sums = [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
-        return sums, context.all_reduce(SUM, list(others), options)
-    reduced = context.all_reduce(SUM, [*gradients, *others], options)
-    return reduced[: len(gradients)], reduced[len(gradients) :]
+    if not is_compressed:
+        return context.all_reduce(SUM, list(gradients), options)
+    small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
+    reduced = context.all_reduce(SUM, small, options)
+    return [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
 
 
 def measure_all_reduce(
@@ -54,8 +47,7 @@ def measure_all_reduce(
     def reduce() -> tf.Tensor:
         # As large as gradients, not known when the graph is optimised, and on a device.
         like_gradients = [tf.identity(v.value) for v in model.trainable_variables]
-        like_loss = tf.reduce_sum(like_gradients[0])
-        sums, _ = sum_over_replicas(like_gradients, [like_loss], is_compressed=is_compressed)
+        sums = sum_over_replicas(like_gradients, is_compressed=is_compressed)
         return tf.add_n([tf.cast(tf.reshape(total, [-1])[0], tf.float64) for total in sums])
 
     @tf.function(autograph=False)

@@ -1,12 +1,14 @@
-"""The compiled steps: one for training, one for evaluation, one for prediction.
+"""The compiled steps of a model: for training, evaluation and prediction.
 
-The same three serve every synchronous strategy: `strategy.run` around forward pass,
-backward pass, one all-reduce of the gradients, and the Keras optimiser on the result.
+On one device they are the model's own `train_step`, `test_step` and `predict_step`, as Keras runs
+them. On several replicas each runs them on its rows of the global batch (`division`), inside
+`strategy.run`. What a training step leaves is the same in both.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,477 +16,383 @@ import tensorflow as tf
 from keras.src import backend
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from tfdist.training.loss_scaling import apply_gradients, get_inner_optimizer
+from tfdist.training.division import Division, make_part
 from tfdist.training.micro_batches import sum_over_micro_batches
-from tfdist.training.objective import Measurement, Objective
-from tfdist.training.randomness import RowDraws, Rows, find_rows, list_seed_generators
-from tfdist.training.reduction import SUM, sum_over_replicas
+from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.rematerialize import make_call
-from tfdist.training.step_options import StepOptions
+from tfdist.training.replica_metrics import Logs, ReplicaMetrics
+from tfdist.training.replica_optimizers import Record, reducing_optimizers
+from tfdist.training.step_options import StepOptions, overrides
 
-FindNormalizers = Callable[[Measurement], tf.Tensor]
-"""What a replica measured -> `Measurement.normalizers` of the global batch."""
 
-
-class Computed(NamedTuple):
-    """What a replica computes of its rows of a global batch.
+class Found(NamedTuple):
+    """What a step found of its global batch.
 
     Attributes:
-      share: scalar, of the global batch's loss.
-      rows: float scalar, how many rows.
-      gradient: that of the share, scaled where the optimiser scales losses: one a trainable
-        variable, None where it has none.
-      counts: what the rows add to each of `list_metric_variables`.
+      logs: name -> tensor, as Keras's steps return them.
+      vector: float64 [sums], the metrics' state, which `Steps.compute_logs` takes; empty on one
+        device.
+      rows: float64 scalar, the rows of the global batch; 0 on one device.
+      waited_s: float64 scalar, the seconds that it waited for this worker's part of the batch; not
+        a number where only deterministic kernels are allowed: TensorFlow counts a clock among the
+        others.
     """
 
-    share: tf.Tensor
+    logs: Logs
+    vector: tf.Tensor
     rows: tf.Tensor
-    gradient: list[tf.Tensor | tf.IndexedSlices | None]
-    counts: list[tf.Tensor]
+    waited_s: tf.Tensor
 
 
-def make_train_step(
-    model: keras.Model,
-    objective: Objective,
-    strategy: tf.distribute.Strategy,
-    *,
-    first_replica: int = 0,
-    options: StepOptions,
-) -> Any:
-    """Returns a compiled function: distributed iterator -> the global batch's loss and size.
-
-    And the seconds that it waited for this worker's part of the batch, not a number where only
-    deterministic kernels are allowed: TensorFlow counts a clock among the others.
-
-    The gradient is that of the global batch's loss, summed over the replicas before the
-    optimiser sees it: clipping, weight decay and constraints act on the global gradient.
+class Steps:
+    """A model's steps under a strategy.
 
     Args:
-      model: a compiled model, built in the strategy's scope.
-      objective: its losses.
+      model: a compiled and built model.
       strategy: the strategy it was built under.
-      first_replica: the number of its first replica among those of all workers, where these
-        train by themselves.
-      options: how it is computed.
+      options: how a training step is computed.
+      create_variable: the creator of the model's variables.
+      is_apart: whether this worker trains by itself, beside others.
     """
-    optimizer = model.optimizer
-    draws, is_random = RowDraws(), bool(list_seed_generators(model))
-    micro_batches = options.micro_batches
-    call = make_call(model, draws) if options.rematerialize else None
 
-    def differentiate(batch: Any, find_normalizers: FindNormalizers) -> tuple[Any, ...]:
-        """Returns the share, its gradient, what was measured, the outputs and their masks."""
-        variables = model.trainable_variables
-        with tf.GradientTape() as tape:
-            measured, y_pred = measure_training(model, objective, batch, call=call)
-            share = measured.make_share(find_normalizers(measured))
-            scaled = optimizer.scale_loss(share)
-        gradient = tape.gradient(scaled, [variable.value for variable in variables])
-        for part, variable in zip(gradient, variables, strict=True):
-            if isinstance(part, tf.Tensor):
-                part.set_shape(variable.shape)  # not always found by TensorFlow
-        masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
-        return share, gradient, measured, y_pred, masks
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        options: StepOptions,
+        *,
+        create_variable: Callable[..., Any],
+        is_apart: bool = False,
+    ):
+        self._model = model
+        self._strategy = strategy
+        self._options = options
+        self._create_variable = create_variable
+        self._is_apart = is_apart
+        self._is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
+        self._division = Division(model, strategy, batch_norm=options.batch_norm)
+        self.metrics = ReplicaMetrics(model, strategy, self._division)
+        own_steps = overrides(model, "train_step", "test_step")
+        self._draws_rows = bool(list_seed_generators(model) or own_steps)
+        draws = self._division.draws
+        self._call = make_call(model, draws) if options.rematerialize else None
+        self.train = self._compile(self._make_step("train", model.train_step, self._train))
+        self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
+        self.read = self._compile(self._read)
+        self.logs_of = {
+            kind: self._compile(functools.partial(self.metrics.compute_logs, kind))
+            for kind in ("train", "test")
+        }
+        self._write = self._compile(self._write_states)
+        self._reset = self._compile(self.metrics.reset)
 
-    def compute(batch: Any, find_normalizers: FindNormalizers) -> Computed:
-        _, y, sample_weight = batch
-        run = differentiate
-        if options.jit_compile:
-            # Without the metrics: XLA does not know all operations.
-            run = tf.function(differentiate, jit_compile=True, autograph=False)
-        share, gradient, measured, y_pred, masks = run(batch, find_normalizers)
-        for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
-            backend.set_keras_mask(output, mask)
-        compared = y, y_pred, sample_weight
-        counts = count_batch(model, objective, measured, compared, parts=micro_batches)
-        return Computed(share, measured.rows, gradient, counts)
+    @property
+    def generators(self) -> list[keras.random.SeedGenerator]:
+        """The generators that a traced step has drawn from, besides those of the layers."""
+        return list(self._division.draws.seen.values())
 
-    def compute_in_parts(batch: Any, rows: Rows | None, normalizers: tf.Tensor) -> Computed:
-        def compute_part(part: Any, rows: Rows | None) -> Computed:
-            draws.narrow(rows)
-            return compute(part, lambda _: normalizers)
+    def make_train_loop(self) -> Callable[[Any, tf.Tensor], Found]:
+        """Returns a compiled function: iterator and number of steps -> what these steps found.
 
-        if micro_batches == 1:
-            return compute_part(batch, rows)
-        return sum_over_micro_batches(compute_part, batch, rows, micro_batches=micro_batches)
+        Every number of `Found` is stacked, [steps, ...].
+        """
 
-    def replica_step(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        x, rows = find_rows(
-            x, first_replica=first_replica, is_split=micro_batches > 1, is_random=is_random
-        )
-        batch = x, y, sample_weight
+        def train_loop(iterator: Any, num_steps: tf.Tensor) -> Found:
+            # A loop has to know what it keeps before its body is traced.
+            spec = tf.function(self.train.python_function, autograph=False)
+            leaves = tf.nest.flatten(spec.get_concrete_function(iterator).structured_outputs)
+            arrays = [
+                tf.TensorArray(leaf.dtype, num_steps, element_shape=leaf.shape) for leaf in leaves
+            ]
 
-        def sum_normalizers(measured: Measurement) -> tf.Tensor:
-            return context.all_reduce(SUM, measured.normalizers)
+            def run(step: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+                found = tf.nest.flatten(self.train.python_function(iterator))
+                written = zip(arrays, found, strict=True)
+                return step + 1, [array.write(step, leaf) for array, leaf in written]
 
-        if micro_batches == 1 and not options.jit_compile:
-            with draws.of(rows):
-                computed = compute(batch, sum_normalizers)
+            _, arrays = tf.while_loop(
+                lambda step, _: step < num_steps,
+                run,
+                (tf.zeros([], tf.int32), arrays),
+                parallel_iterations=1,
+            )
+            structure = spec.get_concrete_function(iterator).structured_outputs
+            return tf.nest.pack_sequence_as(structure, [array.stack() for array in arrays])
+
+        return self._compile(train_loop)
+
+    def make_predict(self) -> Callable[[Any], list[tuple[Any, bool]]]:
+        """Returns a function: distributed iterator -> each replica's outputs, and whether a copy.
+
+        The outputs have the model's structure.
+        """
+        structure: Any = None
+
+        def replica_step(data: Any, place: Any) -> list[tf.Tensor]:
+            nonlocal structure
+            structure = self._model.predict_step(data)
+            is_copy = tf.constant(False)
+            if self._strategy.num_replicas_in_sync > 1:
+                part = make_part(data, None if isinstance(place, tuple) else place)
+                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+                is_copy = tf.logical_and(part.is_copy, replica > 0)
+            return [is_copy, *keras.tree.flatten(structure)]
+
+        def run(iterator: Any) -> list[tuple[Any, ...]]:
+            values = self._strategy.run(replica_step, args=next(iterator))
+            return [self._strategy.experimental_local_results(value) for value in values]
+
+        compiled = self._compile(run)
+
+        def predict_step(iterator: Any) -> list[tuple[Any, bool]]:
+            copies, *leaves = compiled(iterator)
+            return [
+                (keras.tree.pack_sequence_as(structure, outputs), bool(is_copy))
+                for is_copy, *outputs in zip(copies, *leaves, strict=True)
+            ]
+
+        return predict_step
+
+    def trace_gradients(self, spec: Any) -> Any:
+        """Returns a function of a batch and a place a replica: what a training step would apply.
+
+        The reduced gradients of every update that the step makes, and its logs, in order; no
+        optimizer updates anything.
+        """
+        del spec
+        gradients: list[Any] = []
+
+        def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+            gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
+
+        def run(data: Any, place: Any) -> tuple[list[tf.Tensor], Found]:
+            del gradients[:]
+            found = self._run("train", self._train, data, place, record=record)
+            return found, list(gradients)
+
+        return self._compile(run)
+
+    def read_states(self) -> list[tf.Tensor]:
+        """Returns the values of the metrics' variables, over this strategy's replicas."""
+        if not self._is_divided:
+            return [tf.convert_to_tensor(v.value) for v in self.metrics.list_variables()]
+        return self.metrics.split(self.read())[0]
+
+    def write_states(self, states: Sequence[Any]) -> None:
+        """Sets the metrics' variables to values that were read before."""
+        variables = self.metrics.list_variables()
+        values = [
+            tf.constant(value, variable.dtype, variable.shape)
+            for value, variable in zip(states, variables, strict=False)
+        ]
+        if self._is_divided:
+            self._write(values)
+            return
+        for variable, value in zip(variables, values, strict=False):
+            variable.assign(value)
+
+    def reset_metrics(self) -> None:
+        """Forgets what was seen."""
+        if self._is_divided:
+            self._reset()
         else:
-            normalizers = sum_normalizers(_measure_without_effect(model, objective, batch))
-            with draws.of(rows):
-                computed = compute_in_parts(batch, rows, normalizers)
-        found = zip(computed.gradient, model.trainable_variables, strict=True)
-        pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
-        reduced, (loss, num_rows) = sum_over_replicas(
-            [gradient for gradient, _ in pairs],
-            [computed.share, computed.rows],
-            is_compressed=options.compress_gradients,
+            self._model.reset_metrics()
+
+    def _compile(self, function: Any) -> Any:
+        if self._model.run_eagerly:
+            return function
+        return tf.function(function, autograph=False, reduce_retracing=True)
+
+    def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], Found]:
+        def step(iterator: Any) -> Found:
+            asked = _read_clock()
+            with tf.control_dependencies([asked]):
+                data, place = next(iterator)
+            with tf.control_dependencies(_list_tensors(data)):
+                came = _read_clock()
+            if self._is_divided:
+                found = self._run(kind, divided, data, place)
+            else:
+                found = (
+                    self._run_alone(own, data),
+                    tf.zeros([0], tf.float64),
+                    tf.zeros([], tf.float64),
+                )
+            return Found(*found, came - asked)
+
+        return step
+
+    def _run_alone(self, own: Any, data: Any) -> Logs:
+        if self._model.jit_compile and not self._model.run_eagerly:
+            own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
+        logs = self._strategy.run(own, args=(_drop_optionals(data),))
+        return {
+            name: self._strategy.experimental_local_results(value)[0]
+            for name, value in logs.items()
+        }
+
+    def _run(
+        self, kind: str, divided: Any, data: Any, place: Any, *, record: Record | None = None
+    ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
+        def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            data = hide_rows(data) if self._draws_rows else data
+            known = None if isinstance(place, tuple) else place
+            part = make_part(data, known, is_apart=self._is_apart)
+            with self._division.of(part, draws_rows=self._draws_rows):
+                logs = divided(data)
+                total = tf.cast(part.rows, tf.float64) * part.sum_scale
+                return self.metrics.read(kind, logs, total), total
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._division.intercept())
+            stack.enter_context(self.metrics.intercept())
+            stack.enter_context(
+                reducing_optimizers(
+                    self._division,
+                    is_compressed=self._options.compress_gradients,
+                    create_variable=self._create_variable,
+                    record=record,
+                )
+            )
+            results = self._strategy.run(replica_step, args=(data, place))
+        vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
+        return self.metrics.compute_logs(kind, vector), vector, rows
+
+    def _train(self, data: Any) -> Logs:
+        if not self._options.changes_gradient:
+            return self._model.train_step(data)
+        model = self._model
+        x, y, sample_weight = batch = keras.utils.unpack_x_y_sample_weight(data)
+        known = None
+        if self._options.micro_batches > 1 or self._options.jit_compile:
+            known = self._find_normalizers(batch)
+        if self._options.micro_batches > 1:
+            gradients, counts = self._differentiate_parts(batch, known)
+            self.metrics.add(counts)
+            logs = model.get_metrics_result
+        else:
+            gradients, counts, y_pred = self._differentiate(batch, known)
+            self.metrics.add(counts)
+
+            def logs() -> Logs:
+                return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return logs()
+
+    def _find_normalizers(self, batch: Any) -> list[tf.Tensor]:
+        """Returns the losses' normalizers of the global batch, before its parts are computed.
+
+        Of the forward pass for it only what they need is run, which are labels, weights and masks
+        and hardly ever a layer.
+        """
+        values = [(v, tf.convert_to_tensor(v.value)) for v in self._model.variables]
+        with (
+            keras.StatelessScope(values, collect_losses=True),
+            self.metrics.counting(),
+            self._division.recording() as found,
+        ):
+            self._compute_loss(batch)
+        return self._division.reduce_normalizers(found)
+
+    def _compute_loss(self, batch: Any) -> tuple[tf.Tensor, Any]:
+        """Does what Keras's `train_step` does up to the loss."""
+        model = self._model
+        x, y, sample_weight = batch
+        if self._call:
+            y_pred = self._call(x)
+        else:
+            y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+        loss = model._compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
         )
-        apply_gradients(optimizer, reduced, [variable for _, variable in pairs])
-        _add_counts(model, objective, computed.counts)
-        return loss, num_rows
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        model._loss_tracker.update_state(loss, sample_weight=rows)
+        return loss, y_pred
 
-    def train_step(iterator: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        asked = _read_clock()
-        with tf.control_dependencies([asked]):
-            batch = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            came = _read_clock()
-        with gradients_already_reduced(optimizer), draws.intercept():
-            results = strategy.run(replica_step, args=(batch,))
-        loss, rows = (strategy.experimental_local_results(result)[0] for result in results)
-        return loss, rows, came - asked
+    def _differentiate(self, batch: Any, known: Any) -> tuple[list[Any], dict[int, Any], Any]:
+        """Returns the gradient of a replica's loss, what metrics counted, and the outputs."""
+        model = self._model
+        variables = model.trainable_variables
+        keys: list[int] = []
 
-    return tf.function(train_step, autograph=False)
+        def differentiate(batch: Any) -> tuple[Any, ...]:
+            with (
+                self.metrics.counting() as counts,
+                contextlib.nullcontext() if known is None else self._division.knowing(known),
+                tf.GradientTape() as tape,
+            ):
+                loss, y_pred = self._compute_loss(batch)
+                scaled = model.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, [variable.value for variable in variables])
+            for part, variable in zip(gradients, variables, strict=True):
+                if isinstance(part, tf.Tensor):
+                    part.set_shape(variable.shape)  # not always found by TensorFlow
+            keys[:] = counts
+            masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
+            return gradients, list(counts.values()), y_pred, masks
 
+        if self._options.jit_compile:
+            # Without the metrics: XLA does not know all operations.
+            differentiate = tf.function(differentiate, jit_compile=True, autograph=False)
+        gradients, counts, y_pred, masks = differentiate(batch)
+        for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                backend.set_keras_mask(output, mask)
+        return gradients, dict(zip(keys, counts, strict=True)), y_pred
 
-def make_train_loop(train_step: Any, read_sums: Any) -> Any:
-    """Returns a compiled function: iterator and number of steps -> what these steps found.
+    def _differentiate_parts(
+        self, batch: Any, known: Any
+    ) -> tuple[list[Any], dict[int, tf.Tensor]]:
+        keys: list[int] = []
 
-    That are the global batches' losses [steps], the seconds that they waited for their batches, and
-    after each step what `read_sums` reads [steps, sums].
+        def compute(part: Any, first: tf.Tensor, count: tf.Tensor) -> tuple[Any, ...]:
+            x, y, sample_weight = part
+            with self._division.narrowed(first, count):
+                gradients, counts, y_pred = self._differentiate(part, known)
+                with self.metrics.counting() as more:
+                    self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            keys[:] = [*counts, *more]
+            weighted = [_weigh(gradient, count) for gradient in gradients]
+            return weighted, [*counts.values(), *more.values()]
 
-    Args:
-      train_step: of `make_train_step`.
-      read_sums: of `make_read_sums`.
-    """
-
-    @tf.function(autograph=False)
-    def train_loop(iterator: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        def run(step: tf.Tensor, losses: Any, waited_s: tf.Tensor, sums: Any) -> tuple[Any, ...]:
-            loss, _, seconds = train_step(iterator)
-            losses, sums = losses.write(step, loss), sums.write(step, read_sums())
-            return step + 1, losses, waited_s + seconds, sums
-
-        def make_array(dtype: tf.DType) -> tf.TensorArray:
-            return tf.TensorArray(dtype, num_steps)
-
-        _, losses, waited_s, sums = tf.while_loop(
-            lambda step, *_: step < num_steps,
-            run,
-            (
-                tf.zeros([], tf.int32),
-                make_array(tf.as_dtype(keras.config.floatx())),
-                tf.zeros([], tf.float64),
-                make_array(tf.float64),
-            ),
-            parallel_iterations=1,
+        gradients, counts = sum_over_micro_batches(
+            compute, batch, micro_batches=self._options.micro_batches
         )
-        return losses.stack(), waited_s, sums.stack()
+        part = self._division.part
+        assert part is not None
+        inverse = 1 / tf.cast(part.rows, tf.float64)
+        return [_weigh(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
 
-    return train_loop
+    def _read(self) -> tf.Tensor:
+        vectors = self._strategy.run(self.metrics.read)
+        return self._strategy.experimental_local_results(vectors)[0]
 
-
-def make_eval_step(
-    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy
-) -> Any:
-    """Returns a compiled function that adds one global batch to the metrics.
-
-    Takes a distributed iterator of `(batch, num_valid)`: rows past `num_valid` are padding
-    and count nowhere. Needs no communication: the sums meet when the metrics are read.
-    """
-
-    def replica_step(batch: Any, num_valid: tf.Tensor) -> None:
-        found = measure_valid(model, objective, batch, num_valid)
-        _add_counts(model, objective, count_batch(model, objective, *found))
-
-    @tf.function(autograph=False)
-    def eval_step(iterator: Any) -> None:
-        strategy.run(replica_step, args=next(iterator))
-
-    return eval_step
+    def _write_states(self, states: list[tf.Tensor]) -> None:
+        self._strategy.run(self.metrics.write, args=(states,))
 
 
-def make_predict_step(
-    model: keras.Model, strategy: tf.distribute.Strategy
-) -> Callable[[Any], list[tuple[Any, tf.Tensor]]]:
-    """Returns a function: distributed iterator of `(x, num_valid)` -> outputs and count a replica.
-
-    The outputs have the model's structure; rows past the count are padding.
-    """
-    structure: Any = None
-
-    def replica_step(x: Any, num_valid: tf.Tensor) -> list[tf.Tensor]:
-        nonlocal structure
-        structure = model(x, training=False)
-        return [num_valid, *keras.tree.flatten(structure)]
-
-    @tf.function(autograph=False)
-    def run(iterator: Any) -> list[tuple[tf.Tensor, ...]]:
-        values = strategy.run(replica_step, args=next(iterator))
-        return [strategy.experimental_local_results(value) for value in values]
-
-    def predict_step(iterator: Any) -> list[tuple[Any, tf.Tensor]]:
-        counts, *leaves = run(iterator)
-        return [
-            (keras.tree.pack_sequence_as(structure, outputs), count)
-            for count, *outputs in zip(counts, *leaves, strict=True)
-        ]
-
-    return predict_step
+def _weigh(gradient: Any, factor: tf.Tensor) -> Any:
+    if gradient is None:
+        return None
+    factor = tf.cast(factor, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
-def make_read_logs(model: keras.Model, objective: Objective) -> Any:
-    """Returns a compiled function that reads the losses and metrics of everything seen so far.
-
-    Under several workers each variable costs an all-reduce: see `make_read_sums`.
-    """
-
-    @tf.function(autograph=False)
-    def read_logs() -> dict[str, tf.Tensor]:
-        return _compute_logs(model, objective)
-
-    return read_logs
-
-
-def make_read_sums(
-    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy, *, is_chief: bool
-) -> Callable[[], tf.Tensor]:
-    """Returns a compiled function that reads all metric variables as one vector.
-
-    Added up over the workers, the vectors are what `make_logs_of_sums` takes. Nothing is
-    communicated here.
-
-    Args:
-      model, objective, strategy: as for the steps.
-      is_chief: whether this worker holds the first replica.
-    """
-
-    def read(variable: keras.Variable) -> tf.Tensor:
-        parts = [
-            tf.cast(v, tf.float64) for v in strategy.experimental_local_results(variable.value)
-        ]
-        if variable.aggregation == "only_first_replica":
-            parts = parts[:1] if is_chief else [tf.zeros_like(parts[0])]
-        return tf.reshape(tf.add_n(parts), [-1])
-
-    @tf.function(autograph=False)
-    def read_sums() -> tf.Tensor:
-        return tf.concat([read(v) for v in list_metric_variables(model, objective)], 0)
-
-    return read_sums
-
-
-def split_sums(model: keras.Model, objective: Objective, sums: Any) -> list[tf.Tensor]:
-    """Returns the value of each metric variable, from what `make_read_sums` read."""
-    variables = list_metric_variables(model, objective)
-    parts = tf.split(sums, [math.prod(variable.shape) for variable in variables])
-    return [
-        tf.cast(tf.reshape(part, variable.shape), variable.dtype)
-        for part, variable in zip(parts, variables, strict=True)
-    ]
-
-
-def make_logs_of_sums(
-    model: keras.Model, objective: Objective
-) -> Callable[[Any], dict[str, tf.Tensor]]:
-    """Returns a compiled function: the sum of the workers' `read_sums` -> losses and metrics."""
-
-    @tf.function(autograph=False)
-    def logs_of_sums(sums: tf.Tensor) -> dict[str, tf.Tensor]:
-        variables = list_metric_variables(model, objective)
-        values = split_sums(model, objective, sums)
-        with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return _compute_logs(model, objective)
-
-    return logs_of_sums
-
-
-def make_write_metrics(
-    model: keras.Model, objective: Objective, strategy: tf.distribute.Strategy, *, is_chief: bool
-) -> Callable[[list[tf.Tensor]], None]:
-    """Returns a compiled function that sets the metric variables to values read before.
-
-    The first replica takes the sums, the others start from zero.
-
-    Args:
-      model, objective, strategy: as for the steps.
-      is_chief: whether this worker holds the first replica.
-    """
-
-    def replica_write(values: list[tf.Tensor]) -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = tf.logical_and(tf.equal(replica, 0), is_chief)
-        variables = list_metric_variables(model, objective)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(tf.where(first, value, tf.zeros_like(value)))
-
-    @tf.function(autograph=False)
-    def write_metrics(values: list[tf.Tensor]) -> None:
-        strategy.run(replica_write, args=(values,))
-
-    return write_metrics
-
-
-def list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns the model's metrics without Keras's own loss trackers, which `Objective` replaces."""
-    replaced = [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else ())]
-    return [metric for metric in model.metrics if not any(metric is other for other in replaced)]
-
-
-def list_metric_variables(model: keras.Model, objective: Objective) -> list[keras.Variable]:
-    """Returns the variables of everything that `make_read_logs` reads, in a fixed order."""
-    metrics = [*objective.metrics, *list_metrics(model)]
-    return [variable for metric in metrics for variable in metric.variables]
-
-
-def reset_metrics(model: keras.Model, objective: Objective) -> None:
-    """Sets the variables of `list_metric_variables` to what they are before anything is seen."""
-    for metric in [*objective.metrics, *list_metrics(model)]:
-        metric.reset_state()
-
-
-def count_rows(x: Any) -> tf.Tensor:
-    """Returns the number of examples in a batch of any structure, an int32 scalar."""
-    return tf.shape(keras.tree.flatten(x)[0])[0]
-
-
-def measure_training(
-    model: keras.Model,
-    objective: Objective,
-    batch: tuple[Any, Any, Any],
-    *,
-    call: Callable[[Any], Any] | None = None,
-) -> tuple[Measurement, Any]:
-    """Returns what was measured in training, and the model's outputs.
-
-    Args:
-      model, objective: what to measure.
-      batch: `x`, `y` and `sample_weight`.
-      call: does what the model does in training, in another way.
-    """
-    x, y, sample_weight = batch
-    y_pred = call(x) if call else model(x, training=True)
-    measured = objective.measure(
-        x=x,
-        y=y,
-        y_pred=y_pred,
-        sample_weight=sample_weight,
-        num_rows=count_rows(x),
-        training=True,
+def _drop_optionals(data: Any) -> Any:
+    """Takes the absent parts of a batch for None, as Keras does."""
+    return keras.tree.map_structure(
+        lambda t: None if isinstance(t, tf.experimental.Optional) else t, data
     )
-    return measured, y_pred
 
 
-def measure_valid(
-    model: keras.Model, objective: Objective, batch: Any, num_valid: tf.Tensor
-) -> tuple[Measurement, tuple[Any, Any, Any]]:
-    """Evaluates the model on the first rows of one replica's batch.
-
-    Args:
-      model, objective: what to evaluate.
-      batch: `x`, `(x, y)` or `(x, y, sample_weight)`; rows past `num_valid` count nowhere.
-      num_valid: int32 scalar, from 0.
-
-    Returns:
-      What was measured, and `(y, y_pred, sample_weight)` for the metrics.
-    """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    # Padding goes before the model, where activity penalties would see it, but for one row:
-    # some kernels refuse an empty batch.
-    x = keras.tree.map_structure(lambda t: t[: tf.maximum(num_valid, 1)], x)
-    y_pred = model(x, training=False)
-    x, y, y_pred, sample_weight = keras.tree.map_structure(
-        lambda t: None if t is None else t[:num_valid], (x, y, y_pred, sample_weight)
-    )
-    measured = objective.measure(
-        x=x,
-        y=y,
-        y_pred=y_pred,
-        sample_weight=sample_weight,
-        num_rows=num_valid,
-        training=False,
-    )
-    return measured, (y, y_pred, sample_weight)
-
-
-def count_batch(
-    model: keras.Model,
-    objective: Objective,
-    measured: Measurement,
-    compared: tuple[Any, Any, Any],
-    *,
-    parts: int = 1,
-) -> list[tf.Tensor]:
-    """Returns what one batch, or one of its parts, adds to each of `list_metric_variables`.
-
-    Keras metrics assign `old + new`. Where replicas share a variable (CentralStorageStrategy)
-    or do not wait for one another, that counts the old value twice or loses updates, so each
-    batch is counted from zero, without touching the variables, to be added atomically.
-    """
-    variables = list_metric_variables(model, objective)
-    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    with keras.StatelessScope(list(zip(variables, zeros, strict=True))) as scope:
-        objective.track(measured, parts=parts)
-        if model._compile_metrics is not None:
-            model._compile_metrics.update_state(*compared)
-    return [scope.get_current_value(variable) for variable in variables]
-
-
-def _measure_without_effect(
-    model: keras.Model, objective: Objective, batch: tuple[Any, Any, Any]
-) -> Measurement:
-    """Returns what was measured in training, of which only what is used is computed.
-
-    That are the normalisers, which come of labels, weights and masks and hardly ever of the
-    layers' outputs.
-    """
-    values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.variables]
-    with keras.StatelessScope(values, collect_losses=True):
-        measured, _ = measure_training(model, objective, batch)
-    return measured
-
-
-def _add_counts(model: keras.Model, objective: Objective, counts: Sequence[tf.Tensor]) -> None:
-    variables = list_metric_variables(model, objective)
-    for variable, count in zip(variables, counts, strict=True):
-        variable.value.assign_add(count)
-
-
-def _compute_logs(model: keras.Model, objective: Objective) -> dict[str, tf.Tensor]:
-    logs = objective.result()
-    for metric in list_metrics(model):
-        logs |= _flatten(metric.name, metric.result())
-    return logs
-
-
-def _flatten(name: str, result: Any) -> dict[str, tf.Tensor]:
-    if not isinstance(result, dict):
-        return {name: result}
-    return {key: value for k, v in result.items() for key, value in _flatten(k, v).items()}
+def _list_tensors(data: Any) -> list[tf.Tensor]:
+    return [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
 
 
 def _read_clock() -> tf.Tensor:
     if is_op_determinism_enabled():
         return tf.constant(math.nan, tf.float64)
     return tf.timestamp()
-
-
-@contextlib.contextmanager
-def gradients_already_reduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Keeps a Keras optimiser, while a step is traced, from summing the gradients once more.
-
-    Of a `LossScaleOptimizer`, the one that it wraps.
-
-    Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part;
-    tfdist reduces first. Can go when `Optimizer.apply` takes reduced gradients.
-    """
-    optimizer = get_inner_optimizer(optimizer)
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-    try:
-        yield
-    finally:
-        del optimizer._all_reduce_sum_gradients

@@ -12,6 +12,7 @@ from tfdist.training.compilation import check_compilation, describe_layer
 from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.randomness import list_seed_generators
 from tfdist.training.rematerialize import check_stages
+from tfdist.training.replica_optimizers import list_optimizers
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class StepOptions:
       jit_compile: whether XLA compiles the forward and backward pass.
       steps_per_loop: the steps that are run at a time, without the host in between.
       rematerialize: whether activations are computed again in the backward pass.
+      batch_norm: `global`, by the moments of the global batch, or `per_replica`.
     """
 
     micro_batches: int = 1
@@ -31,6 +33,17 @@ class StepOptions:
     jit_compile: bool = False
     steps_per_loop: int = 1
     rematerialize: bool = False
+    batch_norm: str = "global"
+
+    @property
+    def changes_gradient(self) -> bool:
+        """Whether the gradient is computed in another way than Keras's `train_step` does."""
+        return self.micro_batches > 1 or self.jit_compile or self.rematerialize
+
+
+def overrides(model: keras.Model, *names: str) -> list[str]:
+    """Returns which of Keras's methods a model's class has of its own."""
+    return [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
 
 
 def check_strategy(
@@ -82,23 +95,46 @@ def check_strategy(
         )
 
 
-def check_optimizer(
-    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy, *, num_workers: int
+def check_program(
+    options: StepOptions, model: keras.Model, strategy: tf.distribute.Strategy, *, num_workers: int
 ) -> None:
-    """Checks that an optimiser can be used under a strategy.
+    """Checks that a strategy can run what a model's class and optimizer say.
 
     Raises:
       TfdistError: it cannot.
     """
-    if get_inner_optimizer(optimizer).gradient_accumulation_steps:
+    name = type(strategy).__name__
+    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
+    functions = overrides(
+        model, "make_train_function", "make_test_function", "make_predict_function"
+    )
+    if functions:
+        raise TfdistError(
+            f"{type(model).__name__} has a {functions[0]} of its own, which knows no replicas. "
+            "Override train_step, test_step or predict_step instead."
+        )
+    steps = overrides(model, "train_step")
+    if steps and is_asynchronous:
+        raise TfdistError(
+            f"{name} cannot run {type(model).__name__}.train_step: a worker computes a gradient "
+            "and updates nothing. Override compute_loss instead, or take another strategy."
+        )
+    if steps and options.changes_gradient:
+        raise TfdistError(
+            f"{type(model).__name__} has a train_step of its own, which micro_batches, jit_compile "
+            "and rematerialize cannot change. Leave these out."
+        )
+    optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
+    if has_replicas and any(o.gradient_accumulation_steps for o in optimizers):
         raise TfdistError(
             "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
             "tf.distribute. Leave it out, and give the trainer micro_batches."
         )
-    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    is_scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaling and _trains_apart(strategy, num_workers):
         raise TfdistError(
-            f"{type(strategy).__name__} does not take --precision=mixed_float16: each worker would "
+            f"{name} does not take --precision=mixed_float16: each worker would "
             "scale its loss by itself. Take mixed_bfloat16 or float32."
         )
 

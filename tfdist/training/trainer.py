@@ -1,17 +1,20 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
 import hashlib
+import itertools
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.random import seed_generator as keras_random
+from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist.data.graph_errors import show_user_errors
-from tfdist.data.pipeline import BatchAugmentation
+from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.errors import TfdistError
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
@@ -19,17 +22,23 @@ from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.feed import Feed, make_feed
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
-from tfdist.training.objective import Objective
+from tfdist.training.model_variables import (
+    aggregate_state,
+    aggregate_variables,
+    build_model,
+    build_outputs,
+    check_scope,
+)
 from tfdist.training.recovery import Recovery
 from tfdist.training.reduction import measure_all_reduce
+from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_options import (
     StepOptions,
     check_model,
-    check_optimizer,
+    check_program,
     check_strategy,
 )
-from tfdist.training.synchronous import SynchronousPrediction, SynchronousSteps
-from tfdist.training.training_steps import TrainingSteps
+from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers, explain_lost_worker
 
 _MIRRORED = (
@@ -37,6 +46,9 @@ _MIRRORED = (
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.TPUStrategy,
 )
+
+# Where only the data's end ends an epoch.
+_UNKNOWN_STEPS = 1 << 40
 
 
 class Trainer:
@@ -60,8 +72,10 @@ class Trainer:
         history = trainer.fit(x, y, global_batch_size=64, epochs=3)
 
     Args:
-      build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope.
-      strategy: any `tf.distribute.Strategy` or a `LocalSgdStrategy`; one device by default.
+      build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope. Or a
+        compiled model that was built in `strategy.scope()`.
+      strategy: any `tf.distribute.Strategy` or a `LocalSgdStrategy`; by default the model's, else
+        the one whose scope this is called in, which is one device outside of all.
         Under `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
       checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none. All
         workers must see it.
@@ -78,13 +92,15 @@ class Trainer:
       rematerialize: whether activations are computed again in the backward pass, so that only those
         between the model's stages stay in memory. For functional models whose layers' names start
         with a stage's (`models.stages`).
+      batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
+        batch on replicas too; or `per_replica`, as Keras does.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
 
     def __init__(
         self,
-        build_model: Callable[[], keras.Model],
+        build_model: Callable[[], keras.Model] | keras.Model,
         *,
         strategy: tf.distribute.Strategy | None = None,
         checkpoint_dir: str | None = None,
@@ -95,14 +111,17 @@ class Trainer:
         jit_compile: bool = False,
         steps_per_loop: int = 1,
         rematerialize: bool = False,
+        batch_norm: str = "global",
         max_in_flight: int = 0,
     ):
-        self.strategy = strategy or tf.distribute.get_strategy()
+        self.strategy = strategy or _find_strategy(build_model)
         self.seed = seed
         self.history = keras.callbacks.History()
         self._progress = Progress()
         self._was_stopped = False
         self._workers = Workers(self.strategy)
+        self._checkpoint_dir = checkpoint_dir
+        self._keep_checkpoints = keep_checkpoints
         self._recovery = (
             Recovery(checkpoint_dir, keep=keep_checkpoints, workers=self._workers)
             if checkpoint_dir
@@ -115,113 +134,122 @@ class Trainer:
             jit_compile=jit_compile,
             steps_per_loop=steps_per_loop,
             rematerialize=rematerialize,
+            batch_norm=batch_norm,
         )
         check_strategy(self._step_options, self.strategy, num_workers=self.num_workers)
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
         self._create_variable = (
-            make_placement(self.strategy) if self._is_asynchronous else _aggregate_state
+            make_placement(self.strategy) if self._is_asynchronous else aggregate_state
         )
-        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
-            self.model = build_model()
+        if isinstance(build_model, keras.Model):
+            self.model = build_model
+        else:
+            with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
+                self.model = build_model()
         if not isinstance(self.model, keras.Model) or not self.model.compiled:
             raise TfdistError(
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
                 "Call model.compile(optimizer=..., loss=...) in it and return the model."
             )
-        check_optimizer(self.model.optimizer, self.strategy, num_workers=self.num_workers)
-        self._steps: TrainingSteps | None = None
-        self._prediction = SynchronousPrediction(self.model, self.strategy, self._workers)
+        check_scope(self.model, self.strategy)
+        check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
+        self._steps: Any = None
+        self._prediction: Any = None
+        self._compiled: tuple[Any, ...] = ()
+        self._num_fits = 0
 
     @explain_lost_worker
     @show_user_errors()
     def fit(
         self,
-        x: Any,
+        x: Any = None,
         y: Any = None,
-        *,
-        sample_weight: Any = None,
-        global_batch_size: int = 32,
+        batch_size: int | None = None,
         epochs: int = 1,
-        max_steps: int | None = None,
-        steps_per_epoch: int | None = None,
+        verbose: int | str = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
         validation_data: Any = None,
-        validation_steps: int | None = None,
         shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        *,
+        global_batch_size: int | None = None,
+        max_steps: int | None = None,
         augmentation: BatchAugmentation | None = None,
-        callbacks: Iterable[keras.callbacks.Callback] = (),
         checkpoint_every: int | None = None,
         checkpoint_every_s: float | None = None,
-        verbose: int | str = "auto",
     ) -> keras.callbacks.History:
-        """Trains, continuing from the newest checkpoint if there is one.
+        """Trains as `keras.Model.fit` does, continuing from the newest checkpoint if there is one.
 
-        Batches of arrays and sources are always full: the passes over the data follow one
-        another without a gap, and an epoch is the `ceil(examples / global_batch_size)` steps
-        that see every example at least once.
+        A second call trains on, with checkpoints of its own.
 
         Args:
-          x, y, sample_weight: arrays, as in Keras; or in `x` a `tfdist.data.Source`, a
-            `tf.data.Dataset` of global batches (continued by skipping what was seen), or a
-            function from a `tf.distribute.InputContext` to a dataset of per-replica batches.
-          global_batch_size: examples of a step, over all replicas.
-          epochs: passes over the data.
-          max_steps: steps in all; wins over `epochs`.
-          steps_per_epoch: needed where the data do not say how long a pass is.
-          validation_data: what `evaluate` takes, as one argument: a source, a dataset, or a
-            tuple of arrays.
-          validation_steps: global batches to validate on; all by default.
-          shuffle: a new order each pass (arrays and sources).
-          augmentation: seeded transformation of a source's examples.
+          x, y, sample_weight: what Keras takes: arrays, data frames, lists or dictionaries of them,
+            a `tf.data.Dataset` of global batches, a generator, a `keras.utils.PyDataset`, a loader
+            of another library; or in `x` a `tfdist.data.Source`, or a function from a
+            `tf.distribute.InputContext` to a dataset of per-replica batches. A dataset is continued
+            by skipping what was seen. Batches of a source are always full: its epochs follow one
+            another without a gap.
+          batch_size: examples of a step, over all replicas: 32 by default.
+          epochs, verbose, validation_split, validation_data, shuffle, class_weight, initial_epoch,
+            steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as in Keras.
+            `shuffle` gives arrays and sources a new order each epoch, by the trainer's seed.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
+          global_batch_size: another name of `batch_size`.
+          max_steps: steps in all; wins over `epochs`.
+          augmentation: seeded transformation of a source's examples.
           checkpoint_every: steps between checkpoints, besides one an epoch.
           checkpoint_every_s: seconds between checkpoints, besides those.
-          verbose: as in Keras.
 
         Returns:
           The `History`, of the whole run even when it was continued.
 
         Raises:
           TfdistError: data that do not fit the model, the strategy or the batch.
-          TrainingError: the loss is not finite; the last checkpoint is of a step before.
+          TrainingError: the loss or a weight is not finite; the last checkpoint is of a step before.
         """
+        batch_size = batch_size or global_batch_size
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
         feed = self._make_feed(
             x,
             y,
             sample_weight,
-            global_batch_size=global_batch_size,
+            global_batch_size=_find_batch_size(batch_size, x, steps_per_epoch),
             shuffle=shuffle,
+            class_weight=class_weight,
             augmentation=augmentation,
             micro_batches=self._step_options.micro_batches,
+            seed=(self.seed + self._num_fits) % MAX_SEED if self._num_fits else self.seed,
         )
-        steps_per_epoch = steps_per_epoch or feed.num_steps
-        if steps_per_epoch is None and max_steps is None:
-            raise TfdistError(
-                "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
-            )
-        total_steps = max_steps or epochs * (steps_per_epoch or 0)
-        schedule = Schedule(steps_per_epoch or total_steps, total_steps)
+        schedule = self._make_schedule(
+            feed, epochs, max_steps, steps_per_epoch, initial_epoch, validation_freq
+        )
         validation_feed = None
         if validation_data is not None:
-            validation_feed = self._make_eval_feed(validation_data, global_batch_size)
+            validation_feed = self._make_eval_feed(
+                validation_data, validation_batch_size or batch_size
+            )
         steps = self._build(feed)
-        verbose = self._find_verbosity(verbose)
-        callback_list = keras.callbacks.CallbackList(
-            [self.history, *callbacks],
-            add_progbar=verbose != 0,
-            model=self.model,
-            verbose=verbose,
-            epochs=schedule.num_epochs,
-            steps=min(schedule.steps_per_epoch, schedule.total_steps),
-        )
+        callback_list = self._make_callbacks(callbacks, verbose, schedule, history=True)
         self.model.history = self.history
-        self._progress.is_asked_to_stop = False
+        self._progress.steps_before += self._progress.step
+        self._progress.step = 0
         loop = FitLoop(
             self.model,
             steps=steps,
             progress=self._progress,
             list_state=self._list_state,
             workers=self._workers,
-            recovery=self._recovery,
+            recovery=self._make_recovery(),
             schedule=schedule,
             history=self.history,
             callbacks=callback_list,
@@ -236,71 +264,145 @@ class Trainer:
                 is_stopped=is_stopped,
             ),
         )
-        loop.run(feed, verbose=verbose)
+        loop.run(feed, verbose=self._find_verbosity(verbose))
         self._was_stopped = loop.was_stopped
+        self._progress.is_asked_to_stop = False
+        self._num_fits += 1
         return self.history
 
     @explain_lost_worker
     @show_user_errors()
     def evaluate(
         self,
-        x: Any,
+        x: Any = None,
         y: Any = None,
-        *,
-        sample_weight: Any = None,
-        global_batch_size: int = 32,
-        steps: int | None = None,
-        callbacks: Iterable[keras.callbacks.Callback] = (),
+        batch_size: int | None = None,
         verbose: int | str = "auto",
-    ) -> dict[str, float]:
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        *,
+        global_batch_size: int | None = None,
+    ) -> Any:
         """Returns the losses and metrics over a data set, every example counted once.
 
         Args:
-          x, y, sample_weight, global_batch_size: as in `fit`.
-          steps: global batches to use; all by default.
-          callbacks, verbose: as in Keras.
+          x, y, sample_weight, batch_size, global_batch_size: as in `fit`.
+          verbose, steps, callbacks, return_dict: as in Keras.
+
+        Returns:
+          As in Keras: a number, or a list of them, or with `return_dict` a dictionary.
         """
         data = tuple(part for part in (x, y, sample_weight) if part is not None)
         logs = self._evaluate(
-            self._make_eval_feed(data, global_batch_size),
+            self._make_eval_feed(data if len(data) > 1 else x, batch_size or global_batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
         )
         assert logs is not None
-        return logs
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @explain_lost_worker
     @show_user_errors()
-    def predict(self, x: Any, *, global_batch_size: int = 32) -> Any:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: int | str = 0,
+        steps: int | None = None,
+        callbacks: Any = None,
+        *,
+        global_batch_size: int | None = None,
+    ) -> Any:
         """Returns the model's outputs for every example, in order.
 
         Args:
-          x: an array or a structure of them, a source, or a `tf.data.Dataset` of batches of
-            `x` alone.
-          global_batch_size: as in `fit`.
+          x: as in `fit`.
+          batch_size, global_batch_size: as in `fit`.
+          verbose, steps, callbacks: as in Keras.
 
         Returns:
           float array [examples, ...], or the model's structure of them.
         """
-        feed = self._make_feed(x, global_batch_size=global_batch_size)
-        predictor = self._build_asynchronous(feed) or self._prediction
-        iterator = predictor.iterate_predict(feed)
+        feed = self._make_feed(x, global_batch_size=batch_size or global_batch_size or 32)
+        predictor = self._build_prediction(feed)
+        iterator = predictor.iterate_predict(feed, steps=steps)
+        callback_list = self._make_callbacks(callbacks, verbose, steps=steps or feed.num_steps)
         batches: list[Any] = []
-        while True:
+        callback_list.on_predict_begin()
+        while steps is None or len(batches) < steps:
+            callback_list.on_predict_batch_begin(len(batches))
             try:
                 replicas = predictor.predict(iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
             parts = [
-                keras.tree.map_structure(lambda t, n=int(count): t.numpy()[:n], outputs)
-                for outputs, count in replicas
+                keras.tree.map_structure(lambda t, n=0 if is_copy else None: t.numpy()[:n], outputs)
+                for outputs, is_copy in replicas
             ]
-            batches.append(keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts))
+            outputs = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+            callback_list.on_predict_batch_end(len(batches), {"outputs": outputs})
+            batches.append(outputs)
+        callback_list.on_predict_end()
         if not batches:
             raise TfdistError("Cannot predict: the data are empty.")
         batches = [keras.tree.map_structure(self._workers.gather, batch) for batch in batches]
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Makes one step on one global batch; arguments and result as in Keras."""
+        feed = self._make_batch_feed(x, y, sample_weight, class_weight)
+        steps = self._build(feed)
+        steps.reset_metrics()
+        iterator = steps.iterate_train(feed, start_step=0, steps_per_epoch=1, total_steps=1)
+        trained = steps.train(iterator)[0]
+        steps.settle(1, is_last=True)
+        logs = steps.read_training_logs(trained)
+        self._progress.step += 1
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates one global batch; arguments and result as in Keras."""
+        logs = self._evaluate(self._make_batch_feed(x, y, sample_weight), steps=1)
+        assert logs is not None
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the model's outputs for one global batch."""
+        return self.predict(x, batch_size=_count_rows(x))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
+        with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
+            self.model.compile(*args, **kwargs)
+        check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
+
+    def save_weights(self, path: str) -> None:
+        """Writes the weights as Keras does; the chief does."""
+        if self.is_chief or self._must_read_together():
+            with tempfile.TemporaryDirectory() as directory:
+                self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
+
+    def load_weights(self, path: str, **kwargs: Any) -> None:
+        """Reads weights as Keras does, on every worker."""
+        with self.strategy.scope():
+            self.model.load_weights(path, **kwargs)
+
+    def export(self, path: str, **kwargs: Any) -> None:
+        """Writes a servable as `keras.Model.export` does; the chief does."""
+        if self.is_chief:
+            self.model.export(path, **kwargs)
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
         """Checks the data against model and strategy and creates every variable.
@@ -340,7 +442,7 @@ class Trainer:
     @property
     def step(self) -> int:
         """The updates made."""
-        return self._progress.step
+        return self._progress.steps_before + self._progress.step
 
     @property
     def seconds_in_steps(self) -> float:
@@ -436,42 +538,150 @@ class Trainer:
             y,
             sample_weight,
             num_replicas=self.num_replicas,
-            seed=self.seed,
-            **options,
+            **{"seed": self.seed, **options},
         )
 
-    def _make_eval_feed(self, data: Any, global_batch_size: int) -> Feed:
-        parts = data if isinstance(data, tuple) else (data,)
-        return self._make_feed(*parts, global_batch_size=global_batch_size)
+    def _make_eval_feed(self, data: Any, batch_size: int | None) -> Feed:
+        parts = data if isinstance(data, (tuple, list)) else (data,)
+        return self._make_feed(*parts, global_batch_size=batch_size or 32)
 
-    def _build(self, feed: Feed) -> TrainingSteps:
-        """Creates every variable that is not there yet, and the compiled steps, once."""
-        if self._steps is not None:
+    def _make_batch_feed(
+        self, x: Any, y: Any, sample_weight: Any, class_weight: Any = None
+    ) -> Feed:
+        return self._make_feed(
+            x,
+            y,
+            sample_weight,
+            global_batch_size=_count_rows(x),
+            shuffle=False,
+            class_weight=class_weight,
+        )
+
+    def _make_schedule(
+        self,
+        feed: Feed,
+        epochs: int,
+        max_steps: int | None,
+        steps_per_epoch: int | None,
+        initial_epoch: int,
+        validation_freq: Any,
+    ) -> Schedule:
+        known = feed.num_steps
+        if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
+            raise TfdistError(
+                "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
+            )
+        if steps_per_epoch and known:
+            steps_per_epoch = min(steps_per_epoch, known)
+        steps = steps_per_epoch or known or max_steps or _UNKNOWN_STEPS
+        total = max_steps or epochs * steps
+
+        def is_validated(epoch: int) -> bool:
+            if isinstance(validation_freq, int):
+                return (epoch + 1) % validation_freq == 0
+            return epoch + 1 in validation_freq
+
+        return Schedule(
+            steps,
+            total,
+            is_known=steps != _UNKNOWN_STEPS,
+            first_step=min(initial_epoch * steps, total),
+            validation_epochs=is_validated,
+        )
+
+    def _make_callbacks(
+        self,
+        callbacks: Any,
+        verbose: int | str,
+        schedule: Schedule | None = None,
+        *,
+        steps: int | None = None,
+        history: bool = False,
+    ) -> keras.callbacks.CallbackList:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks.callbacks
+        if isinstance(callbacks, keras.callbacks.Callback):
+            callbacks = [callbacks]
+        verbose = self._find_verbosity(verbose)
+        if schedule is not None:
+            steps = min(schedule.steps_per_epoch, schedule.total_steps)
+            steps = steps if schedule.is_known else None
+        chosen = [c for c in callbacks or () if not isinstance(c, keras.callbacks.History)]
+        bars = [] if not verbose else [keras.callbacks.ProgbarLogger()]
+        if any(isinstance(c, keras.callbacks.ProgbarLogger) for c in chosen):
+            bars = []
+        return keras.callbacks.CallbackList(
+            # The history comes last, to see what the others log.
+            [*chosen, *bars, *([self.history] if history else [])],
+            model=self.model,
+            verbose=verbose,
+            epochs=schedule.num_epochs if schedule else 1,
+            steps=steps,
+        )
+
+    def _make_recovery(self) -> Recovery | None:
+        """Returns where the checkpoints of this call of `fit` go."""
+        if self._recovery is None or self._num_fits == 0:
+            return self._recovery
+        directory = f"{self._checkpoint_dir}/fit-{self._num_fits + 1}"
+        self._recovery = Recovery(directory, keep=self._keep_checkpoints, workers=self._workers)
+        return self._recovery
+
+    def _build(self, feed: Feed) -> Any:
+        """Creates every variable that is not there yet, and the compiled steps."""
+        compiled = (
+            self.model._compile_loss,
+            self.model._compile_metrics,
+            self.model._loss_tracker,
+            *list_optimizers(self.model),
+        )
+        if self._steps is not None and all(
+            a is b for a, b in itertools.zip_longest(compiled, self._compiled)
+        ):
             return self._steps
+        check_scope(self.model, self.strategy)
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
-            self.model._symbolic_build(data_batch=feed.batch_spec)
-            objective = Objective(self.model)
+            # Replicas cannot create it while they are traced.
+            keras_random.global_seed_generator()
+            build_model(self.model, feed.batch_spec, can_wait=self.num_replicas == 1)
+        aggregate_variables(self.model, self.strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
         is_mirrored = isinstance(self.strategy, _MIRRORED)
         check_model(self._step_options, self.model, x_spec, is_mirrored=is_mirrored)
-        if self._is_asynchronous:
-            self._steps = AsynchronousSteps(
-                self.model, objective, self.strategy, max_in_flight=self._max_in_flight
-            )
-        else:
-            trains_apart = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
-            self._steps = (LocalSteps if trains_apart else SynchronousSteps)(
-                self.model, objective, self.strategy, self._workers, self._step_options
-            )
+        self._steps = self._make_steps()
+        self._compiled = compiled
         return self._steps
 
-    def _build_asynchronous(self, feed: Feed) -> Any:
-        return self._build(feed) if self._is_asynchronous else None
+    def _make_steps(self) -> Any:
+        if self._is_asynchronous:
+            return AsynchronousSteps(self.model, self.strategy, max_in_flight=self._max_in_flight)
+        trains_apart = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
+        return (LocalSteps if trains_apart else SynchronousSteps)(
+            self.model,
+            self.strategy,
+            self._workers,
+            self._step_options,
+            create_variable=self._create_variable,
+        )
+
+    def _build_prediction(self, feed: Feed) -> Any:
+        """Returns steps that can predict, which needs neither labels nor losses."""
+        if self._steps is not None:
+            return self._steps
+        if not all(layer.built for layer in self.model._flatten_layers()):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+            with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
+                build_outputs(self.model, x)
+        if self._prediction is None:
+            self._prediction = self._make_steps()
+        return self._prediction
 
     def _list_state(self) -> list[keras.Variable]:
         """Returns the variables of a checkpoint."""
         extra = self._steps.state if self._steps else []
-        return [*self.model.variables, *self.model.optimizer.variables, *extra]
+        optimizer = self.model.optimizer
+        own = optimizer.variables if optimizer is not None else []
+        return [*self.model.variables, *own, *extra]
 
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
@@ -484,39 +694,35 @@ class Trainer:
         *,
         steps: int | None,
         callback_list: keras.callbacks.CallbackList | None = None,
-        callbacks: Iterable[keras.callbacks.Callback] = (),
+        callbacks: Any = None,
         verbose: int | str = 0,
         is_stopped: Callable[[], bool] = lambda: False,
-    ) -> dict[str, float] | None:
+    ) -> dict[str, Any] | None:
         """Returns the losses and metrics, or None if it was stopped before its end."""
         of_model = self._build(feed)
         steps = steps or feed.num_steps
-        verbose = self._find_verbosity(verbose)
         if callback_list is None:
-            callback_list = keras.callbacks.CallbackList(
-                list(callbacks),
-                add_progbar=verbose != 0,
-                model=self.model,
-                verbose=verbose,
-                epochs=1,
-                steps=steps,
-            )
-        saved = of_model.read_metrics()
+            callback_list = self._make_callbacks(callbacks, verbose, steps=steps)
         of_model.reset_metrics()
         callback_list.on_test_begin()
         iterator = of_model.iterate_eval(feed, steps=steps)
         batch = 0
+        logs: dict[str, Any] = {}
         while (steps is None or batch < steps) and not is_stopped():
             callback_list.on_test_batch_begin(batch)
             try:
-                of_model.evaluate(iterator)
+                logs = of_model.evaluate(iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 break
-            callback_list.on_test_batch_end(batch, {})
+            callback_list.on_test_batch_end(batch, logs)
             batch += 1
-        logs = None if is_stopped() else of_model.read_logs()
+        if is_stopped():
+            callback_list.on_test_end(None)
+            return None
+        if not batch:
+            raise TfdistError("Cannot evaluate: the validation data are empty.")
+        logs = of_model.read_logs(logs)
         callback_list.on_test_end(logs)
-        of_model.write_metrics(saved)
         return logs
 
     def _must_read_together(self) -> bool:
@@ -528,20 +734,19 @@ class Trainer:
         )
 
 
-def _aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
-    """Gives state that layers update in a replica a rule to agree by.
+def _find_strategy(model: Any) -> tf.distribute.Strategy:
+    is_model = isinstance(model, keras.Model)
+    return model.distribute_strategy if is_model else tf.distribute.get_strategy()
 
-    Keras creates moving statistics and seeds without an aggregation, so that replicas drift
-    apart and CentralStorageStrategy refuses the update. Floats agree on their mean, others
-    on the first replica's value.
-    """
-    if not arguments.get("trainable", True) and arguments.get("aggregation") in (
-        None,
-        tf.VariableAggregation.NONE,
-    ):
-        dtype = arguments.get("dtype")
-        floating = dtype is None or tf.as_dtype(dtype).is_floating
-        arguments["aggregation"] = (
-            tf.VariableAggregation.MEAN if floating else tf.VariableAggregation.ONLY_FIRST_REPLICA
-        )
-    return next_creator(**arguments)
+
+def _find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:
+    """Returns the examples of a step, as Keras finds them."""
+    if batch_size:
+        return batch_size
+    is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
+    return -(-_count_rows(x) // steps_per_epoch) if steps_per_epoch and is_array else 32
+
+
+def _count_rows(x: Any) -> int:
+    leaf = keras.tree.flatten(x)[0]
+    return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)

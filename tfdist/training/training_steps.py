@@ -7,21 +7,19 @@ import keras
 import numpy as np
 
 from tfdist.training.feed import Feed
-from tfdist.training.objective import Objective
-from tfdist.training.step import reset_metrics
 
 
 class Trained(NamedTuple):
     """What a training step found.
 
     Attributes:
-      loss: of its global batch.
-      sums: the metrics' variables after it, as one vector over all workers, where more steps
-        followed it at once; None where they still hold them.
+      logs: of everything that this process's strategy has seen in the epoch.
+      vector, rows: see `step.Found`.
     """
 
-    loss: float
-    sums: np.ndarray | None = None
+    logs: dict[str, Any]
+    vector: Any = None
+    rows: float = 0.0
 
 
 class TrainingSteps:
@@ -29,7 +27,6 @@ class TrainingSteps:
 
     Args:
       model: a compiled and built model, made in the strategy's scope.
-      objective: its losses.
 
     Attributes:
       input_s: seconds that this process's training steps waited for their batches; None where
@@ -38,13 +35,12 @@ class TrainingSteps:
 
     input_s: float | None = None
 
-    def __init__(self, model: keras.Model, objective: Objective):
+    def __init__(self, model: keras.Model):
         self._model = model
-        self._objective = objective
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimiser."""
+        """What a checkpoint holds besides the model and its optimizers."""
         return []
 
     def begin(self, *, restored: bool) -> None:
@@ -60,6 +56,18 @@ class TrainingSteps:
         """Returns what `evaluate` takes, for at most `steps` steps."""
         raise NotImplementedError
 
+    def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> Any:
+        """Returns what `predict` takes, for at most `steps` steps."""
+        return self.iterate_eval(feed, steps=steps)
+
+    def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
+        """Returns each replica's outputs for the next batch, and whether they repeat another's.
+
+        Raises:
+          StopIteration, tf.errors.OutOfRangeError: there is none left.
+        """
+        raise NotImplementedError
+
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
         """Trains on the next global batches, one at a time where nothing else was asked for."""
         raise NotImplementedError
@@ -71,24 +79,30 @@ class TrainingSteps:
         """
         return True
 
-    def evaluate(self, iterator: Any) -> None:
-        """Adds the next global batch of an evaluation to the metrics.
+    def evaluate(self, iterator: Any) -> dict[str, Any]:
+        """Adds the next global batch of an evaluation to the metrics, and returns the logs.
+
+        The logs are of what this process's strategy has seen; see `read_logs`.
 
         Raises:
           StopIteration, tf.errors.OutOfRangeError: there is none left.
         """
         raise NotImplementedError
 
-    def read_logs(self) -> dict[str, float]:
-        """Returns the losses and metrics of everything that all workers have seen."""
-        raise NotImplementedError
+    def read_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of everything that all workers have seen; all of them call it.
 
-    def read_training_logs(self, trained: Trained | None = None) -> dict[str, float]:
-        """Returns what callbacks are told after a training step, the last one by default."""
-        return self.read_logs()
+        Args:
+          logs: of this process's last step.
+        """
+        return logs
+
+    def read_training_logs(self, trained: Trained) -> dict[str, Any]:
+        """Returns what callbacks are told after a training step."""
+        return trained.logs
 
     def read_metrics(self) -> list[np.ndarray]:
-        """Returns the values of the metrics' variables, summed over all workers."""
+        """Returns the values of the metrics' variables, over all workers."""
         raise NotImplementedError
 
     def write_metrics(self, values: Sequence[Any]) -> None:
@@ -97,7 +111,7 @@ class TrainingSteps:
 
     def reset_metrics(self) -> None:
         """Forgets what was seen."""
-        reset_metrics(self._model, self._objective)
+        raise NotImplementedError
 
     def begin_epoch(self) -> None:
         """Forgets what was seen, and whatever else is counted by the epoch."""

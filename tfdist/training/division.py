@@ -1,0 +1,352 @@
+"""Keras's own code on one replica's rows of a global batch.
+
+A training step is a program: Keras's `train_step`, or a user's own. On one device it runs as it is
+written. On several replicas each runs it on its rows of the global batch, under one rule: **the
+mean of the replicas' values, weighted by their rows, is the value of the global batch.** A plain
+mean over rows obeys it as it stands. What does not is changed while the step is traced:
+
+- a Keras loss that is normalized by a mask or by sample weights takes the global batch's count;
+  a sum is scaled, so that the weighted mean of the replicas' sums is the sum;
+- an additional loss of one value an example is a sum over the global batch;
+- batch normalization takes the moments of the global batch;
+- random numbers are those of the replica's rows (`randomness`);
+- gradients are reduced before an optimizer sees them (`replica_optimizers`);
+- metrics count every row once (`replica_metrics`).
+
+A global batch of fewer rows than there are replicas goes to all of them whole, as copies, whose
+mean is the batch's value again.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as loss_module
+
+from tfdist.training.randomness import RowDraws, Rows
+from tfdist.training.reduction import SUM
+from tfdist.training.replacing import replaced
+
+
+class Part(NamedTuple):
+    """One replica's rows of a global batch.
+
+    Attributes:
+      first: int64 scalar, the place of the first row in the global batch.
+      rows: int64 scalar, how many there are.
+      is_copy: bool scalar, whether every replica has the whole global batch.
+      weight: float64 scalar, of this replica's values; the weights add up to 1.
+      sum_scale: float64 scalar, what makes the weighted mean of scaled sums their sum.
+      static_rows: `rows` where tracing knows them, else None.
+    """
+
+    first: tf.Tensor
+    rows: tf.Tensor
+    is_copy: tf.Tensor
+    weight: tf.Tensor
+    sum_scale: tf.Tensor
+    static_rows: int | None
+
+    def narrow(self, rows: tf.Tensor) -> "Part":
+        """Returns this part as if only some of its rows were its own: a micro-batch."""
+        scale = self.sum_scale * tf.cast(self.rows, tf.float64) / tf.cast(rows, tf.float64)
+        return self._replace(rows=rows, sum_scale=scale, static_rows=None)
+
+
+def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) -> Part:
+    """Returns which rows a replica's batch holds. Called in replica context.
+
+    Args:
+      batch: any structure of [rows, ...].
+      place: int64 [2], the place of its first row and the number of rows of the global batch; None
+        where the data do not say, which costs a small all-reduce.
+      is_apart: whether the workers train by themselves, each on a batch of its own.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = context.num_replicas_in_sync
+    leaf = next(t for t in keras.tree.flatten(batch) if t is not None and t.shape.rank)
+    rows = tf.shape(leaf, tf.int64)[0]
+    if place is None:
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        counts = context.all_reduce(SUM, tf.one_hot(replica, replicas, rows, 0, dtype=tf.int64))
+        first, total = tf.reduce_sum(counts[:replica]), tf.reduce_sum(counts)
+    else:
+        first, total = tf.unstack(tf.ensure_shape(place, [2]))
+        if is_apart:
+            total = context.all_reduce(SUM, rows)
+    is_copy = tf.logical_and(tf.equal(rows, total), replicas > 1)
+    share = tf.cast(rows, tf.float64) / tf.cast(total, tf.float64)
+    return Part(
+        first=first,
+        rows=rows,
+        is_copy=is_copy,
+        weight=tf.where(is_copy, tf.constant(1 / replicas, tf.float64), share),
+        sum_scale=tf.where(is_copy, tf.ones_like(share), 1 / share),
+        static_rows=leaf.shape[0],
+    )
+
+
+class Division:
+    """What replicas do in place of some of Keras's functions, while a step is traced.
+
+    Args:
+      model: a built model.
+      strategy: the strategy it was built under.
+      batch_norm: `global`, by the moments of the global batch; `per_replica`, as Keras does.
+
+    Attributes:
+      draws: what random layers draw.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, *, batch_norm: str = "global"
+    ):
+        self.draws = RowDraws()
+        self._model = model
+        self._replicas = strategy.num_replicas_in_sync
+        self._batch_norm = batch_norm
+        # MirroredStrategy traces each replica in a thread of its own, by turns.
+        self._of_thread = threading.local()
+
+    @property
+    def part(self) -> Part | None:
+        """This thread's rows; None outside of `of`."""
+        return getattr(self._of_thread, "part", None)
+
+    @contextlib.contextmanager
+    def of(self, part: Part, *, draws_rows: bool) -> Iterator[None]:
+        """Runs Keras's code on these rows, in this thread.
+
+        Args:
+          part: the rows.
+          draws_rows: whether random layers draw what these rows of the global batch would.
+        """
+        rows = Rows(part.first, part.rows) if draws_rows else None
+        self._of_thread.part, self._of_thread.normalizers = part, _Normalizers(self._replicas)
+        try:
+            with self.draws.of(rows):
+                yield
+        finally:
+            self._of_thread.part = None
+
+    @contextlib.contextmanager
+    def narrowed(self, first: tf.Tensor, count: tf.Tensor) -> Iterator[None]:
+        """Runs Keras's code on some of the rows that `of` was opened for.
+
+        Args:
+          first: int64 scalar, the place of the first among these rows.
+          count: int64 scalar, how many there are.
+        """
+        whole = self._of_thread.part
+        self._of_thread.part = whole.narrow(count)
+        with self.draws.narrowed(first, count):
+            yield
+        self._of_thread.part = whole
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[tf.Tensor]]:
+        """Collects the normalizers of this replica's rows, reducing none."""
+        with self._using(_Normalizers(self._replicas, found=[])) as normalizers:
+            yield normalizers.found
+
+    @contextlib.contextmanager
+    def knowing(self, normalizers: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Takes normalizers of the global batch, in the order in which they are asked for."""
+        with self._using(_Normalizers(self._replicas, known=iter(normalizers))):
+            yield
+
+    def reduce_normalizers(self, found: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the global batch's normalizers, given this replica's."""
+        if not found:
+            return []
+        part = self._of_thread.part
+        context = tf.distribute.get_replica_context()
+        stacked = tf.stack([tf.cast(number, tf.float64) for number in found])
+        total = context.all_reduce(SUM, tf.stop_gradient(stacked))
+        total = tf.where(part.is_copy, total / self._replicas, total)
+        return [tf.cast(t, n.dtype) for t, n in zip(tf.unstack(total), found, strict=True)]
+
+    @contextlib.contextmanager
+    def intercept(self) -> Iterator[None]:
+        """Stands in for Keras's functions. Opened around all replicas."""
+        norm = keras.layers.BatchNormalization
+        places = [
+            (loss_module, "scale_loss_for_distribution", lambda value: value),
+            (loss_module, "unscale_loss_for_distribution", lambda value: value),
+            (loss_module, "apply_mask", self._make_apply_mask(loss_module.apply_mask)),
+            (loss_module, "reduce_values", self._make_reduce_values(loss_module.reduce_values)),
+            (TensorFlowTrainer, "_aggregate_additional_loss", self._make_aggregate()),
+        ]
+        if self._batch_norm == "global":
+            places.append((norm, "_moments", self._make_moments(norm._moments)))
+        with contextlib.ExitStack() as stack:
+            for place in places:
+                stack.enter_context(replaced(*place))
+            stack.enter_context(_losses_by_thread(self._model))
+            stack.enter_context(self.draws.intercept())
+            yield
+
+    @contextlib.contextmanager
+    def _using(self, normalizers: "_Normalizers") -> Iterator["_Normalizers"]:
+        before = self._of_thread.normalizers
+        self._of_thread.normalizers = normalizers
+        try:
+            yield normalizers
+        finally:
+            self._of_thread.normalizers = before
+
+    def _normalize(self, number: tf.Tensor) -> tf.Tensor:
+        normalizers = self._of_thread.normalizers
+        if normalizers.known is not None:
+            return next(normalizers.known)
+        if normalizers.found is not None:
+            normalizers.found.append(number)
+            return number
+        return self.reduce_normalizers([number])[0]
+
+    def _make_apply_mask(self, original: Any) -> Any:
+        def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+            part = self.part
+            if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+                return original(sample_weight, mask, dtype, reduction)
+            # Keras: each valid entry weighs total / valid, of which the mean divides by total.
+            weights = original(sample_weight, mask, dtype, "sum")
+            valid = self._normalize(tf.reduce_sum(tf.cast(mask, dtype)))
+            factor = tf.math.divide_no_nan(tf.cast(tf.size(mask), dtype), valid)
+            return weights * (factor * tf.cast(part.sum_scale, dtype))
+
+        return apply_mask
+
+    def _make_reduce_values(self, original: Any) -> Any:
+        def reduce_values(
+            values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
+        ) -> Any:
+            part = self.part
+            is_weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
+            if part is None or not (is_weighted or reduction == "sum") or not values.shape.rank:
+                return original(values, sample_weight, reduction)
+            total = tf.reduce_sum(values) * tf.cast(part.sum_scale, values.dtype)
+            if reduction == "sum":
+                return total
+            weight = self._normalize(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
+            return tf.math.divide_no_nan(total, weight)
+
+        return reduce_values
+
+    def _make_aggregate(self) -> Any:
+        def aggregate(model: keras.Model, loss: Any) -> Any:
+            total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
+            part = self.part
+            if part is None or not loss.shape.rank:
+                return total
+            is_by_row = loss.shape[0] is None or loss.shape[0] == part.static_rows
+            return total * tf.cast(part.sum_scale, total.dtype) if is_by_row else total
+
+        return aggregate
+
+    def _make_moments(self, original: Any) -> Any:
+        def moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
+            if self.part is None:
+                return original(layer, inputs, mask)
+            axes = layer._reduction_axes
+            if mask is None:
+                return self._pool_moments(inputs, axes)
+            weights = tf.cast(tf.expand_dims(tf.cast(mask, tf.bool), -1), inputs.dtype)
+            weights = tf.broadcast_to(weights, tf.shape(inputs))
+            count = self._sum(tf.reduce_sum(weights, axes)) + keras.backend.epsilon()
+            present = tf.where(weights > 0, inputs, 0)
+            mean = self._sum(tf.reduce_sum(present, axes)) / count
+            shape = [1] * inputs.shape.rank
+            shape[layer.axis] = -1
+            squares = tf.where(weights > 0, tf.square(inputs - tf.reshape(mean, shape)), 0)
+            return mean, self._sum(tf.reduce_sum(squares, axes)) / count
+
+        return moments
+
+    def _pool_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the moments of all replicas' inputs; see `models.layers`."""
+        mean, variance = tf.nn.moments(inputs, axes)
+        context = tf.distribute.get_replica_context()
+        place = tf.one_hot(context.replica_id_in_sync_group, self._replicas, dtype=mean.dtype)
+        count = tf.cast(tf.size(inputs) / tf.size(mean), mean.dtype)
+        row = tf.concat([count[None], mean, variance], 0)
+        table = self._sum(place[:, None] * row)
+        channels = tf.size(mean)
+        counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
+        shares = tf.stop_gradient(counts / tf.reduce_sum(counts))
+        offsets = means - means[0]
+        offset = tf.reduce_sum(shares * offsets, 0)
+        pooled = tf.reduce_sum(shares * (variances + tf.square(offsets - offset)), 0)
+        return tf.ensure_shape(means[0] + offset, mean.shape), tf.ensure_shape(pooled, mean.shape)
+
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the replicas' values, to be differentiated under the rule.
+
+        A replica differentiates its own value of the loss, whose weight in the global batch's is
+        its part's.
+        """
+        weight = tf.cast(self._of_thread.part.weight, value.dtype)
+        context = tf.distribute.get_replica_context()
+
+        @tf.custom_gradient
+        def reduce(value: tf.Tensor) -> Any:
+            def differentiate(upstream: tf.Tensor) -> tf.Tensor:
+                return context.all_reduce(SUM, upstream * weight) / weight
+
+            return context.all_reduce(SUM, value), differentiate
+
+        return reduce(value)
+
+
+class _Normalizers:
+    """Where the normalizers of losses come from: reduced at once, collected, or known."""
+
+    def __init__(self, replicas: int, *, found: Any = None, known: Any = None):
+        self.found: Any = found
+        self.known: Any = known
+
+
+class _ThreadList:
+    """A list of which every thread sees its own."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def _items(self) -> list[Any]:
+        if not hasattr(self._of_thread, "items"):
+            self._of_thread.items = []
+        return self._of_thread.items
+
+
+@contextlib.contextmanager
+def _losses_by_thread(model: keras.Model) -> Iterator[None]:
+    """Keeps apart what the replicas' layers add to the loss.
+
+    A layer that waits for the other replicas lets them go on in the middle of the forward pass.
+    """
+    layers = model._flatten_layers()
+    before = [(vars(layer), vars(layer)["_losses"]) for layer in layers]
+    for attributes, _ in before:
+        attributes["_losses"] = _ThreadList()
+    try:
+        yield
+    finally:
+        for attributes, losses in before:
+            attributes["_losses"] = losses

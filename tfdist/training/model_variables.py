@@ -1,0 +1,117 @@
+"""A model's variables under a strategy: created in its scope, with a rule to agree by."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.core import compute_output_spec
+
+from tfdist.errors import TfdistError
+from tfdist.training.replica_optimizers import list_optimizers
+
+_ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
+
+
+def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
+    """Creates a variable with a rule by which replicas that update it agree.
+
+    Keras creates weights, moving statistics and seeds without an aggregation, so that replicas
+    drift apart and CentralStorageStrategy refuses the update. Floats agree on their mean, others
+    on the first replica's value. For `tf.variable_creator_scope`.
+    """
+    if arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
+        dtype = arguments.get("dtype")
+        value = arguments.get("initial_value")
+        if dtype is None and value is not None and not callable(value):
+            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+        arguments["aggregation"] = _choose(dtype)
+    return next_creator(**arguments)
+
+
+def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Gives the variables of a model that was built without `aggregate_state` its rule."""
+    if isinstance(strategy, _ONE_COPY):
+        return
+    variables = [*model.variables, *(v for o in list_optimizers(model) for v in o.variables)]
+    for variable in variables:
+        value = variable.value
+        if getattr(value, "_aggregation", None) == tf.VariableAggregation.NONE:
+            value._aggregation = _choose(value.dtype)
+
+
+def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a model and its optimizers were made in a strategy's scope.
+
+    Raises:
+      TfdistError: they were not.
+    """
+    if isinstance(strategy, _ONE_COPY):
+        return
+    name = type(strategy).__name__
+    for variable in model.variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise TfdistError(
+                f"Cannot train {model.name!r} under {name}: its variable {variable.path} was created "
+                "outside of the strategy's scope. Build the model in `with strategy.scope():`, or "
+                "give the trainer a function that builds it."
+            )
+    for optimizer in list_optimizers(model):
+        if getattr(optimizer, "_distribution_strategy", strategy) is not strategy:
+            raise TfdistError(
+                f"Cannot train {model.name!r} under {name}: its optimizer {optimizer.name!r} was "
+                "created outside of the strategy's scope. Compile with Trainer.compile, or in "
+                "`with strategy.scope():`."
+            )
+
+
+def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
+    """Creates the variables of a model, its metrics and its optimizer.
+
+    Args:
+      model: a compiled model.
+      batch_spec: structure of `tf.TensorSpec` of a batch.
+      can_wait: whether what cannot be built without data is built when the first step is traced.
+
+    Raises:
+      TfdistError: the model cannot be built so, and cannot wait.
+    """
+    try:
+        model._symbolic_build(data_batch=batch_spec)
+    except Exception as error:
+        if can_wait:
+            return
+        raise _explain(model, error) from error
+
+
+def build_outputs(model: keras.Model, x_spec: Any) -> None:
+    """Creates the variables of a model alone.
+
+    Raises:
+      TfdistError: the model cannot be called on such inputs.
+    """
+    try:
+        compute_output_spec(
+            model,
+            keras.tree.map_structure(
+                lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), x_spec
+            ),
+        )
+    except Exception as error:
+        raise _explain(model, error) from error
+
+
+def _explain(model: keras.Model, error: Exception) -> TfdistError:
+    cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
+    text = " ".join(str(cause).split())
+    return TfdistError(
+        f"Cannot build {model.name!r}: {type(cause).__name__}: {text[:500]}. Call it on a batch in "
+        "the strategy's scope to build it yourself."
+    )
+
+
+def _choose(dtype: Any) -> tf.VariableAggregation:
+    if dtype is None or tf.as_dtype(dtype).is_floating:
+        return tf.VariableAggregation.MEAN
+    return tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -1,0 +1,361 @@
+"""Metrics on replicas: every row of a global batch is counted once, whatever a metric keeps.
+
+A metric whose variables are sums over the rows, as Keras's own are, counts each replica's rows by
+itself; the replicas' variables add up. Any other, such as a maximum or a score of the whole batch, is
+given the rows of all replicas, on every replica alike.
+
+What a step returns to callbacks is read from the global state of the metrics; a number that comes from
+no metric is the mean of the replicas', weighted by their rows.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
+
+from tfdist.errors import TfdistError
+from tfdist.training.division import Division
+from tfdist.training.reduction import SUM
+from tfdist.training.replacing import replaced
+
+Logs = dict[str, Any]
+
+
+def is_sum(metric: keras.metrics.Metric) -> bool:
+    """Returns whether a metric's variables are sums over the rows it has seen.
+
+    Keras's own are; a user's says so by an attribute `is_sum_over_rows = True`.
+    """
+    if getattr(metric, "is_sum_over_rows", False):
+        return True
+    if not type(metric).update_state.__module__.startswith("keras.src."):
+        return False
+    if isinstance(metric, MeanMetricWrapper):
+        return getattr(metric._fn, "__module__", "").startswith("keras.src.")
+    return True
+
+
+class ReplicaMetrics:
+    """The metrics of a model, counted by several replicas.
+
+    Args:
+      model: a compiled and built model.
+      strategy: the strategy it was built under.
+      division: knows the replicas' rows.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, division: Division):
+        self._model = model
+        self._strategy = strategy
+        self._division = division
+        # CentralStorageStrategy keeps one variable for all replicas, and no other does.
+        self._is_shared = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self._seen: dict[int, keras.metrics.Metric] = {}
+        self._inside: set[tf.distribute.ReplicaContext] = set()
+        self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}
+        self._counts: dict[int, tf.Tensor] | None = None
+        self._plans: dict[str, dict[str, tuple[keras.metrics.Metric, int] | int]] = {}
+
+    def list_metrics(self) -> list[keras.metrics.Metric]:
+        """Returns the model's metrics, and others that a traced step has updated, each once."""
+        found: dict[int, keras.metrics.Metric] = {}
+        for metric in [*self._model.metrics, *self._seen.values()]:
+            parts = metric.metrics if isinstance(metric, CompileMetrics) else [metric]
+            found |= {id(part): part for part in parts}
+        return list(found.values())
+
+    def list_variables(self) -> list[keras.Variable]:
+        """Returns the variables of all metrics, in a fixed order."""
+        return [variable for metric in self.list_metrics() for variable in metric.variables]
+
+    @contextlib.contextmanager
+    def intercept(self) -> Iterator[None]:
+        """Stands in for what metrics do. Opened around all replicas, while a step is traced."""
+        self._results.clear()
+        with contextlib.ExitStack() as stack:
+            for owner in [keras.metrics.Metric, *_list_subclasses(keras.metrics.Metric)]:
+                for name, wrap in (
+                    ("update_state", self._wrap_update),
+                    ("result", self._wrap_result),
+                ):
+                    if name in vars(owner):
+                        stack.enter_context(replaced(owner, name, wrap(vars(owner)[name])))
+            yield
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[dict[int, tf.Tensor]]:
+        """Collects what is counted, by the variables' ids, instead of adding it to the variables.
+
+        For loops and for XLA, in which replicas cannot update what others see.
+        """
+        before, self._counts = self._counts, {}
+        try:
+            yield self._counts
+        finally:
+            self._counts = before
+
+    def add(self, counts: dict[int, tf.Tensor]) -> None:
+        """Adds what was collected to the variables. Called in replica context."""
+        for variable in self.list_variables():
+            if id(variable) in counts:
+                self._add(variable, counts[id(variable)])
+
+    def read(
+        self, kind: str = "", logs: Logs | None = None, rows: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns the metrics' global state, and what else a step returned, as one vector.
+
+        Called in replica context. Vectors of workers that train apart add up.
+
+        Args:
+          kind: of step, `train` or `test`.
+          logs: what the step returned on this replica; None without a step.
+          rows: float64 scalar, the rows of the global batch.
+        """
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        parts = []
+        for metric in self.list_metrics():
+            counts_once = self._is_shared or not is_sum(metric)
+            for variable in metric.variables:
+                value = tf.cast(tf.convert_to_tensor(variable.value), tf.float64)
+                if counts_once or variable.aggregation == "only_first_replica":
+                    value = tf.where(is_first, value, tf.zeros_like(value))
+                parts.append(tf.reshape(value, [-1]))
+        if logs is not None and rows is not None:
+            parts += self._read_values(kind, logs, rows)
+        return context.all_reduce(SUM, tf.concat(parts, 0)) if parts else tf.zeros([0], tf.float64)
+
+    def compute_logs(self, kind: str, vector: tf.Tensor) -> Logs:
+        """Returns a step's logs, of the global batch; those that a vector knows.
+
+        Args:
+          kind: of step, which has been traced.
+          vector: from `read`.
+        """
+        plan = self._plans[kind]
+        sources = [source for source in plan.values() if not isinstance(source, int)]
+        metrics = {id(metric): metric for metric, _ in sources}
+        states, rest = self.split(vector)
+        values: list[tf.Tensor] = []
+        if len(sources) < len(plan) and rest.shape[0] != 0:
+            *sums, rows = tf.unstack(rest, len(plan) - len(sources) + 1)
+            values = [tf.cast(total / rows, keras.config.floatx()) for total in sums]
+        found = {}
+        with keras.StatelessScope(list(zip(self.list_variables(), states, strict=True))):
+            for key, metric in metrics.items():
+                leaves = keras.tree.flatten(metric.result())
+                found[key] = [tf.convert_to_tensor(leaf) for leaf in leaves]
+        return {
+            name: values[source] if isinstance(source, int) else found[id(source[0])][source[1]]
+            for name, source in plan.items()
+            if values or not isinstance(source, int)
+        }
+
+    def split(self, vector: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the value of each of `list_variables`, and the rest of a vector."""
+        variables = self.list_variables()
+        sizes = [int(tf.TensorShape(variable.shape).num_elements()) for variable in variables]
+        ends = [0, *itertools.accumulate(sizes)]
+        states = [
+            tf.cast(tf.reshape(vector[start:end], variable.shape), variable.dtype)
+            for variable, start, end in zip(variables, ends[:-1], ends[1:], strict=True)
+        ]
+        return states, vector[ends[-1] :]
+
+    def write(self, states: Sequence[tf.Tensor]) -> None:
+        """Sets the variables to a state that was read before. Called in replica context."""
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        values = iter(states)
+        for metric in self.list_metrics():
+            for variable in metric.variables:
+                value = next(values)
+                if self._is_shared:
+                    self._assign_shared(variable, value)
+                elif is_sum(metric):
+                    variable.value.assign(tf.where(is_first, value, tf.zeros_like(value)))
+                else:
+                    variable.value.assign(value)
+
+    def reset(self) -> None:
+        """Sets the metrics to what they are before anything was seen."""
+        if self._is_shared:
+            self._reset()
+        else:
+            # In replica context: an assignment from outside is divided among the replicas.
+            self._strategy.run(self._reset)
+
+    def _reset(self) -> None:
+        self._model.reset_metrics()
+        known = {id(metric) for metric in self._model.metrics}
+        for metric in self._seen.values():
+            if id(metric) not in known:
+                metric.reset_state()
+
+    def _read_values(self, kind: str, logs: Logs, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the numbers of the logs that come from no metric, and notes where all come from."""
+        part = self._division.part
+        assert part is not None
+        values: list[tf.Tensor] = []
+        plan = self._plans[kind] = {}
+        for name, leaf in logs.items():
+            _, metric, index = self._results.get(id(leaf), (None, None, 0))
+            if metric is not None:
+                plan[name] = metric, index
+                continue
+            plan[name] = len(values)
+            values.append(tf.reduce_mean(tf.cast(leaf, tf.float64)))
+        if not values:
+            return []
+        return [tf.stack([*values, tf.ones([], tf.float64)]) * part.weight * rows]
+
+    def _wrap_update(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            is_container = isinstance(metric, (CompileMetrics, MetricsList))
+            if self._division.part is None or is_container or context in self._inside:
+                return original(metric, *args, **kwargs)
+            self._seen[id(metric)] = metric
+            self._inside.add(context)
+            try:
+                update = self._update_sum if is_sum(metric) else self._update_whole
+                return update(metric, original, args, kwargs)
+            finally:
+                self._inside.discard(context)
+
+        return update_state
+
+    def _update_sum(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
+        args, kwargs = self._weigh_scalar(metric, args, kwargs)
+        if self._counts is not None or self._is_shared:
+            zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in metric.variables]
+            with keras.StatelessScope(zeros) as scope:
+                original(metric, *args, **kwargs)
+            for variable in metric.variables:
+                count = scope.get_current_value(variable)
+                if self._counts is None:
+                    self._add(variable, count)
+                else:
+                    before = self._counts.get(id(variable))
+                    self._counts[id(variable)] = count if before is None else before + count
+            return
+        before = [tf.convert_to_tensor(v.value) for v in metric.variables]
+        original(metric, *args, **kwargs)
+        counts = self._is_counted()
+        for variable, old in zip(metric.variables, before, strict=True):
+            variable.value.assign(tf.where(counts, tf.convert_to_tensor(variable.value), old))
+
+    def _weigh_scalar(self, metric: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Weighs one number of a batch, such as its loss, by the replica's share of it."""
+        is_mean = type(metric).update_state.__qualname__ == "Mean.update_state"
+        is_total = type(metric).update_state.__qualname__ == "Sum.update_state"
+        if not (is_mean or is_total):
+            return args, kwargs
+        values, *rest = args if args else (kwargs["values"],)
+        if (rest and rest[0] is not None) or kwargs.get("sample_weight") is not None:
+            return args, kwargs
+        values = keras.ops.convert_to_tensor(values)
+        if values.shape.rank:
+            return args, kwargs
+        part = self._division.part
+        assert part is not None
+        factor = part.weight * (self._strategy.num_replicas_in_sync if is_mean else 1)
+        factor = tf.where(part.is_copy, tf.ones_like(factor), factor)
+        return (tf.cast(values, tf.float64) * factor,), {}
+
+    def _update_whole(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
+        if self._counts is not None:
+            raise TfdistError(
+                f"Cannot count the metric {metric.name!r} in micro-batches: it is no sum over the "
+                "rows. Leave it out, or leave out micro_batches."
+            )
+        args, kwargs = keras.tree.map_structure(self._gather, (tuple(args), dict(kwargs)))
+        if not self._is_shared:
+            original(metric, *args, **kwargs)
+            return
+        states = [(v, tf.convert_to_tensor(v.value)) for v in metric.variables]
+        with keras.StatelessScope(states) as scope:
+            original(metric, *args, **kwargs)
+        for variable in metric.variables:
+            self._assign_shared(variable, scope.get_current_value(variable))
+
+    def _gather(self, value: Any) -> Any:
+        """Returns the rows of all replicas, in order."""
+        part = self._division.part
+        assert part is not None
+        if not tf.is_tensor(value) or isinstance(value, keras.Variable):
+            return value
+        context = tf.distribute.get_replica_context()
+        if not value.shape.rank:
+            if not value.dtype.is_floating:
+                return value
+            return context.all_reduce(SUM, value * tf.cast(part.weight, value.dtype))
+        if value.shape[0] is not None and value.shape[0] != part.static_rows:
+            return value
+        mask = backend.get_keras_mask(value)
+        gathered = self._gather_rows(value)
+        if mask is not None:
+            backend.set_keras_mask(gathered, self._gather_rows(mask))
+        return gathered
+
+    def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the replicas' rows: each fills its own of a table of zeros, whose sum is exact."""
+        part = self._division.part
+        assert part is not None
+        dtype = value.dtype
+        rows = tf.cast(value, tf.int64) if dtype == tf.bool or dtype.is_integer else value
+        counts = self._is_counted()
+        rows = tf.where(counts, rows, tf.zeros_like(rows))
+        own = tf.shape(rows, tf.int64)
+        total = tf.cast(tf.round(tf.cast(part.rows, tf.float64) * part.sum_scale), tf.int64)
+        factor = own[0] // part.rows
+        before, after = part.first * factor, (total - part.first - part.rows) * factor
+        pads = tf.concat([[[before, after]], tf.zeros([value.shape.rank - 1, 2], tf.int64)], 0)
+        table = tf.distribute.get_replica_context().all_reduce(SUM, tf.pad(rows, pads))
+        return tf.ensure_shape(tf.cast(table, dtype), [None, *value.shape[1:]])
+
+    def _is_counted(self) -> tf.Tensor:
+        """Whether this replica's rows count: of copies, those of the first do."""
+        part = self._division.part
+        assert part is not None
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.logical_or(tf.logical_not(part.is_copy), tf.equal(replica, 0))
+
+    def _add(self, variable: keras.Variable, count: tf.Tensor) -> None:
+        zeros = tf.zeros_like(count)
+        variable.value.assign_add(tf.where(self._is_counted(), count, zeros))
+
+    def _assign_shared(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        def assign(strategy: tf.distribute.Strategy, value: Any) -> None:
+            first = strategy.experimental_local_results(value)[0]
+            strategy.extended.update(
+                variable.value, lambda v, x: v.assign(x), args=(first,), group=False
+            )
+
+        tf.distribute.get_replica_context().merge_call(assign, args=(value,))
+
+    def _wrap_result(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def result(metric: Any) -> Any:
+            found = original(metric)
+            if self._division.part is not None:
+                for index, leaf in enumerate(keras.tree.flatten(found)):
+                    # The leaf is kept, or its id might become another one's.
+                    self._results[id(leaf)] = leaf, metric, index
+            return found
+
+        return result
+
+
+def _list_subclasses(owner: type) -> list[type]:
+    found = [cls for child in owner.__subclasses__() for cls in (child, *_list_subclasses(child))]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,191 @@
+"""Optimizers on replicas: any of Keras's, or a user's, sees the global batch's gradient."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.training.division import Division
+from tfdist.training.loss_scaling import apply_scaled_gradients
+from tfdist.training.reduction import sum_over_replicas
+from tfdist.training.replacing import replaced
+
+Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
+Record = Callable[[Gradients, Sequence[keras.Variable]], None]
+"""Takes reduced gradients in place of an optimizer."""
+
+
+@contextlib.contextmanager
+def reducing_optimizers(
+    division: Division,
+    *,
+    is_compressed: bool,
+    create_variable: Callable[..., Any],
+    record: Record | None = None,
+) -> Iterator[None]:
+    """Lets optimizers reduce over the replicas what they are given, once, while a step is traced.
+
+    The outermost one reduces: one that wraps others passes reduced gradients on.
+
+    Args:
+      division: knows the replicas' rows.
+      is_compressed: whether gradients are summed in bfloat16.
+      create_variable: the creator of the optimizers' variables.
+      record: takes the reduced gradients instead of the optimizers, which do nothing then.
+    """
+    reducer = _Reducer(division, is_compressed, create_variable, record)
+    with contextlib.ExitStack() as stack:
+        for owner in [BaseOptimizer, *_list_subclasses(BaseOptimizer)]:
+            for name in ("apply", "apply_gradients"):
+                if name in vars(owner):
+                    wrapped = reducer.wrap(name, vars(owner)[name])
+                    stack.enter_context(replaced(owner, name, wrapped))
+        stack.enter_context(gradients_already_reduced())
+        stack.enter_context(replaced(BaseOptimizer, "_backend_apply_gradients", _update))
+        yield
+
+
+@contextlib.contextmanager
+def gradients_already_reduced() -> Iterator[None]:
+    """Keeps Keras's optimizers, while an update is traced, from summing gradients once more.
+
+    Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part; tfdist
+    reduces first. Can go when `Optimizer.apply` takes reduced gradients.
+    """
+    with replaced(TFOptimizer, "_all_reduce_sum_gradients", lambda _, pairs: list(pairs)):
+        yield
+
+
+class _Reducer:
+    def __init__(
+        self,
+        division: Division,
+        is_compressed: bool,
+        create_variable: Callable[..., Any],
+        record: Record | None,
+    ):
+        self._division = division
+        self._is_compressed = is_compressed
+        self._create_variable = create_variable
+        self._record = record
+        self._inside: set[tf.distribute.ReplicaContext] = set()
+
+    def wrap(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            context = tf.distribute.get_replica_context()
+            if self._division.part is None or context in self._inside:
+                if name == "apply_gradients":
+                    return original(optimizer, grads)
+                return original(optimizer, grads, trainable_variables)
+            if name == "apply_gradients":
+                grads, trainable_variables = zip(*grads, strict=True)
+            if trainable_variables is None:
+                trainable_variables = optimizer._trainable_variables
+            variables = list(trainable_variables)
+            self._build(optimizer, variables)
+            reduced = self._reduce(list(grads))
+            if self._record is not None:
+                return self._record(reduced, variables)
+            self._inside.add(context)
+            try:
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    return apply_scaled_gradients(optimizer, reduced, variables)
+                if name == "apply_gradients":
+                    return original(optimizer, zip(reduced, variables, strict=True))
+                return original(optimizer, reduced, variables)
+            finally:
+                self._inside.discard(context)
+
+        return apply
+
+    def _build(self, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+        """Creates an optimizer's variables, which replicas cannot while they are traced."""
+        if optimizer.built:
+            return
+
+        def build(strategy: tf.distribute.Strategy) -> None:
+            with (
+                tf.init_scope(),
+                strategy.scope(),
+                tf.variable_creator_scope(self._create_variable),
+            ):
+                optimizer.build(list(variables))
+                optimizer.built = True
+
+        tf.distribute.get_replica_context().merge_call(build)
+
+    def _reduce(self, grads: Gradients) -> list[Any]:
+        part = self._division.part
+        assert part is not None
+        weighted = [_scale(g, tf.cast(part.weight, g.dtype)) for g in grads if g is not None]
+        sums = iter(sum_over_replicas(weighted, is_compressed=self._is_compressed))
+        return [None if g is None else next(sums) for g in grads]
+
+
+def _scale(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable]) -> None:
+    """Does what Keras 3.15 does with a gradient, in a replica.
+
+    Keras overwrites the weights by their average under a condition, in which no strategy lets a
+    replica update a variable.
+    """
+    grads = optimizer._clip_gradients(grads)
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+    if not optimizer.use_ema:
+        return
+    averaged = optimizer._trainable_variables
+    optimizer._update_model_variables_moving_average(averaged)
+    every = optimizer.ema_overwrite_frequency
+    if not every:
+        return
+    is_due = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)
+
+    def overwrite(strategy: tf.distribute.Strategy, is_due: Any) -> None:
+        for variable, average in zip(
+            averaged, optimizer._model_variables_moving_average, strict=True
+        ):
+            strategy.extended.update(
+                variable.value,
+                lambda v, a, due: v.assign(tf.where(due, a, v)),
+                args=(average.value, is_due),
+                group=False,
+            )
+
+    tf.distribute.get_replica_context().merge_call(overwrite, args=(is_due,))
+
+
+def _list_subclasses(owner: type) -> list[type]:
+    found = [cls for child in owner.__subclasses__() for cls in (child, *_list_subclasses(child))]
+    return list(dict.fromkeys(found))
+
+
+def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
+    """Returns the optimizers that a model holds, its own first, each once.
+
+    Those inside others are part of these.
+    """
+    held = [model.optimizer, *vars(model).values()]
+    leaves = [leaf for value in held for leaf in _iterate(value)]
+    return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
+
+
+def _iterate(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _iterate(item)
+    else:
+        yield value
