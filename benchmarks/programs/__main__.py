@@ -2,7 +2,7 @@
 
     git clone https://github.com/keras-team/keras DIR/keras-team/keras
     python -m benchmarks.programs --examples=DIR [--programs=a,b] [--strategies=one,mirrored2]
-        [--results=DIR] [--write-docs]
+        [--results=DIR [--again]] [--write-docs]
 
 Nothing is copied from them: their texts are read from the checkouts, at the commits that the
 adapters were written for. Small made data takes the place of downloads, and two epochs that of
@@ -14,6 +14,7 @@ differs or fails.
 
 import argparse
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import os
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--programs", default="", help="only those, by name")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="empty: only Keras")
     parser.add_argument("--results", default="", help="kept there; a temporary directory else")
+    parser.add_argument("--again", action="store_true", help="run again all but Keras alone")
     parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="of one run")
     parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
     flags = parser.parse_args()
@@ -47,6 +49,8 @@ def main() -> int:
     strategies = [name for name in flags.strategies.split(",") if name]
     with tempfile.TemporaryDirectory(prefix="programs") as temporary:
         results = Path(flags.results or temporary).absolute()
+        if flags.again:
+            _forget(results, names, strategies)
         rows = {}
         for name in names:
             program = PROGRAMS[name]
@@ -60,6 +64,12 @@ def main() -> int:
         page = ROOT / "docs" / "programs.md"
         page.write_text(make_page(rows, strategies), encoding="utf-8")
     return int(any(cell.is_failure for row in rows.values() for cell in row.values()))
+
+
+def _forget(results: Path, names: list[str], strategies: list[str]) -> None:
+    for name in names:
+        for strategy in strategies:
+            (results / name / f"{strategy}.json").unlink(missing_ok=True)
 
 
 def _run_row(
@@ -116,13 +126,15 @@ def run_once(
     directory.mkdir(parents=True, exist_ok=True)
     out = directory / f"{strategy}.json"
     script = directory / "program.py"
-    if out.exists() and script.exists() and script.read_text(encoding="utf-8") == text:
+    key = hashlib.sha256(f"{program.floatx} {text}".encode()).hexdigest()
+    if out.exists() and json.loads(out.read_text()).get("key") == key:
         return json.loads(out.read_text())
+    out.unlink(missing_ok=True)
     script.write_text(text, encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="program") as working:
         command = [sys.executable, "-m", "benchmarks.programs.child"]
         command += [f"--program={program.name}", f"--strategy={strategy}", f"--text={script}"]
-        command += [f"--out={out}", f"--floatx={program.floatx}"]
+        command += [f"--out={out}", f"--floatx={program.floatx}", f"--key={key}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment |= {"KERAS_HOME": working, "KERAS_BACKEND": "tensorflow", "HOME": working}
@@ -142,7 +154,7 @@ def run_once(
             if out.exists():
                 return json.loads(out.read_text())
             end = {"status": "error", "message": _get_last_line(run.stderr, run.returncode)}
-    end |= {"seconds": timeout_s, "trace": "", "calls": []}
+    end |= {"seconds": timeout_s, "trace": "", "calls": [], "key": key}
     out.write_text(json.dumps(end))
     return end
 

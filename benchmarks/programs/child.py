@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="the adapted text")
     parser.add_argument("--out", required=True)
     parser.add_argument("--floatx", default="float64")
+    parser.add_argument("--key", default="", help="written beside the result")
     flags = parser.parse_args()
     program = catalog.PROGRAMS.get(flags.program) or Program(name=flags.program, path="")
     began = time.monotonic()
@@ -47,7 +49,7 @@ def main() -> None:
     if end["status"] == "ended" and not any(call["call"] == "fit" for call in recorder.calls):
         end = {"status": "error", "message": "the program never called fit", "trace": ""}
     recorder.save(out.with_suffix(".npz"))
-    end |= {"calls": recorder.calls, "seconds": time.monotonic() - began}
+    end |= {"key": flags.key, "calls": recorder.calls, "seconds": time.monotonic() - began}
     out.with_suffix(".json").write_text(json.dumps(end, indent=1))
 
 
@@ -293,9 +295,15 @@ def _describe(error: Exception) -> dict[str, str]:
     name = "" if refusals else f"{type(chosen).__name__}: "
     return {
         "status": "refused" if refusals else "error",
-        "message": name + " ".join(lines[:2])[:400],
+        "message": name + _plain(" ".join(lines[:2]))[:300],
         "trace": "".join(traceback.format_exception(error))[-6000:],
     }
+
+
+def _plain(text: str) -> str:
+    """Returns a text without the codes of terminals, and without paths."""
+    text = re.sub("\x1b\\[[0-9]*m", "", text)
+    return re.sub(r"/\S*/", "", text)
 
 
 if __name__ == "__main__":

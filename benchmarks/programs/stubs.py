@@ -1,5 +1,6 @@
 """Modules that draw, show or download: here they do nothing."""
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -50,6 +51,8 @@ class _Stub(ModuleType):
             raise AttributeError(name)
         if name == "subplots":
             return _make_subplots
+        if name == "pyplot":
+            return importlib.import_module(f"{self.__name__}.{name}")
         return MagicMock(name=f"{self.__name__}.{name}")
 
 

@@ -107,7 +107,7 @@ def _write_climate(directory: Path) -> None:
         "wv (m/s)", "max. wv (m/s)", "wd (deg)",
     ]  # fmt: skip
     lines = ["Date Time," + ",".join(keys)]
-    for index in range(400):
+    for index in range(600):
         values = rng.normal(size=14) + np.sin(index / 20)
         lines.append(f"01.01.2009 {index}," + ",".join(f"{value:.4f}" for value in values))
     made.write_lines(directory / "jena_climate_2009_2016.csv", lines)
@@ -125,6 +125,11 @@ PROGRAMS = (
         name="deep_neural_decision_forests",
         path=f"{_STRUCTURED}/deep_neural_decision_forests.py",
         constants={"num_trees": 3, "depth": 4, "batch_size": 32},
+        # Keras gives an OrderedDict to the inputs in its own order.
+        replace={
+            ".map(encode_categorical)": ".map(encode_categorical)"
+            ".map(lambda x, y: ({name: x[name] for name in FEATURE_NAMES}, y))"
+        },
         files=_write_census,
         needs=_CENSUS,
     ),
@@ -132,8 +137,13 @@ PROGRAMS = (
         name="tabtransformer",
         path=f"{_STRUCTURED}/tabtransformer.py",
         constants={"BATCH_SIZE": 32, "NUM_TRANSFORMER_BLOCKS": 1},
-        # The example uses `tf` without importing it.
-        replace={"tf.data.": "tf_data."},
+        # The example uses `tf` without importing it; and Keras gives an OrderedDict to the inputs
+        # in its own order.
+        replace={
+            "tf.data.": "tf_data.",
+            ".map(encode_categorical)": ".map(encode_categorical)"
+            ".map(lambda x, y, w: ({name: x[name] for name in FEATURE_NAMES}, y, w))",
+        },
         files=_write_census,
         needs=_CENSUS,
     ),
@@ -147,7 +157,11 @@ PROGRAMS = (
     Program(
         name="movielens_recommendations_transformers",
         path=f"{_TF_STRUCTURED}/movielens_recommendations_transformers.py",
-        replace={"batch_size=265": "batch_size=32"},
+        # Keras gives an OrderedDict to the inputs in its own order.
+        replace={
+            "batch_size=265": "batch_size=32",
+            ".map(process)": ".map(process).map(lambda x, y: ({**x}, y))",
+        },
         instead={"urlretrieve(": "", "ZipFile(": ""},
         files=_write_movielens,
         needs=_CENSUS,
@@ -166,6 +180,7 @@ PROGRAMS = (
     ),
     Program(
         name="eeg_signal_classification",
+        floatx="float32",
         path=f"{_TF_SERIES}/eeg_signal_classification.py",
         constants={"BATCH_SIZE": 16},
         files=_write_brain_waves,

@@ -9,6 +9,8 @@ from benchmarks.programs.adapters import Program
 _NLP = "examples/keras_io/nlp"
 _TF_NLP = "examples/keras_io/tensorflow/nlp"
 _AUDIO = "examples/keras_io/tensorflow/audio"
+# Keras's own does not take a tensor of repetitions any more.
+_TILE = {"ops.tile(mask, mult)": '__import__("tensorflow").tile(mask, mult)'}
 
 
 def _write_reviews(directory: Path) -> None:
@@ -92,6 +94,7 @@ PROGRAMS = (
             "batch_size": 16,
             "num_tokens_generated": 3,
         },
+        replace=_TILE,
         files=_write_reviews,
     ),
     Program(
@@ -124,7 +127,8 @@ PROGRAMS = (
             "num_heads": 2,
         },
         # The example says os[...] where it means os.environ[...].
-        replace={'os["KERAS_BACKEND"]': 'os.environ["KERAS_BACKEND"]', "range(30)": "range(2)"},
+        replace=_TILE
+        | {'os["KERAS_BACKEND"]': 'os.environ["KERAS_BACKEND"]', "range(30)": "range(2)"},
         files=_write_spanish,
     ),
     Program(
@@ -133,7 +137,7 @@ PROGRAMS = (
         constants={
             "MAX_LEN": 24,
             "BATCH_SIZE": 16,
-            "VOCAB_SIZE": 60,
+            "VOCAB_SIZE": 30,
             "EMBED_DIM": 32,
             "NUM_HEAD": 2,
             "FF_DIM": 32,
@@ -144,6 +148,8 @@ PROGRAMS = (
     Program(
         name="ner_transformers",
         path=f"{_TF_NLP}/ner_transformers.py",
+        # Its name in Keras now.
+        replace={"keras.ops.backend.shape": "keras.ops.shape"},
         constants={"vocab_size": 100},
         instead={
             "from datasets import": "",
