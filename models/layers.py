@@ -51,8 +51,9 @@ class FusedBatchNormalization(keras.layers.Layer):
     every replica. With `synchronized`, the output is normalised by the global batch too, so that
     the number of replicas does not change the result: one all-reduce in the forward pass, one in
     the backward pass. Replicas count by their number of elements, so their batches may differ
-    in size, or be empty. Gradients assume that each replica differentiates its own share of the
-    global loss, and that the gradients of the weights are summed over the replicas afterwards.
+    in size, or be empty. Gradients assume that each replica differentiates the mean of its own part
+    of the loss, and that the mean of the gradients, weighted by the replicas' elements, is taken
+    afterwards.
 
     Outside `strategy.run`, or with one replica, there is nothing to reduce and nothing is.
 
@@ -214,7 +215,9 @@ def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
             # comes with this replica's sums of dy and dy * x', the gradients of beta and gamma;
             # the other two, once the sums are global, are one more normalisation of x.
             dx, dgamma, dbeta = _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon)
-            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([dgamma, dbeta]))
+            rows = _count(x, dgamma.dtype)
+            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([dgamma, dbeta]) * rows)
+            sums = tf.math.divide_no_nan(sums, rows)
             scale, offset = tf.unstack(
                 -gamma * tf.math.rsqrt(variance + epsilon) * tf.math.divide_no_nan(sums, count)
             )

@@ -172,10 +172,7 @@ class Run:
 
     def list_checkpoints(self) -> set[str]:
         """Returns the names of the checkpoints, begun or done."""
-        try:
-            return set(os.listdir(self.run_dir / "checkpoints"))
-        except OSError:
-            return set()
+        return {path.name for path in (self.run_dir / "checkpoints").glob("step-*")}
 
     def read_summary(self) -> dict:
         """Returns the run's summary."""

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
     {"_lazy", "errors"},
-    {"options", "presets"},
+    {"options", "presets", "command_line"},
     {"cluster", "devices", "flags", "memory"},
     {"launching"},
     {"strategies", "probe", "stopping"},
@@ -20,7 +20,17 @@ LAYERS = [
     {"training", "placement"},
     {"inference"},
     {"assembly", "command", "job_files"},
-    {"batch_size", "dry_run", "launch", "train", "predict", "evaluate", "export", "jobs"},
+    {
+        "batch_size",
+        "dry_run",
+        "launch",
+        "train",
+        "utilization",
+        "predict",
+        "evaluate",
+        "export",
+        "jobs",
+    },
     {"verification", "benchmarking"},
     {"verify", "benchmark"},
 ]

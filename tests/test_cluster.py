@@ -8,6 +8,7 @@ import pytest
 
 from tfdist.cluster import (
     ClusterConfig,
+    choose_cluster_strategy,
     expand_node_list,
     parse_hosts,
     parse_kubernetes,
@@ -22,6 +23,9 @@ from tfdist.cluster import (
     validate_cluster,
 )
 from tfdist.errors import TfdistError
+from tfdist.options import StrategyOptions
+
+STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
 
 def tf_config(cluster, role="worker", index=0):
@@ -121,6 +125,11 @@ def test_describe_names_every_task_and_marks_this_process():
 def test_describe_an_evaluator_without_address():
     text = parse_tf_config(tf_config({"worker": ["a:1"]}, "evaluator")).describe()
     assert text.splitlines()[-1] == "  evaluator 0  no address  <- this process"
+
+
+def test_an_evaluator_of_no_cluster_does_not_train_by_itself():
+    with pytest.raises(TfdistError, match="TF_CONFIG makes this process an evaluator, but tfdist"):
+        parse_tf_config('{"task": {"type": "evaluator", "index": 0}}')
 
 
 # Flags.
@@ -565,6 +574,11 @@ def test_clusters_that_suit(config, strategy):
             "needs at least one worker",
         ),
         (parse_hosts("chief=a:1,worker=b:1", "chief:0"), "parameter_server", "at least one ps"),
+        *(
+            (parse_tf_config(tf_config(cluster, "evaluator")), strategy, "none: the workers")
+            for strategy in STRATEGIES
+            for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "evaluator": ["b:1"]})
+        ),
         (ClusterConfig({"worker": ("a",)}, "worker"), "", "ClusterConfig: worker 0: 'a' has no"),
         (ClusterConfig({"worker": ("a:1",)}, "worker", -1), "", "worker -1, but the cluster has"),
     ],
@@ -573,6 +587,20 @@ def test_clusters_that_do_not_suit(config, strategy, message):
     with pytest.raises(TfdistError, match=re.escape(message)) as error:
         validate_cluster(config, strategy)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (None, None),
+        (parse_hosts("a:1", "worker:0"), None),
+        (PEERS, "multi_worker_mirrored"),
+        (SERVERS, "parameter_server"),
+        (parse_hosts("chief=a:1,worker=b:1,ps=c:1", "ps:0"), "parameter_server"),
+    ],
+)
+def test_auto_is_the_same_in_every_task(config, name):
+    assert choose_cluster_strategy(config) == name
 
 
 # The environment.

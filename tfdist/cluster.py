@@ -215,14 +215,17 @@ def parse_tf_config(text: str) -> ClusterConfig | None:
     The older role "master" is read as "chief", since TensorFlow rejects it now.
 
     Raises:
-      TfdistError: the text is not JSON of the documented shape, or names no task.
+      TfdistError: the text is not JSON of the documented shape, names no task, or an evaluator
+        of no cluster.
     """
     source = "TF_CONFIG"
     value = _parse_json_object(source, text)
     cluster = value.get("cluster") or {}
-    if not cluster:
-        return None
     task = value.get("task")
+    if not cluster:
+        if isinstance(task, Mapping) and task.get("type") == "evaluator":
+            raise _make_evaluator_error(source)
+        return None
     if not isinstance(task, Mapping) or "type" not in task:
         raise TfdistError(
             f"{source} has a cluster but no task with a type. Add "
@@ -364,6 +367,25 @@ def parse_kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     return _make_ranked_config(source, addresses, index, num_ps)
 
 
+def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
+    """Returns the strategy that `auto` stands for in a cluster, the same in each of its tasks.
+
+    Args:
+      config: the cluster; None is a single process.
+
+    Returns:
+      The strategy's name; None for a process that trains by itself, whose devices decide.
+
+    >>> choose_cluster_strategy(parse_hosts("a:1,b:1", "worker:0"))
+    'multi_worker_mirrored'
+    """
+    if config is None:
+        return None
+    if config.num_ps:
+        return "parameter_server"
+    return "multi_worker_mirrored" if config.num_workers > 1 else None
+
+
 def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
     """Checks that the cluster is sound and suits the strategy.
 
@@ -373,7 +395,7 @@ def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
 
     Raises:
       TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
-        cluster, or a role that the strategy needs or forbids.
+        cluster, a role that the strategy needs or forbids, or an evaluator's process.
     """
     if config is None:
         if strategy == "parameter_server":
@@ -383,6 +405,8 @@ def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
             )
         return
     _check_structure(config)
+    if strategy and config.role == "evaluator":
+        raise _make_evaluator_error(config.source)
     if strategy in _SINGLE_MACHINE_STRATEGIES and config.num_tasks > 1:
         raise TfdistError(
             f"--strategy={strategy} runs in one process, but {config.source} describes "
@@ -588,6 +612,14 @@ def _check_structure(config: ClusterConfig) -> None:
             f"{source}: this process is {config.role} {config.index}, but the cluster {valid}. "
             "Correct the task, or add it to the cluster."
         )
+
+
+def _make_evaluator_error(source: str) -> TfdistError:
+    return TfdistError(
+        f"{source} makes this process an evaluator, but tfdist has none: the workers evaluate the "
+        "validation data after every epoch. Leave the evaluator out; python -m tfdist.evaluate "
+        "scores a finished run."
+    )
 
 
 def _without_reduction_servers(config: ClusterConfig) -> ClusterConfig:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist import cluster
+from tfdist.command_line import print_help
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.flags import format_help, parse_flags
 from tfdist.options import CommandOptions, TrainOptions
@@ -38,7 +39,7 @@ def run_command(
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument in ("--help", "-h", "-help") for argument in arguments):
-        print(format_help(program, options_class))
+        print_help(format_help(program, options_class))
         return 0
     try:
         options: Any = parse_flags(options_class, arguments)

@@ -13,8 +13,7 @@ from tfdist.data.pipeline import steps_per_epoch
 from tfdist.data.registry import make_examples
 from tfdist.data.tfds_source import is_prepared
 from tfdist.devices import ACCELERATORS, list_devices
-from tfdist.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions
-from tfdist.strategies.registry import choose_strategy
+from tfdist.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
 from tfdist.training.rematerialize import count_kept
@@ -62,6 +61,7 @@ def describe_dry_run(options: TrainOptions) -> str:
     options = assembly.resolve_options(options)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
+    options = assembly.resolve_strategy(options, cluster)
     options = recall_batch_size(options, find_run_directory(options.run.run_dir))
     training = options.training
     name, replicas, where = _find_replicas(options, cluster)
@@ -149,7 +149,6 @@ def estimate_memory(
 def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:
     """Returns the strategy's name, how many replicas it has, and a text about them."""
     name = options.strategy.strategy
-    name = choose_strategy() if name == "auto" else name
     if name in ("one_device", "mirrored", "central_storage"):
         strategy = assembly.build_strategy(options)
         places = [d.rpartition("device:")[2] for d in strategy.extended.worker_devices]
@@ -190,6 +189,7 @@ def _describe_data(options: TrainOptions) -> tuple[str, int, int | None]:
             data_dir=data.data_dir,
             num_classes=data.num_classes,
             ignore_label=data.ignore_label,
+            label_map=parse_label_map(data.label_map),
             class_names=data.class_names or None,
             num_examples=count,
             seed=options.training.seed,

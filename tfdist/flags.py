@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
+from tfdist.command_line import check_arguments
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions, TrainOptions
 from tfdist.presets import PRESETS
@@ -30,8 +31,11 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
       arguments: the arguments, without the program's name. `--flagfile=FILE` works.
 
     Raises:
-      TfdistError: an unknown flag (with the closest ones) or a malformed value.
+      TfdistError: an unknown flag (with the closest ones), a malformed value, or a control
+        character.
     """
+    arguments = expand_flag_files(arguments)
+    check_arguments(arguments)
     values = _parse(command, arguments)
     if "preset" in values and values["preset"].value in PRESETS:
         # Of a flag that is given twice, the last one counts.
@@ -147,9 +151,6 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     choices = item.metadata.get("choices")
     if choices and value not in choices:
         raise make_unknown_name_error(f"--{item.name}", value, choices)
-    if value and item.metadata.get("metavar") == "DIR":
-        # In a bucket, "run//model" is another file than "run/model".
-        return value.rstrip("/") or "/"
     if value == "auto" and _find_type(item) is int:
         return item.metadata["auto"]
     if _find_type(item) is not tuple:

@@ -15,7 +15,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfdist.cluster import (
     ClusterConfig,
@@ -24,6 +24,7 @@ from tfdist.cluster import (
     resolve_cluster,
     validate_cluster,
 )
+from tfdist.command_line import check_arguments, print_help
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.launching.places import ISOLATION
 from tfdist.launching.report import say
@@ -47,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> None:
+        if file is None:
+            print_help(self.format_help().rstrip())
+        else:
+            super().print_help(file)
+
     def error(self, message: str) -> NoReturn:
         raise TfdistError(f"{message[:1].upper()}{message[1:]}. See --help.")
 
@@ -54,6 +61,7 @@ class _Parser(argparse.ArgumentParser):
 def _run_command(argv: Sequence[str]) -> int:
     split = argv.index("--") if "--" in argv else len(argv)
     train_flags = argv[split + 1 :]
+    check_arguments(argv[:split])
     parser = _make_parser()
     flags, unknown = parser.parse_known_args(argv[:split])
     if unknown:
@@ -69,6 +77,8 @@ def _run_command(argv: Sequence[str]) -> int:
         tasks, own = _find_cluster_to_check(flags.hosts, flags.task)
         return probe.run_check(tasks, own, wait_s=flags.wait_s)
     command = shlex.split(flags.command) or None
+    if command is None:
+        check_arguments(train_flags)
     common = {
         "train_flags": train_flags,
         "command": command,
@@ -122,7 +132,11 @@ def _make_parser() -> _Parser:
         "--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a chief"
     )
     local.add_argument("--chief", action="store_true", help="add a chief to the workers")
-    local.add_argument("--evaluator", action="store_true", help="add an evaluator")
+    local.add_argument(
+        "--evaluator",
+        action="store_true",
+        help="add an evaluator to the tasks of a --command that has one; tfdist.train has none",
+    )
     local.add_argument(
         "--isolate",
         default="auto",

@@ -5,14 +5,17 @@ what it may be. `tfdist.flags` turns the fields into flags and the flags into th
 """
 
 import dataclasses
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError
 
 AUTO_BATCH_SIZE = 0  # what `--global_batch_size=auto` is until a number is found
+
+_PATHS = ("DIR", "FILE", "DIR_OR_GLOB")  # options whose leading ~ is the home directory
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -23,15 +26,29 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
       help_text: one line for `--help`, units included.
       **metadata: `choices`, valid values shown in `--help`; `minimum`, the lowest valid value,
         or `above`, the highest that no longer is; `auto`, what the word auto stands for beside
-        whole numbers; `metavar`, how the value looks;
+        whole numbers; `metavar`, how the value looks, one of `_PATHS` for a path;
         `result=False`, for what may change when a run is continued because it does not
         change what the run computes, or the name of the only strategy under which it does.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
+class OptionGroup:
+    """A group of options: a frozen dataclass, whose paths are those of the user's own machine."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if value and item.metadata.get("metavar") in _PATHS:
+                value = os.path.expanduser(value)
+                if item.metadata["metavar"] == "DIR":
+                    # In a bucket, "run//model" is another file than "run/model".
+                    value = value.rstrip("/") or "/"
+                object.__setattr__(self, item.name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StrategyOptions:
+class StrategyOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
@@ -116,7 +133,7 @@ class StrategyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(OptionGroup):
     """What it learns from."""
 
     dataset: str = option(
@@ -130,6 +147,12 @@ class DataOptions:
     num_classes: int | None = option(None, "classes; the data set's own by default", metavar="N")
     ignore_label: int | None = option(
         None, "label of pixels that count in no loss and no metric", metavar="LABEL"
+    )
+    label_map: tuple[str, ...] = option(
+        (),
+        "folder: the class that a mask's value or color stands for, as in 255:1 or #ff0000:1; "
+        "values that are not named stand for themselves, colors must all be named",
+        metavar="FROM:TO,FROM:TO",
     )
     class_names: tuple[str, ...] = option((), "names for the metrics", metavar="sky,road")
     image_size: tuple[int, int] = option(
@@ -172,7 +195,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(OptionGroup):
     """What it trains."""
 
     model: str = option("unet", "network", choices=("unet", "mobilenet_v2_unet", "resnet50_unet"))
@@ -187,7 +210,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(OptionGroup):
     """How it learns."""
 
     preset: str = option(
@@ -261,7 +284,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(OptionGroup):
     """What it leaves behind."""
 
     run_dir: str = option(
@@ -364,6 +387,7 @@ class TrainOptions(CommandOptions):
         """
         self.parse_checkpoint_every()
         self.parse_profile()
+        parse_label_map(self.data.label_map)
 
     def parse_checkpoint_every(self) -> tuple[int, float]:
         """Returns the steps and the seconds between checkpoints; 0 for none.
@@ -432,6 +456,39 @@ class TrainOptions(CommandOptions):
         }
 
 
+def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
+    """Returns value or color -> class, from what `--label_map` lists.
+
+    >>> parse_label_map(["255:1", "128:2"])
+    {255: 1, 128: 2}
+    >>> parse_label_map(["#FF0000:1"])
+    {'#ff0000': 1}
+
+    Raises:
+      TfdistError: an entry is not FROM:TO, a number is not in 0 .. 255, FROM is given twice, or
+        values and colors are mixed.
+    """
+    label_map: dict[int | str, int] = {}
+    for pair in pairs:
+        match = re.fullmatch(r"(\d{1,3}|#[0-9a-fA-F]{6}):(\d{1,3})", pair.strip())
+        numbers = [int(text) for text in match.groups() if text.isdigit()] if match else [256]
+        if match is None or max(numbers) > 255:
+            raise TfdistError(
+                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color and its "
+                "class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
+            )
+        found: int | str = match[1].lower() if match[1].startswith("#") else int(match[1])
+        if found in label_map:
+            raise TfdistError(f"--label_map names {found} twice. Give it one class.")
+        label_map[found] = int(match[2])
+    if len({type(found) for found in label_map}) > 1:
+        raise TfdistError(
+            f"--label_map={','.join(pairs)} mixes values and colors. Name all colors, or values "
+            "alone."
+        )
+    return label_map
+
+
 def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
     """Returns the option of another group, possibly with another default or other metadata."""
     item = next(item for item in dataclasses.fields(group) if item.name == name)
@@ -448,7 +505,7 @@ FIXED_BATCH_SIZE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerificationOptions:
+class VerificationOptions(OptionGroup):
     """What is compared."""
 
     strategies: tuple[str, ...] = option(
@@ -476,7 +533,7 @@ class VerificationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifiedModelOptions:
+class VerifiedModelOptions(OptionGroup):
     """What is trained for it."""
 
     model: str = option(
@@ -511,7 +568,7 @@ class VerifiedModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(OptionGroup):
     """What is said of it."""
 
     json: str = option("", "write everything that was found to this file", metavar="FILE")

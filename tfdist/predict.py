@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfdist.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError
 from tfdist.inference.options import PredictOptions
+from tfdist.options import parse_label_map
 
 if TYPE_CHECKING:
     from tfdist.inference.prediction import Prediction
@@ -41,8 +42,10 @@ def run_prediction(options: PredictOptions) -> int:
         raise TfdistError(f"Cannot predict without {missing}. Give --images and --output.")
     images = files.list_images(chosen.images)
     masks = files.find_masks(images, chosen.masks) if chosen.masks else None
+    label_map = parse_label_map(chosen.label_map)
     strategy = assembly.start_devices(options.devices)
     run = assembly.load_run(chosen.run_dir, strategy=strategy)
+    label_map = label_map or parse_label_map(run.options.data.label_map)
     predictor = assembly.build_predictor(run, options.windows, strategy)
     directory = files.PredictionDirectory(chosen.output, make_palette(run.num_classes))
     windows = options.windows
@@ -68,6 +71,7 @@ def run_prediction(options: PredictOptions) -> int:
             directory,
             masks=masks,
             ignore_label=run.ignore_label,
+            label_map=label_map,
             report=report,
         ),
         len(images),

@@ -5,8 +5,10 @@ TensorFlow is imported when a run starts, so that `--help` and a mistyped flag a
 
 import contextlib
 import dataclasses
+import json
 import math
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,10 @@ if TYPE_CHECKING:
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
+    from tfdist.utilization import Utilization
 
 SAMPLES = 6
 _INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
-_PEAK_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
 
 
 def main() -> int:
@@ -61,6 +63,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
+    from tfdist.utilization import Utilization
 
     started = time.perf_counter()
     options.check()
@@ -68,6 +71,7 @@ def run_training(options: TrainOptions) -> int:
     run = find_run_directory(options.run.run_dir)
     cluster = assembly.join_cluster(options)
     assembly.configure_process(options)
+    options = assembly.resolve_strategy(options, cluster)
     options = recall_batch_size(options, run)
     if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
         run_server(cluster)
@@ -119,7 +123,18 @@ def run_training(options: TrainOptions) -> int:
         )
         watch_for_maintenance()
         throughput = Throughput(trainer, training.global_batch_size)
-        _fit(options, run, trainer, data, augmentation, throughput, total_steps)
+        # The chief of parameter servers cannot measure the workers' devices.
+        utilization = (
+            None
+            if options.strategy.strategy == "parameter_server"
+            else Utilization(trainer, training.global_batch_size)
+        )
+        callbacks = (
+            _make_callbacks(options, run, trainer, throughput, utilization)
+            if trainer.is_chief
+            else []
+        )
+        _fit(options, trainer, data, augmentation, callbacks, total_steps)
         if trainer.stop_requested:
             print(
                 f"Stopped after step {trainer.step} of {total_steps}. "
@@ -127,17 +142,16 @@ def run_training(options: TrainOptions) -> int:
                 file=sys.stderr,
             )
             return signals.exit_status
-        _finish(options, run, trainer, data, throughput, started)
+        _finish(options, run, trainer, data, throughput, utilization, started)
         return 0
 
 
 def _fit(
     options: TrainOptions,
-    run: "RunDirectory",
     trainer: "Trainer",
     data: "Data",
     augmentation: "Augmentation",
-    throughput: "Throughput",
+    callbacks: "list[keras.callbacks.Callback]",
     total_steps: int,
 ) -> None:
     """Trains in a run directory that is this process's own, until the end or a stop."""
@@ -153,7 +167,7 @@ def _fit(
         epochs=training.epochs,
         max_steps=training.max_steps,
         augmentation=augmentation,
-        callbacks=_make_callbacks(options, run, trainer, throughput) if trainer.is_chief else [],
+        callbacks=callbacks,
         checkpoint_every=checkpoint_every,
         checkpoint_every_s=checkpoint_every_s,
         verbose=verbose,
@@ -166,10 +180,15 @@ def _finish(
     trainer: "Trainer",
     data: "Data",
     throughput: "Throughput",
+    utilization: "Utilization | None",
     started: float,
 ) -> None:
-    """Writes what a finished run leaves, and says where."""
-    summary = _save_best_model(options, run, trainer, data)
+    """Writes what a finished run leaves, and says where.
+
+    A run that was finished before keeps its model and its summary.
+    """
+    before = _read_summary(run) if throughput.first_step_s is None else None
+    summary = _save_best_model(options, run, trainer, data, is_kept=before is not None)
     launch_dir = find_launch_dir()
     rate = throughput.images_per_second
     summary |= {
@@ -178,11 +197,13 @@ def _finish(
         "share_of_input": _round(throughput.share_of_input, 4),
         "share_of_host": _round(throughput.share_of_host, 4),
         "share_of_all_reduce": _measure_share_of_all_reduce(options, trainer, rate),
-        **_measure_share_of_peak(options, trainer, rate),
+        **(utilization.summarize(rate) if utilization else {}),
         "seconds": round(time.perf_counter() - started, 1),
         **(summarize_record(launch_dir) if launch_dir else {}),
     }
-    if trainer.is_chief:
+    if trainer.is_chief and before is not None:
+        summary |= before
+    elif trainer.is_chief:
         run.write_summary(summary)
     elif not options.run.quiet:
         print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
@@ -197,7 +218,11 @@ def _finish(
 
 
 def _make_callbacks(
-    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", throughput: "Throughput"
+    options: TrainOptions,
+    run: "RunDirectory",
+    trainer: "Trainer",
+    throughput: "Throughput",
+    utilization: "Utilization | None",
 ) -> "list[keras.callbacks.Callback]":
     """Returns what fills the run directory and shows the progress, on the chief."""
     from tfdist.training import callbacks
@@ -206,6 +231,7 @@ def _make_callbacks(
     made = [
         callbacks.ProgressBar(),
         throughput,
+        *([utilization] if utilization else []),
         callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
         callbacks.MarkBest(trainer),
     ]
@@ -216,32 +242,6 @@ def _make_callbacks(
     if launch_dir := find_launch_dir():
         made.append(ReportSteps(trainer, launch_dir))
     return made
-
-
-def _measure_share_of_peak(
-    options: TrainOptions, trainer: "Trainer", images_per_second: float
-) -> dict[str, float]:
-    """Returns the operations a second, and their share of what the devices can do at most.
-
-    Nothing under parameter servers, whose chief cannot measure the workers' devices.
-    """
-    from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
-
-    if options.strategy.strategy == "parameter_server":
-        return {}
-    # On every worker: all must trace the same, or the numbers of their collectives differ.
-    flops = TRAINING_PASSES * count_flops(trainer.model) * images_per_second
-    if not trainer.is_chief:
-        return {}
-    batch_size = -(-options.training.global_batch_size // trainer.num_replicas)
-    peak, _ = measure_convolutions(trainer.model, batch_size=batch_size, most=_PEAK_LAYERS)
-    # The virtual devices of a CPU share its cores.
-    is_cpu = all(name.startswith("CPU") for name in _list_devices(trainer.strategy))
-    devices = trainer.num_workers if is_cpu else trainer.num_replicas
-    return {
-        "flops_per_second": round(flops),
-        "share_of_peak": round(flops / (devices * peak), 4) if peak else 0.0,
-    }
 
 
 def _measure_share_of_all_reduce(
@@ -277,9 +277,14 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _save_best_model(
-    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data"
+    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data", *, is_kept: bool
 ) -> dict[str, Any]:
-    """Saves the best model, its samples and what is known of it."""
+    """Saves the best model, its samples and what is known of it.
+
+    Args:
+      options, run, trainer, data: of the run.
+      is_kept: whether the model that is there stays, byte for byte.
+    """
     from tfdist.training.evaluation import evaluate_segmentation, write_curves, write_samples
 
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
@@ -291,8 +296,10 @@ def _save_best_model(
         class_names=data.class_names,
         global_batch_size=options.training.global_batch_size,
     )
-    trainer.save_model(run.model)
-    if trainer.is_chief:
+    with tempfile.TemporaryDirectory() as directory:
+        # Saving may take all workers, who do not know whether the chief has the model already.
+        trainer.save_model(f"{directory}/model.keras" if is_kept else run.model)
+    if trainer.is_chief and not is_kept:
         run.copy_model()
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
     if trainer.is_chief:
@@ -314,6 +321,19 @@ def _save_best_model(
         "weights_sha256": final_hash,
         **of_strategy,
     }
+
+
+def _read_summary(run: "RunDirectory") -> dict[str, Any] | None:
+    """Returns what a run that was finished before left, None if a part of it is missing."""
+    import tensorflow as tf
+
+    if not (run.is_finished and tf.io.gfile.exists(run.model)):
+        return None
+    with tf.io.gfile.GFile(f"{run.path}/summary.json") as file:
+        try:
+            return json.loads(file.read())
+        except json.JSONDecodeError:
+            return None
 
 
 def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:

@@ -1,24 +1,28 @@
+import dataclasses
 import os
+import pathlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.data import checked_files
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.pipeline import make_train_dataset
 from tfdist.data.shapes import make_shapes
-from tfdist.data.source import ArraySource
+from tfdist.data.source import ArraySource, BatchSource
 from tfdist.errors import TfdistError
 
 
 class Ramp(SequentialSource):
     """Counts how often it is read."""
 
-    reads = 0
     fingerprint = "ramp"
+    reads: ClassVar[list[int]] = []
 
     def read_examples(self, *, own_size=False):
-        type(self).reads += 1
+        self.reads.append(1)
         for index in range(self.num_examples):
             yield (
                 np.full((*self.image_size, 3), index, np.uint8),
@@ -31,7 +35,7 @@ class Ramp(SequentialSource):
 
 def make_ramp(num_examples=10):
     class Fresh(Ramp):
-        pass
+        reads: ClassVar[list[int]] = []
 
     return Fresh(num_examples=num_examples, image_size=(2, 3), num_classes=2, ignore_label=7)
 
@@ -57,7 +61,7 @@ def test_examples_are_read_once(path_with_spaces, where):
     ramp = make_ramp()
     source = cache_source(ramp, where, directory=str(path_with_spaces), quiet=True)
     assert_is_ramp(source)
-    assert type(ramp).reads == 1
+    assert len(ramp.reads) == 1
 
 
 def test_auto_takes_the_disk_beyond_the_limit(path_with_spaces):
@@ -76,10 +80,10 @@ def test_disk_is_found_again_while_the_fingerprint_holds(path_with_spaces):
     ramp = make_ramp()
     for _ in range(2):
         assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
-    assert type(ramp).reads == 1
+    assert len(ramp.reads) == 1
     type(ramp).fingerprint = "changed"
     cache_source(ramp, "disk", directory=directory, quiet=True)
-    assert type(ramp).reads == 2
+    assert len(ramp.reads) == 2
     cache_source(make_ramp(9), "disk", directory=directory, quiet=True)
     assert len(os.listdir(directory)) == 3
 
@@ -132,5 +136,166 @@ def test_refuses_what_it_cannot_cache(path_with_spaces):
         cache_source(images, "disk", directory=str(path_with_spaces), quiet=True)
     file = path_with_spaces / "file"
     file.write_text("")
-    with pytest.raises(TfdistError, match=r"Cannot write the cache in '.*file'"):
+    with pytest.raises(TfdistError, match=r"Cannot keep the cache in '.*file'"):
         cache_source(make_ramp(), "disk", directory=str(file), quiet=True)
+
+
+def find_file(directory, name="images.u8"):
+    return next(pathlib.Path(directory).glob(f"*/{name}"))
+
+
+def cut(path):
+    os.truncate(path, 20)
+
+
+def overwrite(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def overwrite_unnoticed(path):
+    stat = path.stat()
+    overwrite(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "problem"),
+    [
+        ("images.u8", cut, "images.u8 has 20 bytes instead of 180"),
+        ("masks.u8", cut, "masks.u8 has 20 bytes instead of 60"),
+        ("images.u8", overwrite, "images.u8 does not hold what was written"),
+        ("masks.u8", overwrite_unnoticed, "masks.u8 does not hold what was written"),
+        ("masks.u8", pathlib.Path.unlink, "masks.u8 is missing"),
+        ("checksums.json", cut, "checksums.json cannot be read"),
+        ("checksums.json", pathlib.Path.unlink, "checksums.json is missing"),
+    ],
+)
+def test_a_damaged_cache_is_made_again(path_with_spaces, caplog, name, damage, problem):
+    directory = str(path_with_spaces)
+    ramp = make_ramp()
+    cache_source(ramp, "disk", directory=directory, quiet=True)
+    damage(find_file(directory, name))
+    assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
+    [record] = caplog.records
+    assert record.message.endswith(f"is damaged: {problem}. Making it again.")
+    assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
+    assert len(ramp.reads) == 2
+    assert len(os.listdir(directory)) == 1
+
+
+def test_blocks_of_large_files_are_checked(path_with_spaces, monkeypatch):
+    monkeypatch.setattr(checked_files, "_BLOCK_BYTES", 7)
+    monkeypatch.setattr(checked_files, "_MAX_SAMPLED_BLOCKS", 3)
+    directory = str(path_with_spaces)
+    ramp = make_ramp()
+    for _ in range(2):
+        assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
+    assert len(ramp.reads) == 1
+    os.utime(find_file(directory))
+    cache_source(ramp, "disk", directory=directory, quiet=True)
+    assert len(ramp.reads) == 1
+    path = find_file(directory)
+    data = bytearray(path.read_bytes())
+    data[25] ^= 1
+    path.write_bytes(data)
+    cache_source(ramp, "disk", directory=directory, quiet=True)
+    assert len(ramp.reads) == 2
+
+
+def test_a_process_that_is_faster_is_believed_if_its_files_are_whole(path_with_spaces, caplog):
+    directory = str(path_with_spaces)
+    other = make_ramp()
+    ramp = make_ramp()
+    read = Ramp.read_examples
+
+    def read_slowly(**options):
+        cache_source(other, "disk", directory=directory, quiet=True)
+        yield from read(ramp)
+
+    object.__setattr__(ramp, "read_examples", read_slowly)
+    cache_source(ramp, "disk", directory=directory, quiet=True)
+    assert len(os.listdir(directory)) == 1
+    cut(find_file(directory))
+    assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
+    assert len(os.listdir(directory)) == 1
+    assert len(caplog.records) == 2, "each said that it found the damage"
+
+
+def make_filled(value, path=""):
+    @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+    class Filled(BatchSource):
+        path: str = ""
+
+        @property
+        def element_spec(self):
+            return tf.TensorSpec((2, 2, 3), tf.float32), tf.TensorSpec((2, 2), tf.int32)
+
+        def load_batch(self, indices):
+            number = float(pathlib.Path(self.path).read_text()) if self.path else value
+            rows = len(indices)
+            # Far from the examples that a fingerprint loads.
+            numbers = tf.where(indices == 55, number, 0.0)[:, None, None, None]
+            return tf.tile(numbers, [1, 2, 2, 3]), tf.zeros([rows, 2, 2], tf.int32)
+
+    return Filled(num_examples=100, path=path)
+
+
+def test_another_class_of_the_same_name_has_its_own_cache(path_with_spaces):
+    for value in (10.0, 200.0, 10.0):
+        directory = str(path_with_spaces)
+        source = cache_source(make_filled(value), "disk", directory=directory, quiet=True)
+        assert source.load(tf.constant(55, tf.int64))[0][0, 0, 0] == value
+    assert len(os.listdir(path_with_spaces)) == 2
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_source_of_changed_files_has_another_cache(path_with_spaces, is_directory):
+    file = path_with_spaces / "data" / "number.txt"
+    file.parent.mkdir()
+    directory = str(path_with_spaces / "cache")
+    for value in (10, 200):
+        file.write_text(str(value))
+        source = make_filled(0.0, path=str(file))
+        if is_directory:
+            named = dataclasses.make_dataclass(
+                "Named",
+                [("root", str, dataclasses.field(default=str(file.parent)))],
+                bases=(type(source),),
+                frozen=True,
+                eq=False,
+                kw_only=True,
+            )
+            source = named(num_examples=100, path=str(file))
+        source = cache_source(source, "disk", directory=directory, quiet=True)
+        assert source.load(tf.constant(55, tf.int64))[0][0, 0, 0] == value
+
+
+def test_a_source_that_is_not_what_it_says_is_refused(path_with_spaces):
+    class Short(Ramp):
+        def read_examples(self, *, own_size=False):
+            yield np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3), np.uint8)
+
+    class Long(Ramp):
+        def read_examples(self, *, own_size=False):
+            for _ in range(3):
+                yield np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3), np.uint8)
+
+    class Wide(Ramp):
+        def read_examples(self, *, own_size=False):
+            yield np.zeros((2, 4, 3), np.uint8), np.zeros((2, 4), np.uint8)
+
+    for kind, message in (
+        (Short, "Short: it gives 1 examples, and num_examples is 2"),
+        (Long, "Long: it gives more examples, and num_examples is 2"),
+        (
+            Wide,
+            r"example 0 of Wide: its shapes are \(2, 4, 3\) and \(2, 4\) instead of \(2, 3, 3\)",
+        ),
+    ):
+        source = kind(num_examples=2, image_size=(2, 3), num_classes=2)
+        for where in ("memory", "disk"):
+            with pytest.raises(TfdistError, match=message):
+                cache_source(source, where, directory=str(path_with_spaces), quiet=True)
+    assert os.listdir(path_with_spaces) == []

@@ -1,4 +1,6 @@
+import os
 import pathlib
+import re
 import struct
 import uuid
 import zlib
@@ -10,9 +12,10 @@ import tensorflow as tf
 from tfdist.data.cache import cache_source
 from tfdist.data.folder import leave_out_bad, make_folder
 from tfdist.data.graph_errors import as_user_error
-from tfdist.data.masks import MaskFormatError, decode_mask
+from tfdist.data.masks import MaskFormatError, decode_mask, encode_mask
 from tfdist.data.pipeline import make_eval_dataset
 from tfdist.errors import TfdistError
+from tfdist.options import parse_label_map
 
 
 def write(path, data):
@@ -89,16 +92,48 @@ def test_pairs_by_stem_in_the_order_of_names(data_dir):
     assert len(read(data_dir, max_examples=2)) == 2
 
 
-def test_bmp_images_are_read(path_with_spaces):
-    # A bottom-up 24-bit BMP of 4 x 4 pixels, blue first.
-    pixels = make_image(0, (4, 4))
-    data = pixels[::-1, :, ::-1].tobytes()
-    header = b"BM" + struct.pack("<IHHI", 54 + len(data), 0, 0, 54)
-    header += struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 24, 0, len(data), 0, 0, 0, 0)
+def exif_jpeg(image, orientation):
+    tiff = b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    segment = b"Exif\0\0" + tiff
+    data = tf.io.encode_jpeg(image, quality=100, chroma_downsampling=False).numpy()
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
+
+
+def test_an_image_stands_as_its_exif_orientation_says(path_with_spaces):
+    upright, mask = np.zeros((12, 16, 3), np.uint8), np.zeros((12, 16), np.uint8)
+    upright[:4, :10] = 200
+    mask[:4, :10] = 1
     root = str(path_with_spaces)
-    write(f"{root}/val/images/x.bmp", header + data)
-    write(f"{root}/val/masks/x.png", png(make_mask(0, (4, 4))))
-    np.testing.assert_array_equal(read(root, "val", (4, 4))[0][0], pixels)
+    write(f"{root}/val/images/x.jpg", exif_jpeg(np.rot90(upright), 6))
+    write(f"{root}/val/masks/x.png", png(mask))
+    image, labels = read(root, "val")[0]
+    np.testing.assert_allclose(image.astype(int), upright, atol=20)
+    np.testing.assert_array_equal(labels, mask)
+    write(f"{root}/val/masks/x.png", png(np.rot90(mask)))
+    with pytest.raises(TfdistError, match=r"the mask is 16x12 .* 12x16\. If .* EXIF orientation"):
+        read(root, "val")
+
+
+def test_other_files_are_skipped_aloud(data_dir, caplog):
+    for name in ("x.tif", "Y.TIF", "notes.txt", "readme", "old/a.png"):
+        write(f"{data_dir}/train/images/{name}", b"")
+    write(f"{data_dir}/train/masks/x.png", png(make_mask(0)))
+    write(f"{data_dir}/train/images/z.png", png(make_image(0)))
+    write(f"{data_dir}/train/masks/z.tiff", b"")
+    source = make_folder(data_dir, "train", (12, 16), 3)
+    assert (source.num_examples, source.num_skipped) == (3, 2)
+    assert [record.message for record in caplog.records] == [
+        f"Skipped 5 files in '{data_dir}/train/images': 2 .tif, 1 .txt, 1 without an extension, "
+        "1 directory; left out with them: 1 mask.",
+        f"Skipped 1 file in '{data_dir}/train/masks': 1 .tiff; left out with them: 1 image.",
+    ]
+    for name in ("a.jpg", "b.JPEG", "c c.png", "z.png"):
+        tf.io.gfile.remove(f"{data_dir}/train/images/{name}")
+    for name in ("a", "b", "c c"):
+        tf.io.gfile.remove(f"{data_dir}/train/masks/{name}.png")
+    write(f"{data_dir}/train/images/z.png", png(make_image(0)))
+    with pytest.raises(TfdistError, match="Cannot use any image in '.*train'"):
+        make_folder(data_dir, "train", (12, 16), 3)
 
 
 def test_memory_file_system_is_read():
@@ -148,6 +183,56 @@ def test_masks_of_other_kinds_are_refused(data, message):
         decode_mask(data)
 
 
+def test_a_label_map_gives_values_their_classes(data_dir):
+    stored = np.array([0, 255, 128], np.uint8)[make_mask(0)]
+    write(f"{data_dir}/train/masks/a.png", png(stored))
+    with pytest.raises(TfdistError, match=r"holds the value 128, .*=128:1,255:2; or set"):
+        read(data_dir, ignore_label=9)
+    examples = read(data_dir, label_map={255: 1, 128: 9}, ignore_label=9)
+    np.testing.assert_array_equal(examples[0][1], np.array([0, 1, 9])[make_mask(0)])
+    np.testing.assert_array_equal(examples[1][1], make_mask(1))
+    with pytest.raises(TfdistError, match=r"map 255 to class 3: classes are 0 to 2 or 9 \(ign"):
+        read(data_dir, label_map={255: 3}, ignore_label=9)
+
+
+def test_the_proposed_label_map_makes_the_mask_fit(data_dir):
+    for values, classes in (([0, 255], 2), ([255], 2), ([0, 1, 255], 3), ([0, 90, 255], 4)):
+        stored = np.resize(np.array(values, np.uint8), (12, 16))
+        write(f"{data_dir}/train/masks/a.png", png(stored))
+        with pytest.raises(TfdistError) as caught:
+            read(data_dir, num_classes=classes, max_examples=1)
+        proposed = re.search(r"--label_map=(\S+);", str(caught.value))[1]
+        label_map = parse_label_map(proposed.split(","))
+        mask = read(data_dir, num_classes=classes, max_examples=1, label_map=label_map)[0][1]
+        assert len(np.unique(mask)) == len(values)
+
+
+def test_a_label_map_gives_colors_their_classes(data_dir):
+    colors = np.array([[0, 0, 0], [255, 0, 0], [0, 128, 255]], np.uint8)
+    label_map = {"#000000": 0, "#ff0000": 1, "#0080ff": 2}
+    labels = make_mask(0)
+    opaque = np.full((12, 16, 1), 255, np.uint8)
+    palette = encode_mask(labels, colors)
+    for data in (png(colors[labels]), png(np.dstack([colors[labels], opaque])), palette):
+        write(f"{data_dir}/train/masks/a.png", data)
+        mask = read(data_dir, label_map=label_map, max_examples=1)[0][1]
+        np.testing.assert_array_equal(mask, labels)
+    del label_map["#0080ff"]
+    with pytest.raises(TfdistError, match=r"a\.png': its color #0080ff has no class"):
+        read(data_dir, label_map=label_map)
+    write(f"{data_dir}/train/masks/a.png", png(np.dstack([colors[labels], opaque // 2])))
+    with pytest.raises(TfdistError, match="transparent in places"):
+        read(data_dir, label_map=label_map)
+
+
+def test_the_label_map_is_part_of_what_is_cached(data_dir):
+    keys = {
+        make_folder(data_dir, "train", (12, 16), 3, label_map=label_map).get_fingerprint()
+        for label_map in (None, {5: 1}, {5: 2})
+    }
+    assert len(keys) == 3
+
+
 def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"--data_dir='.*nowhere': there is no such directory"):
         read(f"{data_dir}/nowhere")
@@ -156,7 +241,10 @@ def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"the split 'x' in .* it has no directory"):
         read(f"{data_dir}/train/images", "x")
     tf.io.gfile.makedirs(f"{data_dir}/val/images")
-    with pytest.raises(TfdistError, match=r"any \.jpg, \.jpeg, \.png, \.bmp file in '.*images'"):
+    with pytest.raises(TfdistError, match=r"any \.jpg, .*, \.gif, \.webp file in '.*images'\. Put"):
+        read(data_dir, "val")
+    write(f"{data_dir}/val/images/a.tif", b"")
+    with pytest.raises(TfdistError, match=r"any \.jpg, .* file in '.*images', only 1 \.tif\. Put"):
         read(data_dir, "val")
     write(f"{data_dir}/val/images/a.png", png(make_image(0)))
     with pytest.raises(TfdistError, match=r"find the directory '.*val/masks'"):
@@ -202,7 +290,7 @@ BREAKAGES = {
     ),
     "out_of_range": (
         lambda root: write(f"{root}/train/masks/b.png", png(make_mask(0) + np.uint8(5))),
-        r"use '.*b\.png': it holds class 5, but classes are 0 to 2 or 9 \(ignored\)",
+        r"use '.*b\.png': it holds the value 5, but classes are 0 to 2 or 9 \(ignored\)\. ",
     ),
 }
 
@@ -234,6 +322,23 @@ def test_random_access_reads_what_the_cache_does(data_dir):
     cached = cache_source(source, "memory", quiet=True)
     for left, right in zip(direct, cached.load_batch(tf.range(3, dtype=tf.int64)), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_changed_file_is_not_taken_from_the_disk_cache(data_dir, tmp_path):
+    def read_mask():
+        source = make_folder(data_dir, "train", (12, 16), 3)
+        cached = cache_source(source, "disk", directory=str(tmp_path / "cache"), quiet=True)
+        return cached.load(tf.constant(0, tf.int64))[1].numpy()
+
+    path = pathlib.Path(data_dir) / "train" / "masks" / "a.png"
+    path.write_bytes(indexed_png(np.ones((12, 16), np.uint8), 8))
+    stat = path.stat()
+    assert (read_mask() == 1).all()
+    changed = indexed_png(np.full((12, 16), 2, np.uint8), 8)
+    assert len(changed) == stat.st_size
+    path.write_bytes(changed)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (read_mask() == 2).all()
 
 
 def test_refuses_impossible_classes(data_dir):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import socket
 import tarfile
 
@@ -105,6 +106,13 @@ def test_cache_gives_random_access(data_dir, path_with_spaces):
     cached = cache_source(source, "disk", directory=str(path_with_spaces), quiet=True)
     _, masks = cached.load_batch(tf.constant([2, 0], tf.int64))
     np.testing.assert_array_equal(masks, [expected[2], expected[0]])
+
+
+def test_fingerprint_has_the_name_and_the_sizes_of_the_splits(data_dir):
+    found = make_tfds("oxford_iiit_pet", "val", SIZE, data_dir=data_dir).make_fingerprint()
+    assert found["name"].startswith("oxford_iiit_pet/")
+    assert (found["split"], found["split_sizes"]) == ("test", {"test": 2, "train": 3})
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_label_out_of_range_is_named(data_dir):

@@ -108,3 +108,13 @@ def test_all_pods_share_the_storage():
     texts = make_texts("--target=kubernetes", "--image=r/x", "--claim=mine", *PEERS, STORED)
     assert "storage.yaml" not in texts
     assert "claimName: mine" in texts["job.yaml"]
+
+
+def test_texts_stay_texts_for_readers_of_any_yaml():
+    given = ["--run_dir=gs://b/a: 'b' # \"c\" {d} $(e)", "--learning_rate", "1e-3", "--tpu", "y"]
+    text = make_texts("--target=kubernetes", "--image=r/t:1", "--claim=0x1F", "--", *given)
+    job = make_objects("--claim=0x1F", "--", *given)["Job"]
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == given
+    # YAML 1.2 has numbers without a point, and other readers than PyYAML take y for true.
+    assert [line.strip() for line in text["job.yaml"].splitlines()[-40:]].count('- "1e-3"') == 1
+    assert '- "y"' in text["job.yaml"]

@@ -13,7 +13,7 @@ from tfdist.launch import run_local_cluster
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(560),
     pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
 ]
 SMALL = (
@@ -33,7 +33,7 @@ def run(module, *arguments, logs, status=0):
         workers=1,
         command=[sys.executable, "-m", f"tests.job_files.{module}", *map(str, arguments)],
         run_dir=logs,
-        timeout_s=200,
+        timeout_s=500,
         stream=False,
     )
     output = result.tasks[0].log.read_text()

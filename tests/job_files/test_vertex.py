@@ -84,3 +84,16 @@ def test_is_submitted_by_gcloud():
         "--display-name=tfdist",
         "--config=out/custom_job.yaml",
     ]
+
+
+def test_awkward_texts_arrive_as_they_were_given():
+    given = ("--tpu=a: 'b' # \"c\" {d} $(e)", "--learning_rate", "1e-3")
+    flags = ("--region={a} b", "--machine=1e3", "--", "--run_dir=gs://b/{r}", *given)
+    files = make_files(*GIVEN, *flags)
+    spec = yaml.safe_load(files.texts["custom_job.yaml"])
+    (pool,) = spec["workerPoolSpecs"]
+    assert pool["containerSpec"]["args"] == list(given)
+    assert pool["machineSpec"]["machineType"] == "1e3"
+    assert '"1e3"' in files.texts["custom_job.yaml"]
+    (command,) = files.commands
+    assert "--region={a} b" in shlex.split(command.format(output="jobs"))

@@ -2,7 +2,6 @@
 
 import inspect
 import socket
-import time
 
 import keras
 import numpy as np
@@ -195,8 +194,6 @@ def silent_server(monkeypatch, tmp_path):
 
 
 def test_download_that_stands_still_is_given_up(silent_server):
-    start = time.monotonic()
     with pytest.raises(ValueError, match=r"weights could not be downloaded \(.*\)\. Leave out pre"):
         mobilenet_v2_unet(**SMALL, pretrained=True, download_timeout_s=0.5)
-    assert 0.4 < time.monotonic() - start < 30
     assert socket.getdefaulttimeout() is None

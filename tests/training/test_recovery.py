@@ -1,11 +1,20 @@
 """A run that was stopped, however and wherever, ends as the one that was not."""
 
+import os
+import socket
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import zoo
 from tfdist import Trainer
+from tfdist.errors import TfdistError
+from tfdist.training.recovery import Recovery
+from tfdist.training.run_directory import RunDirectory
 
 EXAMPLES, BATCH = 40, 8  # 5 steps an epoch
 EPOCHS = 12
@@ -218,3 +227,99 @@ def test_other_replicas_continue_where_those_before_stopped(tmp_path):
     assert zoo.largest_difference(ours, expected) < 1e-5
     for name, values in whole.history.history.items():
         np.testing.assert_allclose(trainer.history.history[name], values, rtol=1e-4)
+
+
+def _fit_steps(directory, max_steps, *callbacks):
+    trainer = Trainer(_make_model, checkpoint_dir=str(directory))
+    x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")
+    trainer.fit(x, y, global_batch_size=8, max_steps=max_steps, callbacks=callbacks, verbose=0)
+    return trainer
+
+
+class Try(keras.callbacks.Callback):
+    """Trains in the same directory at the end of the second epoch."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self._directory = directory
+        self.error = None
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            with pytest.raises(TfdistError) as found:
+                _fit_steps(self._directory, 9)
+            self.error = str(found.value)
+
+
+def test_a_second_trainer_on_the_same_checkpoints_is_refused(path_with_spaces):
+    second = Try(path_with_spaces)
+    assert _fit_steps(path_with_spaces, 4, second).step == 4
+    assert second.error == (
+        f"checkpoint_dir={path_with_spaces} is in use by process {os.getpid()} on "
+        f"{socket.gethostname()}, which is this process. Wait for it to end, or take another "
+        "checkpoint_dir."
+    )
+    assert _fit_steps(path_with_spaces, 6).resumed_from_step == 4
+
+
+def test_a_trainer_that_failed_leaves_the_checkpoints_to_the_next(tmp_path):
+    with pytest.raises(InterruptedError) as held:  # its traceback keeps the trainer
+        _fit_steps(tmp_path, 4, Interrupt("on_epoch_end", 2))
+    assert _fit_steps(tmp_path, 4).resumed_from_step == 1
+    assert held
+
+
+def test_a_process_that_is_killed_leaves_the_checkpoints_to_the_next(path_with_spaces):
+    code = (
+        "import sys, time\n"
+        "from tfdist.training.run_lock import hold_run_lock\n"
+        "with hold_run_lock(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    arguments = [sys.executable, "-c", code, str(path_with_spaces)]
+    owner = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    try:
+        assert owner.stdout.readline() == b"held\n"
+        with pytest.raises(TfdistError, match=f"is in use by process {owner.pid} on .*another ch"):
+            _fit_steps(path_with_spaces, 1)
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert _fit_steps(path_with_spaces, 1).step == 1
+
+
+def test_a_command_that_holds_the_run_directory_trains_in_it(tmp_path):
+    run = RunDirectory(str(tmp_path / "run"))
+    with run.claim({}, result={}):
+        assert _fit_steps(run.checkpoints, 1).step == 1
+
+
+def test_a_finished_training_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
+    _fit_steps(tmp_path, 2)
+    (tmp_path / ".lock").unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
+    assert _fit_steps(tmp_path, 2).resumed_from_step == 2
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_other_file_systems_have_no_lock(path_with_spaces):
+    directory = f"ram://{path_with_spaces}/checkpoints"
+    _fit_steps(directory, 1)
+    assert tf.io.gfile.listdir(directory) == ["step-000000001"]
+
+
+class WorkerOne:
+    """The second of two workers, whose chief is refused."""
+
+    is_chief = False
+    index = 1
+
+    def ask_chief(self, number):
+        assert number == -1
+        return -2
+
+
+def test_the_other_workers_stop_when_the_chief_is_refused(tmp_path):
+    recovery = Recovery(str(tmp_path), keep=1, workers=WorkerOne())
+    with pytest.raises(TfdistError, match="Worker 1 stops: the chief cannot use the checkpoints"):
+        recovery.restore([])
+    assert not list(tmp_path.iterdir())

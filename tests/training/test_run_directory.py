@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,25 @@ def test_another_command_is_refused_and_nothing_is_written(run):
     claim(run)
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is empty"),
+        ('{"result": {"se', "is cut short or was changed"),
+        ("[]", "is cut short or was changed"),
+        ("\0\0\0", "is cut short or was changed"),
+    ],
+)
+def test_options_that_were_cut_short_cost_one_line(tmp_path, content, what):
+    run = RunDirectory(str(tmp_path))
+    claim(run)
+    (tmp_path / "options.json").write_text(content)
+    with pytest.raises(TfdistError, match=f"Cannot continue .* options.json {what}. Remove that"):
+        claim(run)
+    (tmp_path / "options.json").unlink()
+    claim(run)
+
+
 def test_metrics_continue_without_gap_or_duplicate(run):
     claim(run)
     assert list(run.read_metrics()) == []
@@ -64,6 +84,21 @@ def test_writes_the_summary_and_pictures(tmp_path):
     run.write_summary({"loss": 1.5})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": 1.5}
     assert run.write_picture("samples/a.png", b"png") == f"{tmp_path}/samples/a.png"
+
+
+def test_a_finished_run_has_its_model_on_the_disk(tmp_path, monkeypatch):
+    run = RunDirectory(str(tmp_path))
+    (tmp_path / "model.keras").write_bytes(b"a model")
+    seen = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        seen.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    run.write_summary({})
+    assert seen == ["model.keras", "summary.json.writing", tmp_path.name]
 
 
 def test_the_lock_dies_with_its_owner(path_with_spaces):

@@ -201,7 +201,7 @@ def test_a_killed_worker_is_named_and_the_others_end(tmp_path):
     ((result, logs),) = outcome
     assert result.first_failed == "worker-1"
     assert result.status == 128 + signal.SIGKILL
-    assert result.seconds < 120
+    assert not result.timed_out
     assert find_task(tmp_path, 0) is None, logs
 
 

@@ -7,7 +7,6 @@ from tfdist.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.errors import TfdistError
 from tfdist.memory import find_free_memory
 from tfdist.options import AUTO_BATCH_SIZE, TrainOptions
-from tfdist.strategies.registry import choose_strategy
 from tfdist.training.run_directory import RunDirectory
 
 _FLAG = "--global_batch_size=auto"
@@ -24,6 +23,10 @@ _ELSEWHERE = {
 def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
     """Returns the options with the number that a run began with, if it is to be found.
 
+    Args:
+      options: of the run, the strategy by its name instead of `auto`.
+      run: its directory.
+
     Raises:
       TfdistError: the run is new, and the strategy one whose number cannot be found.
     """
@@ -33,7 +36,6 @@ def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
     if before is not None:
         return _set(options, before["global_batch_size"])
     name = options.strategy.strategy
-    name = choose_strategy() if name == "auto" else name
     if name in _ELSEWHERE:
         raise TfdistError(
             f"--strategy={name} does not take {_FLAG}, which one process finds by itself on CPUs "

@@ -6,6 +6,7 @@ from tfdist.options import (
     FIXED_BATCH_SIZE,
     CommandOptions,
     ModelOptions,
+    OptionGroup,
     RunOptions,
     TrainingOptions,
     inherit,
@@ -16,7 +17,7 @@ BASELINES = ("loop", "keras_fit", "keras_layers_fit")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContestOptions:
+class ContestOptions(OptionGroup):
     """What is compared."""
 
     strategies: tuple[str, ...] = option(
@@ -49,7 +50,7 @@ class ContestOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredModelOptions:
+class MeasuredModelOptions(OptionGroup):
     """What is trained for it."""
 
     model: str = inherit(ModelOptions, "model")
@@ -62,7 +63,7 @@ class MeasuredModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkReportOptions:
+class BenchmarkReportOptions(OptionGroup):
     """What is said of it."""
 
     output: str = option(

@@ -12,6 +12,7 @@ _EXPORTS = {
     "cache_source": "tfdist.data.cache:cache_source",
     "count_classes": "tfdist.data.class_weights:count_classes",
     "count_pixels_with_class": "tfdist.data.class_weights:count_pixels_with_class",
+    "describe_difference": "tfdist.data.fingerprint:describe_difference",
     "make_class_weights": "tfdist.data.class_weights:make_class_weights",
     "make_eval_dataset": "tfdist.data.pipeline:make_eval_dataset",
     "make_folder": "tfdist.data.folder:make_folder",

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -14,8 +15,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
+from tfdist.data.checked_files import CheckedFile, find_damage, write_records
+from tfdist.data.code_hash import hash_code
 from tfdist.data.dataset_options import set_options
+from tfdist.data.fingerprint import hash_text, make_header
 from tfdist.data.source import BatchSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 
@@ -23,7 +28,9 @@ CACHES = ("auto", "memory", "disk", "none")
 DEFAULT_MEMORY_LIMIT_BYTES = 2 * 2**30
 
 _READ_BATCH = 32
-_FORMAT = 1
+_FORMAT = 2
+_FILES = ("images.u8", "masks.u8")
+_MAX_LISTED_FILES = 100_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,6 +53,14 @@ class SequentialSource(abc.ABC):
     ignore_label: int | None = None
     num_skipped: int = 0
 
+    @property
+    def element_spec(self) -> Any:
+        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
+        return (
+            tf.TensorSpec((*self.image_size, 3), tf.float32),
+            tf.TensorSpec(self.image_size, tf.int32),
+        )
+
     @abc.abstractmethod
     def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
@@ -56,7 +71,21 @@ class SequentialSource(abc.ABC):
 
     @abc.abstractmethod
     def get_fingerprint(self) -> str:
-        """Returns a text that changes whenever what `read_examples` yields would."""
+        """Returns a text that changes whenever what `read_examples` yields would.
+
+        It tells whether a cache on disk can be used again.
+        """
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells these examples from others, as JSON.
+
+        Two processes that read the same data return the same, wherever the data lie, unless
+        `get_fingerprint` says more, such as where they lie.
+        """
+        header = make_header(
+            kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        return {**header, "contents": hash_text(self.get_fingerprint())}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,10 +95,12 @@ class CachedSource(BatchSource):
     Attributes:
       images: uint8 [num_examples, height, width, 3].
       masks: uint8 [num_examples, height, width].
+      origin: the fingerprint of the source that was cached, at that time.
     """
 
     images: "tf.Tensor | MappedFile"
     masks: "tf.Tensor | MappedFile"
+    origin: dict[str, Any]
 
     @property
     def element_spec(self) -> Any:
@@ -85,6 +116,10 @@ class CachedSource(BatchSource):
             tf.cast(_gather(self.images, indices), tf.float32),
             tf.cast(_gather(self.masks, indices), tf.int32),
         )
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns the fingerprint of what was cached: where it is kept makes no difference."""
+        return self.origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +158,10 @@ def cache_source(
 
     Args:
       source: of (image, mask) examples.
-      where: "memory"; "disk", a mapped file that later runs find again; "auto", memory
-        up to `memory_limit_bytes` and disk beyond; "none", the source itself.
+      where: "memory"; "disk", a mapped file that later runs find again as long as the
+        source, its code and its files are the same, and make again if it is damaged;
+        "auto", memory up to `memory_limit_bytes` and disk beyond; "none", the source
+        itself.
       directory: holds the files of "disk"; a local directory, by default
         ~/.cache/tfdist.
       memory_limit_bytes: see "auto".
@@ -132,8 +169,8 @@ def cache_source(
 
     Raises:
       TfdistError: an unknown `where`; "none" for a source without random access;
-        examples that are not an image and a mask; a directory that is not local or
-        cannot be written; whatever reading the source raises.
+        examples that are not an image and a mask, or not as many as the source says; a
+        directory that is not local or cannot be written; whatever reading the source raises.
     """
     if where not in CACHES:
         raise make_unknown_name_error("cache", where, CACHES)
@@ -145,6 +182,7 @@ def cache_source(
             )
         return source
     height, width = _get_image_size(source)
+    origin = source.make_fingerprint()
     size_bytes = source.num_examples * height * width * 4
     if where == "auto":
         where = "memory" if size_bytes <= memory_limit_bytes else "disk"
@@ -153,14 +191,16 @@ def cache_source(
     masks: tf.Tensor | MappedFile
     if where == "memory":
         arrays = np.empty(images_shape, np.uint8), np.empty(images_shape[:3], np.uint8)
-        for i, (image, mask) in enumerate(_show_progress(source, quiet)):
+        for i, (image, mask) in enumerate(_read_checked(source, quiet)):
             arrays[0][i], arrays[1][i] = image, mask
         with tf.device("CPU:0"):
             images, masks = (tf.convert_to_tensor(array) for array in arrays)
     else:
-        folder = _write_once(source, Path(_get_local(directory)), quiet)
-        images = MappedFile(str(folder / "images.u8"), images_shape)
-        masks = MappedFile(str(folder / "masks.u8"), images_shape[:3])
+        folder = _write_once(source, origin, Path(_get_local(directory)), quiet)
+        images, masks = (
+            MappedFile(str(folder / name), shape)
+            for name, shape in zip(_FILES, (images_shape, images_shape[:3]), strict=True)
+        )
     return CachedSource(
         num_examples=source.num_examples,
         num_classes=source.num_classes,
@@ -169,6 +209,7 @@ def cache_source(
         num_skipped=source.num_skipped,
         images=images,
         masks=masks,
+        origin=origin,
     )
 
 
@@ -214,6 +255,34 @@ def read_examples(
         yield from zip(images, masks, strict=True)
 
 
+def _read_checked(
+    source: Source | SequentialSource, quiet: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the examples, and fails if they are not what the source says of itself."""
+    expected = (*_get_image_size(source), 3), _get_image_size(source)
+    count = 0
+    for image, mask in _show_progress(source, quiet):
+        count += 1
+        found = image.shape, mask.shape
+        if found != expected or count > source.num_examples:
+            break
+        yield image, mask
+    else:
+        if count == source.num_examples:
+            return
+        found = expected
+    name = type(source).__name__
+    if found != expected:
+        raise TfdistError(
+            f"Cannot cache example {count - 1} of {name}: its shapes are {found[0]} and "
+            f"{found[1]} instead of {expected[0]} and {expected[1]}. Mend the source."
+        )
+    raise TfdistError(
+        f"Cannot cache {name}: it gives {'more' if count > source.num_examples else count} "
+        f"examples, and num_examples is {source.num_examples}. Mend the source."
+    )
+
+
 def _show_progress(
     source: Source | SequentialSource, quiet: bool
 ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
@@ -237,32 +306,29 @@ def _get_local(directory: str | None) -> str:
     return directory
 
 
-def _write_once(source: Source | SequentialSource, directory: Path, quiet: bool) -> Path:
-    """Returns the folder that holds the source's bytes, writing it when it is not there."""
-    fingerprint = _get_fingerprint(source)
-    folder = directory / hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
-    if folder.is_dir():
-        return folder
+def _write_once(
+    source: Source | SequentialSource, origin: dict[str, Any], directory: Path, quiet: bool
+) -> Path:
+    """Returns the folder that holds the source's bytes, writing it unless it is there and whole."""
+    key = _make_key(source, origin)
+    folder = directory / hashlib.sha256(key.encode()).hexdigest()[:24]
+    height, width = _get_image_size(source)
+    num_pixels = source.num_examples * height * width
+    sizes_bytes = dict(zip(_FILES, (3 * num_pixels, num_pixels), strict=True))
     partial = directory / f"{folder.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
+        if folder.is_dir():
+            damage = find_damage(folder, sizes_bytes)
+            if damage is None:
+                return folder
+            logging.warning("The cache in %r is damaged: %s. Making it again.", str(folder), damage)
         partial.mkdir(parents=True)
-        with (
-            (partial / "images.u8").open("wb") as images,
-            (partial / "masks.u8").open("wb") as masks,
-        ):
-            for image, mask in _show_progress(source, quiet):
-                images.write(image.tobytes())
-                masks.write(mask.tobytes())
-        (partial / "fingerprint.json").write_text(fingerprint + "\n")
-        try:
-            os.rename(partial, folder)
-        except OSError:
-            # Another process was faster; its bytes are the same.
-            if not folder.is_dir():
-                raise
+        _write_files(_read_checked(source, quiet), partial)
+        (partial / "fingerprint.json").write_text(key + "\n")
+        _put_in_place(partial, folder, sizes_bytes)
     except OSError as error:
         raise TfdistError(
-            f"Cannot write the cache in {str(directory)!r}: {error.strerror or error}. Name "
+            f"Cannot keep the cache in {str(directory)!r}: {error.strerror or error}. Name "
             "another directory, or keep the cache in memory."
         ) from error
     finally:
@@ -270,19 +336,83 @@ def _write_once(source: Source | SequentialSource, directory: Path, quiet: bool)
     return folder
 
 
-def _get_fingerprint(source: Source | SequentialSource) -> str:
+def _write_files(examples: Iterable[tuple[np.ndarray, np.ndarray]], directory: Path) -> None:
+    files = [CheckedFile(directory / name) for name in _FILES]
+    try:
+        for arrays in examples:
+            for file, array in zip(files, arrays, strict=True):
+                file.write(array.astype(np.uint8, copy=False).tobytes())
+        records = [file.close() for file in files]
+    finally:
+        for file in files:
+            file.abandon()
+    write_records(directory, dict(zip(_FILES, records, strict=True)))
+
+
+def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> None:
+    """Gives a folder that is written its name, unless another process was faster."""
+    try:
+        os.rename(partial, folder)
+        return
+    except OSError:
+        if not folder.is_dir():
+            raise
+    if find_damage(folder, sizes_bytes) is None:
+        return
+    # A process that still reads the damaged files keeps them until it ends.
+    damaged = partial.with_suffix(".damaged")
+    try:
+        os.rename(folder, damaged)
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
+    """Returns a text that changes when the source, its code or what it reads does."""
+    what: Any
     if isinstance(source, SequentialSource):
         what = source.get_fingerprint()
     else:
         fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
         try:
-            what = f"{type(source).__name__} {json.dumps(fields, sort_keys=True)}"
+            what = [json.dumps(fields, sort_keys=True, default=os.fspath)]
+            if not type(source).__module__.startswith("tfdist."):  # else no field is a path
+                what.append(_list_files(fields))
         except TypeError as error:
             raise TfdistError(
                 f"Cannot cache a {type(source).__name__} on disk: nothing tells whether its "
                 "contents have changed. Keep the cache in memory."
             ) from error
-    size = list(_get_image_size(source))
-    return json.dumps(
-        {"format": _FORMAT, "source": what, "num_examples": source.num_examples, "size": size}
-    )
+    key = {
+        "format": _FORMAT,
+        "code": hash_code(type(source)),
+        "source": what,
+        "origin": origin,
+        "size": list(_get_image_size(source)),
+    }
+    return json.dumps(key)
+
+
+def _list_files(fields: Any) -> list[list[Any]]:
+    """Returns name, size and time of change of each file, and of those in each directory, named.
+
+    Of very many files it is the first ones.
+    """
+    named = (value for value in keras.tree.flatten(fields) if isinstance(value, (str, os.PathLike)))
+    paths = itertools.chain.from_iterable(map(_walk, named))
+    files = []
+    for path in itertools.islice(paths, _MAX_LISTED_FILES):
+        stat = os.stat(path)
+        files.append([path, stat.st_size, stat.st_mtime_ns])
+    return files
+
+
+def _walk(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yields a file's path, or those of the files in a directory, always in one order."""
+    if os.path.isfile(path):
+        yield os.fspath(path)
+    for directory, directories, names in os.walk(path):
+        directories.sort()
+        files = (os.path.join(directory, name) for name in sorted(names))
+        yield from filter(os.path.isfile, files)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.folder import leave_out_bad, make_folder
+from tfdist.data.label_map import LabelMap
 from tfdist.data.shapes import make_shapes
 from tfdist.data.source import Source
 from tfdist.data.tfds_source import make_tfds
@@ -26,6 +27,7 @@ def make_source(
     data_dir: str | None = None,
     num_classes: int | None = None,
     ignore_label: int | None = None,
+    label_map: LabelMap | None = None,
     class_names: tuple[str, ...] | None = None,
     num_examples: int | None = None,
     seed: int = 0,
@@ -43,6 +45,7 @@ def make_source(
       data_dir: of "folder" and "tfds:NAME".
       num_classes: of "folder" and of the data sets of TFDS that are not known here.
       ignore_label: as above; label that neither loss nor metrics see, or None.
+      label_map: of "folder"; see `make_folder`.
       class_names: as above.
       num_examples: the size of "shapes", a cap for the others.
       seed: of "shapes".
@@ -53,9 +56,9 @@ def make_source(
       quiet: show no progress bar.
 
     Raises:
-      TfdistError: an unknown name, something missing that the data set needs, a size
-        that is not positive, and what `make_shapes`, `make_folder`, `make_tfds` and
-        `cache_source` raise.
+      TfdistError: an unknown name, something missing that the data set needs, a label map
+        for another data set than "folder", a size that is not positive, and what
+        `make_shapes`, `make_folder`, `make_tfds` and `cache_source` raise.
     """
     request = _Request(
         dataset=dataset,
@@ -64,6 +67,7 @@ def make_source(
         data_dir=data_dir,
         num_classes=num_classes,
         ignore_label=ignore_label,
+        label_map=label_map,
         class_names=class_names,
         num_examples=num_examples,
         seed=seed,
@@ -101,6 +105,11 @@ def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]
     if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
         valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
         raise make_unknown_name_error("--dataset", request.dataset, valid)
+    if request.label_map and kind != "folder":
+        raise TfdistError(
+            f"Cannot map the labels of --dataset={request.dataset}: --label_map is for "
+            "--dataset=folder. Leave it out."
+        )
     return _FACTORIES[kind](request)
 
 
@@ -112,6 +121,7 @@ class _Request:
     data_dir: str | None = None
     num_classes: int | None = None
     ignore_label: int | None = None
+    label_map: LabelMap | None = None
     class_names: tuple[str, ...] | None = None
     num_examples: int | None = None
     seed: int = 0
@@ -144,6 +154,7 @@ def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
         request.image_size,
         request.num_classes,
         ignore_label=request.ignore_label,
+        label_map=request.label_map,
         class_names=request.class_names,
         max_examples=request.num_examples,
     )

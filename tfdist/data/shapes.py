@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data.fingerprint import make_header
 from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource
 from tfdist.errors import TfdistError
@@ -96,6 +97,13 @@ class ShapesSource(BatchSource):
             tf.TensorSpec((*self.image_size, 3), tf.float32),
             tf.TensorSpec(self.image_size, tf.int32),
         )
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what the pictures are a function of."""
+        header = make_header(
+            kind="shapes", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        return {**header, "split": self.split, "seed": self.seed}
 
     # AutoGraph would take a second to find nothing to convert.
     @tf.autograph.experimental.do_not_convert

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.fingerprint import hash_arrays, hash_loaded, make_header
 from tfdist.data.python_calls import call_python
 from tfdist.errors import TfdistError
 
@@ -53,6 +54,19 @@ class Source(abc.ABC):
           indices: int64 [batch].
         """
         return tf.map_fn(self.load, indices, fn_output_signature=self.element_spec)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells these examples from others, as JSON; a few of them are loaded.
+
+        Two processes that read the same data return the same, wherever the data lie.
+        `tfdist.data.describe_difference` compares two.
+        """
+        return {
+            **make_header(
+                kind="source", num_examples=self.num_examples, element_spec=self.element_spec
+            ),
+            "loaded": hash_loaded(self.load, self.num_examples),
+        }
 
 
 class BatchSource(Source):
@@ -136,6 +150,15 @@ class ArraySource(BatchSource):
     def load_batch(self, indices: tf.Tensor) -> Any:
         """Returns the rows at `indices` (int64 [batch]) of every array."""
         return tf.nest.map_structure(lambda leaf: _gather(leaf, indices), self.arrays)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells the arrays from others, as JSON: shapes and a digest of rows."""
+        return {
+            **make_header(
+                kind="arrays", num_examples=self.num_examples, element_spec=self.element_spec
+            ),
+            "rows": hash_arrays(self.arrays),
+        }
 
 
 def _map_arrays(function: Any, arrays: Any) -> Any:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.data.cache import SequentialSource
 from tfdist.data.dataset_options import set_options
+from tfdist.data.fingerprint import make_header
 from tfdist.data.folder import resize_example
 from tfdist.errors import TfdistError, make_unknown_name_error
 
@@ -154,6 +155,19 @@ class TfdsSource(SequentialSource):
                 yield image, labels.astype(np.uint8)
             else:
                 yield resize_example(image, labels, self.image_size)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns the data set's full name, its splits' sizes, and what its labels become."""
+        splits = self.builder.info.splits
+        return {
+            **make_header(
+                kind="tfds", num_examples=self.num_examples, element_spec=self.element_spec
+            ),
+            "name": self.builder.info.full_name,
+            "split": self.split,
+            "split_sizes": {name: int(splits[name].num_examples) for name in sorted(splits)},
+            "first_label": self.first_label,
+        }
 
     def get_fingerprint(self) -> str:
         """Returns the data set's full name and split, and what becomes of its labels."""

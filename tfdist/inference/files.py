@@ -15,11 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.folder import IMAGE_EXTENSIONS, read_mask
+from tfdist.data.folder import read_mask
+from tfdist.data.images import IMAGE_EXTENSIONS
+from tfdist.data.listing import list_directory
 from tfdist.data.masks import encode_mask
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.pictures import make_overlay
-from tfdist.training.checkpoints import write_atomically
+from tfdist.training.durable_files import write_atomically
 
 Item = TypeVar("Item")
 
@@ -31,20 +33,22 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
     """Returns the images to predict: name without directory and extension -> path, sorted.
 
     Args:
-      directory_or_pattern: a directory, of which the JPEG, PNG and BMP files are taken, or a
-        pattern of `tf.io.gfile.glob`, of which every file is.
+      directory_or_pattern: a directory, of which the JPEG, PNG, BMP, GIF and WebP files are
+        taken and whatever else is there is skipped and counted in a warning; or a pattern of
+        `tf.io.gfile.glob`, of which every file is taken.
 
     Raises:
       TfdistError: there is none, or two have one name.
     """
     gfile = tf.io.gfile
     if gfile.isdir(directory_or_pattern):
-        paths = [
-            gfile.join(directory_or_pattern, name)
-            for name in gfile.listdir(directory_or_pattern)
-            if name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
-        ]
+        listing = list_directory(directory_or_pattern, IMAGE_EXTENSIONS)
         expected = f"a {', '.join(IMAGE_EXTENSIONS)} file in it"
+        if listing.skipped:
+            expected += f", only {listing.describe_skipped()}"
+        paths = [gfile.join(directory_or_pattern, name) for name in listing.names]
+        if paths:
+            listing.warn_of_skipped()
     else:
         paths = [path for path in _glob(directory_or_pattern) if not gfile.isdir(path)]
         expected = "a file that matches, or a directory of that name"

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import CommandOptions, option
+from tfdist.options import CommandOptions, DataOptions, OptionGroup, inherit, option
+
+_LABEL_MAP_HELP = (
+    "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
@@ -27,7 +31,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(OptionGroup):
     """How it looks at an image."""
 
     overlap: float = option(0.5, "share in [0, 1) of a window that the next one sees again")
@@ -39,7 +43,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FinishedRunOptions:
+class _FinishedRunOptions(OptionGroup):
     """What a command needs that uses a trained model."""
 
     run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")
@@ -56,6 +60,9 @@ class PredictRunOptions(_FinishedRunOptions):
     )
     masks: str | None = option(
         None, "a directory with the truth, NAME.png for each image: adds the metrics", metavar="DIR"
+    )
+    label_map: tuple[str, ...] = inherit(
+        DataOptions, "label_map", help=f"of --masks, {_LABEL_MAP_HELP}"
     )
     output: str | None = option(
         None, "masks, overlays and statistics; the same command continues", metavar="DIR"
@@ -85,6 +92,9 @@ class EvaluateRunOptions(_FinishedRunOptions):
     )
     data_dir: str | None = option(
         None, "where the data set is; the run's own by default", metavar="DIR"
+    )
+    label_map: tuple[str, ...] = inherit(
+        DataOptions, "label_map", help=f"folder: {_LABEL_MAP_HELP}"
     )
     num_examples: int | None = option(
         None, "examples of shapes, or a cap on them; the run's own by default", metavar="N"

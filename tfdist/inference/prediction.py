@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.data.folder import check_mask, read_image, read_mask
+from tfdist.data.label_map import LabelMap
 from tfdist.errors import TfdistError
 from tfdist.inference.files import PredictionDirectory, read_ahead
 from tfdist.inference.predictor import Predictor
@@ -35,6 +36,7 @@ def predict_files(
     *,
     masks: Mapping[str, str] | None = None,
     ignore_label: int | None = None,
+    label_map: LabelMap | None = None,
     report: Callable[[TfdistError], None],
 ) -> Iterator[Prediction]:
     """Predicts what the directory does not hold yet, and yields one result an image.
@@ -45,6 +47,7 @@ def predict_files(
       directory: takes the masks and overlays.
       masks: name -> path of the truth, or None.
       ignore_label: label of the truth that does not count.
+      label_map: of the truth; see `tfdist.data.make_folder`.
       report: called with what is wrong with a file, which is then left out: an image that cannot
         be read altogether, a mask that cannot be used only from the metrics.
     """
@@ -54,7 +57,7 @@ def predict_files(
         if masks is None:
             return Prediction(name, pixels, None)
         try:
-            truth = read_mask(masks[name])
+            truth = read_mask(masks[name], label_map=label_map)
             check_mask(
                 masks[name],
                 truth,

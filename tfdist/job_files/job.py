@@ -150,6 +150,14 @@ def _check_strategy(job: Job) -> None:
         validate_cluster(config, strategy)
 
 
+def _check_accelerator(job: Job, pattern: str, example: str) -> None:
+    if not re.fullmatch(pattern, job.accelerator):
+        raise TfdistError(
+            f"--accelerator={job.accelerator!r} is no kind of accelerator as --target={job.target} "
+            f"names it. Write it as in --accelerator={example}."
+        )
+
+
 def _check_vertex(job: Job) -> None:
     _check_image(job, "REGION-docker.pkg.dev/PROJECT/REPOSITORY/tfdist")
     if not re.fullmatch(r"[A-Z0-9_]+", job.accelerator):
@@ -172,6 +180,9 @@ def _check_vertex(job: Job) -> None:
 
 def _check_kubernetes(job: Job) -> None:
     _check_image(job, "REGISTRY/tfdist")
+    _check_accelerator(
+        job, r"([A-Za-z0-9][-.A-Za-z0-9]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*", "amd.com/gpu"
+    )
     run, data = job.options.run, job.options.data
     for flag, path in (("run_dir", run.run_dir), ("data_dir", data.data_dir)):
         if path and "://" not in path and not path.startswith(f"{CONTAINER_STORAGE}/"):
@@ -183,6 +194,7 @@ def _check_kubernetes(job: Job) -> None:
 
 
 def _check_slurm(job: Job) -> None:
+    _check_accelerator(job, r"[-_.:A-Za-z0-9]*", "a100")
     if job.image:
         raise TfdistError(
             f"--image={job.image}: the Slurm script uses no container but the environment that it "

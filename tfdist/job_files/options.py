@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfdist.options import CommandOptions, option
+from tfdist.options import CommandOptions, OptionGroup, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(OptionGroup):
     """Where it will run."""
 
     target: str = option("", "vertex, kubernetes or slurm", metavar="NAME")
@@ -35,7 +35,7 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions:
+class FileOptions(OptionGroup):
     """What it writes."""
 
     name: str = option("tfdist", "the job's name")

@@ -6,6 +6,7 @@ Source: the manual pages sbatch(1) and srun(1), https://slurm.schedmd.com
 import math
 import shlex
 
+from tfdist.errors import TfdistError
 from tfdist.job_files.job import COMMAND, Job
 
 _FILE = "train.sbatch"
@@ -36,7 +37,7 @@ def make_script(job: Job) -> str:
     if cluster.accelerators_per_worker:
         kind = f"{job.accelerator}:" if job.accelerator else ""
         directives["gpus-per-task"] = f"{kind}{cluster.accelerators_per_worker}"
-    head = "\n".join(f"#SBATCH --{name}={value}" for name, value in directives.items())
+    head = "\n".join(_make_directive(name, str(value)) for name, value in directives.items())
     command = " \\\n  ".join(map(shlex.quote, job.arguments))
     return f"""#!/bin/bash
 # The tasks use the environment that this is submitted from, and a directory that all nodes see.
@@ -64,3 +65,16 @@ if [ "$again" -eq 1 ]; then
 fi
 exit "$status"
 """
+
+
+def _make_directive(name: str, value: str) -> str:
+    """Returns a line for sbatch, which reads quotes as a shell does, but no value of two lines.
+
+    Raises:
+      TfdistError: the value has a line break, after which the script would go on.
+    """
+    if len(f"{value}.".splitlines()) > 1:
+        raise TfdistError(
+            f"Cannot write #SBATCH --{name}={value!r}: it has a line break. Give one line."
+        )
+    return f"#SBATCH --{name}={shlex.quote(value)}"

@@ -19,8 +19,9 @@ _FILE = "custom_job.yaml"
 
 def make_vertex_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
     """Returns file name -> text, and the command that submits them."""
+    region = shlex.quote(job.cluster.region).replace("{", "{{").replace("}", "}}")
     command = (
-        f"gcloud ai custom-jobs create --region={shlex.quote(job.cluster.region)} "
+        f"gcloud ai custom-jobs create --region={region} "
         f"--display-name={job.name} --config={{output}}/{_FILE}"
     )
     text = dump_documents("Vertex AI CustomJobSpec", [make_custom_job(job)])

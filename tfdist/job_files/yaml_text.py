@@ -1,9 +1,12 @@
 """Objects as YAML."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
+
+_LOOKS_LIKE_ANOTHER_TYPE = re.compile(r"[-+.]?\d|[-+]?\.(inf|nan)$|[yn]$", re.IGNORECASE)
 
 
 def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
@@ -28,3 +31,11 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # Other readers than PyYAML take 1e-3 for a number, and y for a truth value.
+        style = '"' if _LOOKS_LIKE_ANOTHER_TYPE.match(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)

@@ -72,7 +72,8 @@ class _Launch:
 
     def make_logs(self) -> Logs:
         """Makes the directory of the logs."""
-        return Logs(self.run_dir or _find_flag(self.train_flags, "run_dir"))
+        run_dir = self.run_dir or _find_flag(self.train_flags, "run_dir")
+        return Logs(os.path.expanduser(run_dir) if run_dir else None)
 
     def make_environment(self, logs: Logs) -> dict[str, str]:
         """Returns the tasks' environment, but for what differs between them."""
@@ -131,7 +132,8 @@ def run_local_cluster(
       workers: how many workers.
       ps: how many parameter servers; with any there is a chief, too.
       chief: whether to add a chief; so does --strategy=parameter_server among the flags.
-      evaluator: whether to add an evaluator, without an address in the cluster.
+      evaluator: whether to add an evaluator, without an address in the cluster, to a `command`
+        that has one: tfdist.train has none.
       train_flags: the flags of the command.
       run_dir: where logs/ goes; the flags' --run_dir by default. A temporary directory if there
         is none or if it is a bucket.
@@ -149,7 +151,8 @@ def run_local_cluster(
       environ: the tasks' environment; this process's by default.
 
     Raises:
-      TfdistError: a bad argument, or no isolation where it is demanded.
+      TfdistError: a bad argument, an evaluator of tfdist.train, or no isolation where it is
+        demanded.
     """
     launch = _Launch(
         train_flags=train_flags,
@@ -162,6 +165,11 @@ def run_local_cluster(
         stream=stream,
         environ=environ,
     )
+    if evaluator and command is None:
+        raise TfdistError(
+            "--evaluator: tfdist.train has no evaluator, for the workers evaluate the validation "
+            "data after every epoch. Leave it out, or give --command, a program that has one."
+        )
     if isolate not in ISOLATION:
         raise make_unknown_name_error("--isolate", isolate, ISOLATION)
     has_ps = ps > 0 or launch.strategy == "parameter_server"
@@ -207,7 +215,8 @@ def run_task(
         stream=stream,
         environ=environ,
     )
-    validate_cluster(config, launch.strategy)
+    # A program of one's own may have what tfdist.train has not, such as an evaluator.
+    validate_cluster(config, launch.strategy or ("auto" if command is None else ""))
     return _run(launch, OneTask(config), workers=1, min_workers=1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import parse_tf_config, read_environment
+from tfdist.cluster import choose_cluster_strategy, parse_tf_config, read_environment
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.central_storage import make_central_storage
@@ -110,11 +110,7 @@ def make_strategy(name: str, **arguments: Any) -> tf.distribute.Strategy:
 def choose_strategy() -> str:
     """Returns the name that `auto` stands for: in TF_CONFIG's cluster, or on this machine."""
     config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
-    if config is not None and config.num_ps:
-        return "parameter_server"
-    if config is not None and config.num_workers > 1:
-        return "multi_worker_mirrored"
-    return choose_local_strategy()
+    return choose_cluster_strategy(config) or choose_local_strategy()
 
 
 def choose_local_strategy() -> str:

@@ -27,7 +27,7 @@ from tfdist.errors import TfdistError
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.feed import Feed
 from tfdist.training.randomness import count_draws, list_seed_generators
-from tfdist.training.replica_metrics import is_sum
+from tfdist.training.replica_metrics import flatten_logs, is_sum
 from tfdist.training.replica_optimizers import gradients_already_reduced
 from tfdist.training.shards import make_shards
 from tfdist.training.synchronous import to_numbers
@@ -142,7 +142,7 @@ class AsynchronousSteps(TrainingSteps):
         with explain_lost_server():
             _, _, counts = stream.take()
             self._add(counts)
-            return to_numbers(self._read_logs())
+            return to_numbers(flatten_logs(self._read_logs()))
 
     def predict(self, stream: StepStream) -> list[tuple[Any, bool]]:
         """Returns the outputs of the next step.
@@ -158,7 +158,7 @@ class AsynchronousSteps(TrainingSteps):
         """Returns the logs, and the mean and maximum staleness of the epoch, in steps."""
         seen = self._staleness or [0]
         with explain_lost_server():
-            logs = to_numbers(self._read_logs())
+            logs = to_numbers(flatten_logs(self._read_logs()))
         return logs | {
             "staleness_mean": sum(seen) / len(seen),
             "staleness_max": float(max(seen)),

@@ -1,21 +1,27 @@
 """Checkpoints: a directory a step, complete once its `state.json` is there."""
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.training.durable_files import make_directories, sync_to_disk, write_atomically
+from tfdist.training.structure import Structure
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _CHUNK_BYTES = 1 << 24
+# What reading a damaged checkpoint raises.
+_DAMAGES = (tf.errors.OpError, OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -25,32 +31,50 @@ class Checkpoint:
     Attributes:
       step: the number of updates.
       arrays: tensors by name.
-      state: JSON-serialisable.
+      state: JSON-serializable.
       best_step: the step of the checkpoint to keep as the best so far, if any.
+      structure: of which variables the arrays are, if they are of any.
     """
 
     step: int
     arrays: Mapping[str, np.ndarray]
     state: Mapping[str, Any]
     best_step: int | None = None
+    structure: Structure | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
+class _Entry:
+    """A directory of a checkpoint. Of two with one step, the later attempt is newer."""
+
+    step: int
+    attempt: int
+    path: str
+    is_complete: bool
+
+
 class CheckpointStore:
     """The checkpoints under one directory.
 
     The arrays are written first, in TensorFlow's format (`tf.train.load_checkpoint` reads it),
     then `state.json` beside them under another name, which a rename completes: a checkpoint that
-    was cut short is never taken for one. It holds a SHA-256 of every file and of itself. Works on
-    every file system of `tf.io.gfile`, those without a rename of directories included.
+    was cut short is never taken for one. It holds a SHA-256 of every file and of itself. On a
+    local file system, all of it is on the disk before the rename. Works on every file system of
+    `tf.io.gfile`, including those that cannot rename a directory.
 
-    Attributes:
+    A checkpoint is deleted only after the one that replaces it is complete. So a second
+    checkpoint of one step has a directory of its own, `step-000000090.1` for example.
+
+    Args:
       directory: where the checkpoints go.
       keep: how many of the newest stay; the best one stays as well.
     """
 
-    directory: str
-    keep: int = 3
+    def __init__(self, directory: str, *, keep: int = 3):
+        self.directory = directory
+        self._keep = keep
+        # Newer than what `read_newest` returned. Training has gone back to a step before them.
+        self._stale: frozenset[str] = frozenset()
 
     def write(self, checkpoint: Checkpoint) -> str:
         """Writes a checkpoint, removes those no longer kept, and returns its path.
@@ -58,21 +82,19 @@ class CheckpointStore:
         Raises:
           OSError: it could not be written; the older checkpoints are untouched.
         """
-        path = self._path(checkpoint.step)
+        path = None
         try:
-            if tf.io.gfile.exists(path):
-                self._delete(path)
-            tf.io.gfile.makedirs(path)
+            path = self._make_directory(checkpoint.step)
             self._write_files(path, checkpoint)
-        except tf.errors.OpError as error:
-            self._delete_quietly(path)
+        except (OSError, tf.errors.OpError) as error:
+            if path:
+                self._delete_quietly(path)
             raise OSError(
-                f"Cannot write the checkpoint {path}: {shorten_error(error)}. "
+                f"Cannot write the checkpoint {path or self._path(checkpoint.step)}: "
+                f"{shorten_error(error)}. "
                 "Free some space or check the permissions, then run the same command again."
             ) from error
-        for old in self.list_steps()[: -self.keep]:
-            if old != checkpoint.best_step:
-                self._delete(self._path(old))
+        self._delete_superseded(checkpoint)
         return path
 
     def read(self, step: int) -> Checkpoint:
@@ -81,69 +103,91 @@ class CheckpointStore:
         Raises:
           OSError, tf.errors.OpError, ValueError: it is damaged, or not there.
         """
-        path = self._path(step)
-        with tf.io.gfile.GFile(f"{path}/state.json") as file:
-            found = json.loads(file.read())
-        record = found["record"]
-        if found["sha256"] != _hash_text(json.dumps(record)):
-            raise ValueError("state.json is not what was written")
-        for name, sha256 in record["files"].items():
-            if _hash_file(f"{path}/{name}") != sha256:
-                raise ValueError(f"{name} is not what was written")
-        names = list(record["arrays"])
-        tensors = tf.raw_ops.RestoreV2(
-            prefix=f"{path}/variables",
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            dtypes=[tf.as_dtype(dtype) for dtype in record["arrays"].values()],
-        )
-        return Checkpoint(
-            step=record["step"],
-            arrays={name: t.numpy() for name, t in zip(names, tensors, strict=True)},
-            state=record["state"],
-            best_step=record["best_step"],
-        )
+        entries = [entry for entry in self._list_complete() if entry.step == step]
+        for entry in reversed(entries[1:]):
+            with contextlib.suppress(*_DAMAGES):
+                return _read(entry.path)
+        return _read(entries[0].path if entries else self._path(step))
 
     def read_newest(self) -> Checkpoint | None:
-        """Reads the newest whole checkpoint, if there is one.
+        """Reads the newest whole checkpoint of finite weights, if there is one.
 
-        A damaged one is passed over with a warning.
+        Another one is passed over with a warning, and removed when the next checkpoint is
+        complete.
 
         Raises:
-          TfdistError: there are checkpoints, but none is whole.
+          TfdistError: there are checkpoints, but none is whole and finite.
         """
-        steps = self.list_steps()
-        for step in reversed(steps):
+        entries = self._list_complete()
+        passed_over: list[str] = []
+        for entry in reversed(entries):
             try:
-                return self.read(step)
-            except (tf.errors.OpError, OSError, ValueError, KeyError, TypeError) as error:
-                logging.warning(
-                    "The checkpoint of step %d is damaged (%s): taking the one before.",
-                    step,
-                    shorten_error(error),
-                )
-        if steps:
+                found = _read(entry.path)
+                problem = _describe_nonfinite(found)
+            except _DAMAGES as error:
+                problem = f"is damaged ({shorten_error(error)})"
+            if not problem:
+                self._stale = frozenset(passed_over)
+                return found
+            logging.warning(
+                "The checkpoint of step %d %s: taking the one before.", entry.step, problem
+            )
+            passed_over.append(entry.path)
+        if entries:
             raise TfdistError(
-                f"None of the {len(steps)} checkpoints in {self.directory} can be read. "
-                "Remove them to start again, or take another --run_dir."
+                f"None of the {len(entries)} checkpoints in {self.directory} is whole and of "
+                "finite weights. "
+                "Remove them to start again, or take another --run_dir or checkpoint_dir."
             )
         return None
 
     def list_steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, oldest first."""
+        """Returns the steps of the complete checkpoints, oldest first.
+
+        Those that `read_newest` has passed over are left out.
+        """
+        entries = self._list_complete()
+        return sorted({entry.step for entry in entries if entry.path not in self._stale})
+
+    def _path(self, step: int, *, attempt: int = 0) -> str:
+        return f"{self.directory}/step-{step:09d}{f'.{attempt}' if attempt else ''}"
+
+    def _list_entries(self) -> list[_Entry]:
+        """Returns all directories of checkpoints, oldest first."""
         if not tf.io.gfile.exists(self.directory):
             return []
-        matches = (
-            _NAME.fullmatch(name.rstrip("/")) for name in tf.io.gfile.listdir(self.directory)
-        )
-        return sorted(
-            int(match[1])
-            for match in matches
-            if match and tf.io.gfile.exists(f"{self.directory}/{match[0]}/state.json")
-        )
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(self.directory)]
+        entries = []
+        for match in filter(None, map(_NAME.fullmatch, names)):
+            path = f"{self.directory}/{match[0]}"
+            is_complete = tf.io.gfile.exists(f"{path}/state.json")
+            entries.append(_Entry(int(match[1]), int(match[2] or 0), path, is_complete))
+        return sorted(entries)
 
-    def _path(self, step: int) -> str:
-        return f"{self.directory}/step-{step:09d}"
+    def _list_complete(self) -> list[_Entry]:
+        return [entry for entry in self._list_entries() if entry.is_complete]
+
+    def _delete_superseded(self, written: Checkpoint) -> None:
+        """Deletes what is no longer kept now that a checkpoint is complete."""
+        entries = self._list_complete()
+        newest = {entry.step: entry.path for entry in entries if entry.path not in self._stale}
+        kept = {newest[step] for step in sorted(newest)[-self._keep :]}
+        if written.best_step is not None:
+            kept.add(newest.get(written.best_step, ""))
+        for entry in entries:
+            if entry.path not in kept:
+                self._delete_quietly(entry.path)
+        self._stale = frozenset()
+
+    def _make_directory(self, step: int) -> str:
+        """Creates a directory for a checkpoint, without those that a kill has cut short."""
+        for entry in self._list_entries():
+            if not entry.is_complete:
+                self._delete_quietly(entry.path)
+        attempts = [entry.attempt for entry in self._list_entries() if entry.step == step]
+        path = self._path(step, attempt=max(attempts, default=-1) + 1)
+        make_directories(path)
+        return path
 
     def _write_files(self, path: str, checkpoint: Checkpoint) -> None:
         names = list(checkpoint.arrays)
@@ -154,29 +198,31 @@ class CheckpointStore:
                 shape_and_slices=[""] * len(names),
                 tensors=[tf.constant(array) for array in checkpoint.arrays.values()],
             )
+        names = sorted(tf.io.gfile.listdir(path))
         record = {
             "step": checkpoint.step,
-            "files": {n: _hash_file(f"{path}/{n}") for n in sorted(tf.io.gfile.listdir(path))},
+            "files": {name: _hash_file(f"{path}/{name}") for name in names},
             "arrays": {n: array.dtype.name for n, array in checkpoint.arrays.items()},
             "state": dict(checkpoint.state),
             "best_step": checkpoint.best_step,
+            "structure": checkpoint.structure and checkpoint.structure.to_json(),
         }
+        for name in names:
+            sync_to_disk(f"{path}/{name}")
+        sync_to_disk(path)
         text = json.dumps(record)
         write_atomically(
             f"{path}/state.json", json.dumps({"sha256": _hash_text(text), "record": record})
         )
 
-    def _delete(self, path: str) -> None:
-        state = f"{path}/state.json"
-        if tf.io.gfile.exists(state):
-            tf.io.gfile.remove(state)
-        tf.io.gfile.rmtree(path)
-
     def _delete_quietly(self, path: str) -> None:
         try:
-            self._delete(path)
-        except tf.errors.OpError:
-            logging.debug("Could not remove the unfinished checkpoint %s.", path)
+            # First what makes it complete: a kill meanwhile leaves no damaged checkpoint.
+            if tf.io.gfile.exists(f"{path}/state.json"):
+                tf.io.gfile.remove(f"{path}/state.json")
+            tf.io.gfile.rmtree(path)
+        except (OSError, tf.errors.OpError) as error:
+            logging.debug("Could not remove the checkpoint %s: %s.", path, shorten_error(error))
 
 
 class BackgroundWriter:
@@ -211,12 +257,59 @@ class BackgroundWriter:
             writing.result()
 
 
-def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file so that a reader sees the old one or the new one, never a part."""
-    temporary = f"{path}.writing"
-    with tf.io.gfile.GFile(temporary, "wb") as file:
-        file.write(content)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+def find_nonfinite(values: Mapping[str, Any] | Sequence[keras.Variable]) -> str | None:
+    """Returns the name of the first value that holds NaN or infinity, if there is one.
+
+    For the weights that training changes: other state may rightly hold infinity, such as the best
+    loss so far before there is one.
+
+    Args:
+      values: arrays by name, or variables, which are named by their paths.
+    """
+    named = values.items() if isinstance(values, Mapping) else [(v.path, v) for v in values]
+    for name, value in named:
+        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        # NumPy does not count bfloat16 among its floats.
+        if not tf.as_dtype(array.dtype).is_integer and not np.isfinite(array).all():
+            return name
+    return None
+
+
+def _describe_nonfinite(checkpoint: Checkpoint) -> str | None:
+    """Returns what is wrong with a checkpoint's weights, in words, if they are not finite."""
+    if checkpoint.structure is None:
+        return None
+    records = checkpoint.structure.variables
+    weights = {n: checkpoint.arrays[n] for n, record in records.items() if record.trainable}
+    name = find_nonfinite(weights)
+    return f"holds NaN or infinity in {records[name].path}" if name else None
+
+
+def _read(path: str) -> Checkpoint:
+    """Reads the checkpoint in a directory, and checks every byte of it."""
+    with tf.io.gfile.GFile(f"{path}/state.json") as file:
+        found = json.loads(file.read())
+    record = found["record"]
+    if found["sha256"] != _hash_text(json.dumps(record)):
+        raise ValueError("state.json is not what was written")
+    for name, sha256 in record["files"].items():
+        if _hash_file(f"{path}/{name}") != sha256:
+            raise ValueError(f"{name} is not what was written")
+    structure = record.get("structure")
+    names = list(record["arrays"])
+    tensors = tf.raw_ops.RestoreV2(
+        prefix=f"{path}/variables",
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        dtypes=[tf.as_dtype(dtype) for dtype in record["arrays"].values()],
+    )
+    return Checkpoint(
+        step=record["step"],
+        arrays={name: t.numpy() for name, t in zip(names, tensors, strict=True)},
+        state=record["state"],
+        best_step=record["best_step"],
+        structure=Structure.from_json(structure) if structure else None,
+    )
 
 
 def _hash_text(text: str) -> str:

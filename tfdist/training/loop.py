@@ -225,7 +225,10 @@ class FitLoop:
         progress, history = self._progress, self._history
         history.history = {}
         self._model.stop_training = False
-        found = self._recovery.restore(self._list_state()) if self._recovery else None
+        found = None
+        if self._recovery:
+            self._steps.prepare(feed)
+            found = self._recovery.restore(self._list_state())
         self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
@@ -247,10 +250,23 @@ class FitLoop:
         history.epoch = list(state["history"]["epoch"])
         history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
         self._is_epoch_open = state["is_epoch_open"]
+        if not self._is_epoch_open:
+            self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
         self._logs = dict(state["logs"]) if self._is_epoch_open else {}
         # Asked for more steps than the run that a callback ended, this one goes on.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
+
+    def _forget_epochs_from(self, num_epochs: int) -> None:
+        """Leaves out of the history an epoch that a callback ended in its middle; it goes on."""
+        history = self._history
+        if self._progress.step % self._schedule.steps_per_epoch:
+            num_epochs -= 1
+        kept = [place for place, epoch in enumerate(history.epoch) if epoch < num_epochs]
+        if len(kept) == len(history.epoch):
+            return
+        history.epoch = [history.epoch[place] for place in kept]
+        history.history = {k: [v[place] for place in kept] for k, v in history.history.items()}
 
     def _is_over(self) -> bool:
         done = self._progress.step >= self._schedule.total_steps and not self._is_epoch_open

@@ -20,6 +20,8 @@ class SegmentationMetrics(keras.metrics.Metric):
       name, dtype: as in Keras.
     """
 
+    is_sum_over_rows = True  # see `tfdist.training.replica_metrics`
+
     def __init__(
         self,
         num_classes: int,

@@ -47,17 +47,23 @@ def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     Raises:
       TfdistError: they were not.
     """
+    optimizers = list_optimizers(model)
     if isinstance(strategy, _ONE_COPY):
-        return
+        are_built = all(optimizer.built for optimizer in optimizers)
+        inside = all(strategy.extended.variable_created_in_scope(v.value) for v in model.variables)
+        if inside or are_built:
+            for optimizer in optimizers:
+                optimizer._distribution_strategy = strategy  # one copy is all the same
+            return
     name = type(strategy).__name__
-    for variable in model.variables:
+    for variable in [*model.variables, *model.metrics_variables]:
         if not strategy.extended.variable_created_in_scope(variable.value):
             raise TfdistError(
                 f"Cannot train {model.name!r} under {name}: its variable {variable.path} was created "
                 "outside of the strategy's scope. Build the model in `with strategy.scope():`, or "
                 "give the trainer a function that builds it."
             )
-    for optimizer in list_optimizers(model):
+    for optimizer in optimizers:
         if getattr(optimizer, "_distribution_strategy", strategy) is not strategy:
             raise TfdistError(
                 f"Cannot train {model.name!r} under {name}: its optimizer {optimizer.name!r} was "
@@ -79,10 +85,19 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     """
     try:
         model._symbolic_build(data_batch=batch_spec)
+        return
     except Exception as error:
-        if can_wait:
-            return
-        raise _explain(model, error) from error
+        cause = error
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    if layers_are_built and getattr(model, "output", None) is not None:
+        # What a layer computes without data may differ; what it said when it was built does not.
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_to_symbols(batch_spec))
+        compute_output_spec(model.compute_metrics, x, y, model.output, sample_weight=sample_weight)
+        compute_output_spec(model._compute_loss, x, y, model.output, sample_weight=sample_weight)
+        model.optimizer.build(model.trainable_variables)
+        model._post_build()
+    elif not can_wait or layers_are_built:
+        raise _explain(model, cause) from cause
 
 
 def build_outputs(model: keras.Model, x_spec: Any) -> None:
@@ -92,14 +107,15 @@ def build_outputs(model: keras.Model, x_spec: Any) -> None:
       TfdistError: the model cannot be called on such inputs.
     """
     try:
-        compute_output_spec(
-            model,
-            keras.tree.map_structure(
-                lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), x_spec
-            ),
-        )
+        compute_output_spec(model, _to_symbols(x_spec))
     except Exception as error:
         raise _explain(model, error) from error
+
+
+def _to_symbols(spec: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), spec
+    )
 
 
 def _explain(model: keras.Model, error: Exception) -> TfdistError:

@@ -9,6 +9,7 @@ and draws exactly those rows.
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 from tfdist.training.replacing import replaced
@@ -32,8 +34,8 @@ _BLOCKS = {
 }
 _BLOCK_BYTES = 16
 
-Draws = dict[int, tuple[keras.random.SeedGenerator, int]]
-"""How often generators have drawn, by their ids."""
+Draws = dict[int, tuple[keras.random.SeedGenerator, tuple[bool, ...]]]
+"""What generators have drawn, by their ids: of each draw, whether it was an ordered one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class RowDraws:
                 draw = functools.partial(self._draw, operation, count_blocks)
                 stack.enter_context(replaced(random_ops, name, draw))
             stack.enter_context(replaced(keras.random.SeedGenerator, "next", self._make_next()))
+            # Keras keeps one a thread, and replicas have threads of their own.
+            known = seed_generator.global_seed_generator()
+            stack.enter_context(replaced(seed_generator, "global_seed_generator", lambda: known))
             yield
 
     @contextlib.contextmanager
@@ -88,9 +93,9 @@ class RowDraws:
         try:
             yield
         finally:
-            self._of_thread.rows = None
-        for generator, count in draws.values():
-            generator.state.assign(_advance(generator, count))
+            self._of_thread.rows = self._of_thread.draws = None
+        for generator, drawn in draws.values():
+            generator.state.assign(_advance(generator, drawn))
 
     @contextlib.contextmanager
     def narrowed(self, first: tf.Tensor, count: tf.Tensor) -> Iterator[None]:
@@ -119,6 +124,18 @@ class RowDraws:
             yield
         finally:
             self._of_thread.draws = drawn
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Notes which generators draw, and changes nothing."""
+        original = keras.random.SeedGenerator.next
+
+        def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+            self.seen[id(generator)] = generator
+            return original(generator, ordered)
+
+        with replaced(keras.random.SeedGenerator, "next", draw_next):
+            yield
 
     def _draw(
         self,
@@ -160,19 +177,27 @@ class RowDraws:
 
         def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
             self.seen[id(generator)] = generator
-            if getattr(self._of_thread, "rows", None) is None or not ordered:
+            draws = getattr(self._of_thread, "draws", None)
+            if draws is None:
                 return original(generator, ordered)
-            draws = self._of_thread.draws
-            _, count = draws.get(id(generator), (generator, 0))
-            draws[id(generator)] = generator, count + 1
-            return _advance(generator, count)
+            _, drawn = draws.get(id(generator), (generator, ()))
+            draws[id(generator)] = generator, (*drawn, ordered)
+            return _advance(generator, drawn)
 
         return draw_next
 
 
-def _advance(generator: keras.random.SeedGenerator, count: int) -> tf.Tensor:
+def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf.Tensor:
+    """Returns a generator's state after some draws, as Keras moves it on."""
     state = tf.convert_to_tensor(generator.state.value)
-    return state + tf.constant([0, count], state.dtype)
+    for is_ordered, draws in itertools.groupby(drawn):
+        count = len(list(draws))
+        if is_ordered:
+            state += tf.constant([0, count], state.dtype)
+            continue
+        for _ in range(count):
+            state = (state + 1) * 5387 % 933199
+    return state
 
 
 def hide_rows(batch: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a run needs to go on where it was, saved and restored on all its workers together."""
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,22 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.training.checkpoints import BackgroundWriter, Checkpoint, CheckpointStore
+from tfdist.training.durable_files import make_directories
+from tfdist.training.run_lock import hold_run_lock
+from tfdist.training.structure import Structure, describe_structure, find_difference
 from tfdist.training.workers import Workers
+
+# What the chief answers instead of the step of a checkpoint.
+_NOTHING = -1
+_REFUSED = -2
 
 
 class Recovery:
     """The checkpoints of a trainer. All workers call every method, at the same step.
 
-    The chief writes, while training goes on; what is written is a copy of the variables.
+    The chief writes, while training goes on; what is written is a copy of the variables. From
+    `restore` or the first `save` until `wait` or `finish_writing` it holds the lock of the
+    directory, so that two trainings never fill one directory.
 
     Args:
       directory: where the checkpoints go; all workers must see it.
@@ -28,6 +38,8 @@ class Recovery:
         self._store = CheckpointStore(directory, keep=keep)
         self._writer = BackgroundWriter(self._store)
         self._workers = workers
+        self._lock = contextlib.ExitStack()
+        self._is_locked = False
         self._best_step: int | None = None
         self._next_is_best = False
 
@@ -38,61 +50,97 @@ class Recovery:
         variables: Sequence[keras.Variable],
         state: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
+        optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
         """Takes a copy of the variables and begins to write a checkpoint of it.
 
         Args:
           step: the number of updates.
-          variables: in a fixed order.
-          state: JSON-serialisable; `restore` returns it.
+          variables: the model's, the optimizer's and then others, in a fixed order.
+          state: JSON-serializable; `restore` returns it.
           arrays: more arrays; `restore` returns them.
+          optimizer: the model's; a checkpoint of one class of optimizer is not restored to
+            another. Without it, their names are compared.
 
         Raises:
           OSError: the checkpoint before could not be written.
+          TfdistError: the directory is in use.
         """
         if self._next_is_best:
             self._best_step, self._next_is_best = step, False
         # Reading some variables takes all workers.
         values = {_name(i): np.asarray(variable.numpy()) for i, variable in enumerate(variables)}
         if self._workers.is_chief:
+            self._hold_lock()
             self._writer.write(
                 Checkpoint(
                     step=step,
                     arrays={**values, **arrays},
                     state=state,
                     best_step=self._best_step,
+                    structure=_describe(variables, optimizer),
                 )
             )
 
     def restore(
-        self, variables: Sequence[keras.Variable]
+        self,
+        variables: Sequence[keras.Variable],
+        *,
+        optimizer: keras.optimizers.Optimizer | None = None,
     ) -> tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]] | None:
         """Restores the newest checkpoint that the chief finds whole.
+
+        Args:
+          variables, optimizer: see `save`.
 
         Returns:
           Its step, state and arrays, or None if there is none.
 
         Raises:
-          TfdistError: it is of another model or optimiser, or a worker does not find it.
+          TfdistError: it is of another model or optimizer, a worker does not find it, none can
+            be read, or the directory is in use.
         """
-        found = self._store.read_newest() if self._workers.is_chief else None
-        step = self._workers.ask_chief(found.step if found else -1)
-        if step < 0:
+        found, refusal = None, None
+        if self._workers.is_chief:
+            try:
+                self._hold_lock()
+                found = self._store.read_newest()
+            except TfdistError as error:
+                refusal = error
+        answer = _REFUSED if refusal else _NOTHING
+        step = self._workers.ask_chief(found.step if found else answer)
+        if refusal:
+            raise refusal
+        if step == _REFUSED:
+            raise TfdistError(
+                f"Worker {self._workers.index} stops: the chief cannot use the checkpoints in "
+                f"{self._store.directory}. What to do is in the chief's message."
+            )
+        if step == _NOTHING:
             return None
         if found is None:
             found = self._read(step)
-        self._assign(found, variables)
+        self._assign(found, variables, optimizer)
         self._best_step = found.best_step
         return found.step, found.state, found.arrays
 
-    def restore_best(self, variables: Sequence[keras.Variable]) -> int | None:
-        """Restores the checkpoint marked as best and returns its step, if there is one."""
-        self.wait()
+    def restore_best(
+        self,
+        variables: Sequence[keras.Variable],
+        *,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ) -> int | None:
+        """Restores the checkpoint marked as best and returns its step, if there is one.
+
+        Args:
+          variables, optimizer: see `save`.
+        """
+        self._wait_for_writer()
         known = self._best_step in self._store.list_steps() if self._workers.is_chief else False
-        best = self._workers.ask_chief(self._best_step if known and self._best_step else -1)
-        if best < 0:
+        best = self._workers.ask_chief(self._best_step if known and self._best_step else _NOTHING)
+        if best == _NOTHING:
             return None
-        self._assign(self._read(best), variables)
+        self._assign(self._read(best), variables, optimizer)
         return best
 
     def mark_best(self) -> None:
@@ -100,24 +148,52 @@ class Recovery:
         self._next_is_best = True
 
     def wait(self) -> None:
-        """Returns once the chief has written everything.
+        """Returns once the chief has written everything, and releases the directory.
 
         Raises:
           OSError: it could not.
         """
-        self._writer.wait()
-        self._workers.wait_for_all()
+        try:
+            self._wait_for_writer()
+        finally:
+            self._release_lock()
 
     def finish_writing(self) -> None:
-        """Returns once this process writes no more, in whatever way that ended."""
+        """Releases the directory once this process writes no more, however that ended."""
         with contextlib.suppress(OSError):
             self._writer.wait()
+        self._release_lock()
 
     def describe_newest(self) -> str:
         """Returns what is there to go back to, in words."""
-        self.finish_writing()
+        with contextlib.suppress(OSError):
+            self._writer.wait()
         steps = self._store.list_steps()
         return f"The checkpoint of step {steps[-1]} is kept." if steps else "No checkpoint yet."
+
+    def _wait_for_writer(self) -> None:
+        self._writer.wait()
+        self._workers.wait_for_all()
+
+    def _hold_lock(self) -> None:
+        """Takes the lock of the directory, unless this trainer holds it.
+
+        A directory that cannot be written needs no lock; writing a checkpoint says why it cannot.
+        """
+        directory = self._store.directory
+        if self._is_locked or "://" in directory:
+            return
+        try:
+            make_directories(directory)
+        except (OSError, tf.errors.OpError):
+            return
+        if os.access(directory, os.W_OK):
+            self._lock.enter_context(hold_run_lock(directory, option="checkpoint_dir"))
+            self._is_locked = True
+
+    def _release_lock(self) -> None:
+        self._lock.close()
+        self._is_locked = False
 
     def _read(self, step: int) -> Checkpoint:
         try:
@@ -130,26 +206,34 @@ class Recovery:
                 f"in {self._store.directory}. Put --run_dir where all workers see it."
             ) from error
 
-    def _assign(self, checkpoint: Checkpoint, variables: Sequence[keras.Variable]) -> None:
-        saved = [array for name, array in checkpoint.arrays.items() if name.startswith(_PREFIX)]
-        here = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
-        there = [f"{array.dtype.name}{list(array.shape)}" for array in saved]
-        if here != there:
-            mine, other = next(
-                (pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]),
-                (f"{len(here)} variables", f"{len(there)}"),
-            )
+    def _assign(
+        self,
+        checkpoint: Checkpoint,
+        variables: Sequence[keras.Variable],
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
+        saved, here = checkpoint.structure, _describe(variables, optimizer)
+        difference = (
+            find_difference(saved, here)
+            if saved
+            else "it does not say what its variables are, because an older tfdist wrote it"
+        )
+        if difference:
             raise TfdistError(
-                f"The checkpoint of step {checkpoint.step} in {self._store.directory} is of "
-                f"another model or optimiser: it holds {other} where this run has {mine}. Give the "
-                "same flags as before, or another --run_dir."
+                f"Cannot continue from the checkpoint of step {checkpoint.step} in "
+                f"{self._store.directory}: {difference}. Give the same model and optimizer as "
+                "before, or another --run_dir or checkpoint_dir."
             )
-        for variable, array in zip(variables, saved, strict=True):
-            variable.value.assign(array)
+        for name, variable in zip(here.variables, variables, strict=True):
+            variable.value.assign(checkpoint.arrays[name])
 
 
-_PREFIX = "variable/"
+def _describe(
+    variables: Sequence[keras.Variable], optimizer: keras.optimizers.Optimizer | None
+) -> Structure:
+    named = {_name(index): variable for index, variable in enumerate(variables)}
+    return describe_structure(named, optimizer=optimizer)
 
 
 def _name(index: int) -> str:
-    return f"{_PREFIX}{index:05d}"
+    return f"variable/{index:05d}"

@@ -42,6 +42,14 @@ def is_sum(metric: keras.metrics.Metric) -> bool:
     return True
 
 
+def flatten_logs(logs: Logs) -> Logs:
+    """Returns logs without the dictionaries in them, as Keras tells them to callbacks."""
+    flat: Logs = {}
+    for name, value in logs.items():
+        flat |= flatten_logs(value) if isinstance(value, dict) else {name: value}
+    return flat
+
+
 class ReplicaMetrics:
     """The metrics of a model, counted by several replicas.
 
@@ -206,7 +214,7 @@ class ReplicaMetrics:
         assert part is not None
         values: list[tf.Tensor] = []
         plan = self._plans[kind] = {}
-        for name, leaf in logs.items():
+        for name, leaf in flatten_logs(logs).items():
             _, metric, index = self._results.get(id(leaf), (None, None, 0))
             if metric is not None:
                 plan[name] = metric, index

@@ -11,7 +11,12 @@ import tensorflow as tf
 from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.options import RunOptions
-from tfdist.training.checkpoints import write_atomically
+from tfdist.training.durable_files import (
+    append_durably,
+    make_directories,
+    sync_to_disk,
+    write_atomically,
+)
 from tfdist.training.run_lock import hold_run_lock
 
 
@@ -64,8 +69,8 @@ class RunDirectory:
             or cannot be written.
         """
         try:
-            tf.io.gfile.makedirs(self.path)
-        except tf.errors.OpError as error:
+            make_directories(self.path)
+        except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
         with hold_run_lock(self.path):
             self._record(options, result)
@@ -76,17 +81,17 @@ class RunDirectory:
         try:
             self.check(result)
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
-        except tf.errors.OpError as error:
+        except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
 
     def check(self, result: Mapping[str, Any]) -> bool:
         """Returns whether the directory holds a run already.
 
         Args:
-          result: see `open`.
+          result: see `claim`.
 
         Raises:
-          TfdistError: it holds another command's.
+          TfdistError: it holds another command's, or its `options.json` is damaged.
         """
         before = self.read_result()
         if before is not None and before != result:
@@ -94,12 +99,24 @@ class RunDirectory:
         return before is not None
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the options that decide what the run computes, as flag -> value, if it began."""
+        """Returns the options that decide what the run computes, as flag -> value, if it began.
+
+        Raises:
+          TfdistError: `options.json` is damaged.
+        """
         path = f"{self.path}/options.json"
         if not tf.io.gfile.exists(path):
             return None
-        with tf.io.gfile.GFile(path) as file:
-            return json.loads(file.read())["result"]
+        with tf.io.gfile.GFile(path, "rb") as file:
+            content = file.read()
+        try:
+            return dict(json.loads(content)["result"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TfdistError(
+                f"Cannot continue the run in --run_dir={self.path}: its options.json "
+                f"{'is empty' if not content else 'is cut short or was changed'}. Remove that file "
+                "and give the flags that the run began with, or take another --run_dir."
+            ) from error
 
     def copy_model(self) -> None:
         """Puts the saved model where else it is wanted, too."""
@@ -110,8 +127,8 @@ class RunDirectory:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`."""
-        with self._show_failure(), tf.io.gfile.GFile(f"{self.path}/metrics.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._show_failure():
+            append_durably(f"{self.path}/metrics.jsonl", json.dumps(line) + "\n")
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yields the lines of `metrics.jsonl`; a line that was cut short is left out."""
@@ -135,17 +152,18 @@ class RunDirectory:
                 )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`."""
+        """Writes `summary.json`, which says that the run is finished."""
         with self._show_failure():
+            if tf.io.gfile.exists(self.model):
+                sync_to_disk(self.model)  # A finished run has its model, after a power cut too.
             write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
 
     def write_picture(self, name: str, content: bytes) -> str:
         """Writes a picture, named as `samples/predictions.png` is, and returns its path."""
         path = f"{self.path}/{name}"
         with self._show_failure():
-            tf.io.gfile.makedirs(path.rpartition("/")[0])
-            with tf.io.gfile.GFile(path, "wb") as file:
-                file.write(content)
+            make_directories(path.rpartition("/")[0])
+            write_atomically(path, content)
         return path
 
     @contextlib.contextmanager
@@ -153,10 +171,10 @@ class RunDirectory:
         """Raises a file system's error as an OSError of one line."""
         try:
             yield
-        except tf.errors.OpError as error:
+        except (OSError, tf.errors.OpError) as error:
             raise OSError(self._describe_failure(error)) from error
 
-    def _describe_failure(self, error: tf.errors.OpError) -> str:
+    def _describe_failure(self, error: OSError | tf.errors.OpError) -> str:
         return (
             f"Cannot write to --run_dir={self.path}: {shorten_error(error)}. "
             "Check its permissions and the free space, then run the same command again."

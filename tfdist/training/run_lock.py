@@ -1,4 +1,4 @@
-"""A lock on a run's directory, that dies with the process that holds it."""
+"""A lock on a directory that a run fills. It dies with the process that holds it."""
 
 import contextlib
 import fcntl
@@ -8,43 +8,59 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfdist.errors import TfdistError
+from absl import logging
+
+from tfdist.errors import TfdistError, shorten_error
 
 
 @contextlib.contextmanager
-def hold_run_lock(directory: str) -> Iterator[None]:
+def hold_run_lock(directory: str, *, option: str = "--run_dir") -> Iterator[None]:
     """Holds the lock of a directory, which must exist, while the context lasts.
 
-    The kernel lets go of it when the process ends, however that ends. Local directories, and
-    NFS under Linux; on gs:// and the like there is no such lock, and none is taken.
+    The kernel releases it when the process ends, however that ends. Local directories have such
+    locks, and NFS under Linux. No lock is taken on gs:// and the like, nor where the file system
+    says that it has none.
+
+    Args:
+      directory: what to lock.
+      option: what the user calls the directory.
 
     Raises:
-      TfdistError: another process holds it.
+      TfdistError: another process or another trainer holds it, or the directory cannot be
+        written.
     """
     if "://" in directory:
         yield
         return
-    with _open(Path(directory) / ".lock", directory) as file:
+    with _open(Path(directory) / ".lock", f"{option}={directory}", option) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"
+            if owner == _describe_process():
+                owner += ", which is this process"
             raise TfdistError(
-                f"--run_dir={directory} is in use by {owner}. Wait for it to end, or take another "
-                "--run_dir."
+                f"{option}={directory} is in use by {owner}. Wait for it to end, or take another "
+                f"{option}."
             ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        except OSError as error:
+            logging.warning("Cannot lock %s=%s: %s.", option, directory, shorten_error(error))
+        with contextlib.suppress(OSError):  # A full disk can still be locked.
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), _describe_process().encode())
         yield
 
 
-def _open(path: Path, directory: str) -> IO[str]:
+def _describe_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _open(path: Path, place: str, option: str) -> IO[str]:
     try:
         return path.open("a+")
     except OSError as error:
         raise TfdistError(
-            f"Cannot write to --run_dir={directory}: {error.strerror}. Check its permissions, or "
-            "take another --run_dir."
+            f"Cannot write to {place}: {error.strerror}. Check its permissions, or take another "
+            f"{option}."
         ) from error

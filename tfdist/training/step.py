@@ -20,9 +20,9 @@ from tfdist.training.division import Division, make_part
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.rematerialize import make_call
-from tfdist.training.replica_metrics import Logs, ReplicaMetrics
+from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
-from tfdist.training.step_options import StepOptions, overrides
+from tfdist.training.step_options import StepOptions
 
 
 class Found(NamedTuple):
@@ -72,8 +72,9 @@ class Steps:
         self._is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
         self._division = Division(model, strategy, batch_norm=options.batch_norm)
         self.metrics = ReplicaMetrics(model, strategy, self._division)
-        own_steps = overrides(model, "train_step", "test_step")
-        self._draws_rows = bool(list_seed_generators(model) or own_steps)
+        # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
+        needs_sizes = options.jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)
+        self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
         draws = self._division.draws
         self._call = make_call(model, draws) if options.rematerialize else None
         self.train = self._compile(self._make_step("train", model.train_step, self._train))
@@ -225,10 +226,11 @@ class Steps:
     def _run_alone(self, own: Any, data: Any) -> Logs:
         if self._model.jit_compile and not self._model.run_eagerly:
             own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
-        logs = self._strategy.run(own, args=(_drop_optionals(data),))
+        with self._division.draws.watch():
+            logs = self._strategy.run(own, args=(_drop_optionals(data),))
         return {
             name: self._strategy.experimental_local_results(value)[0]
-            for name, value in logs.items()
+            for name, value in flatten_logs(logs).items()
         }
 
     def _run(
@@ -290,6 +292,7 @@ class Steps:
         with (
             keras.StatelessScope(values, collect_losses=True),
             self.metrics.counting(),
+            self._division.draws.again({}),
             self._division.recording() as found,
         ):
             self._compute_loss(batch)

@@ -140,7 +140,7 @@ def check_program(
 
 
 def check_model(
-    options: StepOptions, model: keras.Model, x_spec: Any, *, is_mirrored: bool
+    options: StepOptions, model: keras.Model, x_spec: Any, *, is_mirrored: bool, num_replicas: int
 ) -> None:
     """Checks that the steps of a model can be computed so.
 
@@ -149,6 +149,7 @@ def check_model(
       model: a built model.
       x_spec: structure of `tf.TensorSpec` of its inputs.
       is_mirrored: whether each replica has a copy of the variables.
+      num_replicas: how many share a global batch.
 
     Raises:
       TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
@@ -158,6 +159,20 @@ def check_model(
     """
     if options.rematerialize:
         check_stages(model, x_spec)
+        updated = {id(variable) for variable in find_updated(model, x_spec)}
+        assigned = [v for v in model.trainable_variables if id(v) in updated]
+        if assigned:
+            raise TfdistError(
+                f"Cannot compute the model {model.name!r} again by stages: a layer assigns its own "
+                f"weight {assigned[0].path}. Leave out --rematerialize."
+            )
+    stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    if stateful and num_replicas > 1:
+        raise TfdistError(
+            f"Cannot divide a batch over {num_replicas} replicas: the layer "
+            f"{describe_layer(stateful[0])} keeps a state for each row from batch to batch. Leave "
+            "out stateful=True, or train on one device."
+        )
     drawing = [layer for layer in model._flatten_layers() if layer._seed_generators]
     if options.jit_compile and drawing:
         raise TfdistError(
@@ -191,22 +206,35 @@ def _trains_apart(strategy: tf.distribute.Strategy, num_workers: int) -> bool:
 
 
 def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
-    """Returns the first layer that updates a state in training, but for seeds, if there is one."""
+    """Returns the first layer that updates a variable in training, but for seeds, if any does."""
     seeds = {id(generator.state) for generator in list_seed_generators(model)}
-    states = [v for v in model.non_trainable_variables if id(v) not in seeds]
-    updated: set[int] = set()
+    updated = {id(variable) for variable in find_updated(model, x_spec)} - seeds
+    layers = model._flatten_layers(include_self=False)
+    owners = (layer for layer in layers if any(id(v) in updated for v in _list_own(layer)))
+    return next(owners, None)
+
+
+def _list_own(layer: keras.layers.Layer) -> list[keras.Variable]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def find_updated(model: keras.Model, x_spec: Any) -> list[keras.Variable]:
+    """Returns the variables that a model's layers update when it is called in training.
+
+    Args:
+      model: a built model.
+      x_spec: structure of `tf.TensorSpec` of its inputs.
+    """
+    updated: list[keras.Variable] = []
 
     @tf.function(autograph=False)
-    def call(x: Any) -> None:
-        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
-        with keras.StatelessScope(zeros, collect_losses=True) as scope:
-            model(x, training=True)
-        before = {id(v): value for v, value in zeros}
-        updated.update(id(v) for v in states if scope.get_current_value(v) is not before[id(v)])
+    def call(x: Any, values: list[tf.Tensor]) -> None:
+        mapping = list(zip(model.variables, values, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            model(x, training=True) if model._call_has_training_arg else model(x)
+        updated.extend(v for v, value in mapping if scope.get_current_value(v) is not value)
 
-    call.get_concrete_function(x_spec)
-    layers = model._flatten_layers(include_self=False)
-    owners = (
-        layer for layer in layers if any(id(v) in updated for v in layer._non_trainable_variables)
-    )
-    return next(owners, None)
+    # Not known while this is traced, or a layer would decide by them.
+    specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
+    call.get_concrete_function(x_spec, specs)
+    return updated

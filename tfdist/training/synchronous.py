@@ -57,6 +57,18 @@ class SynchronousSteps(TrainingSteps):
         others += [generator.state for generator in self.steps.generators]
         return [v for v in others if id(v) not in known]
 
+    def prepare(self, feed: Feed) -> None:
+        if self._model.run_eagerly:
+            return
+        iterator = feed.iterate_train(
+            self._strategy, start_step=0, place=self._workers.place_input
+        )
+        with explain_compile_errors(self._model):
+            if self._train_loop is None:
+                self.steps.train.get_concrete_function(iterator)
+            else:
+                self._train_loop.get_concrete_function(iterator, tf.constant(1))
+
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:

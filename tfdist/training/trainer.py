@@ -644,10 +644,17 @@ class Trainer:
             # Replicas cannot create it while they are traced.
             keras_random.global_seed_generator()
             build_model(self.model, feed.batch_spec, can_wait=self.num_replicas == 1)
+        check_scope(self.model, self.strategy)
         aggregate_variables(self.model, self.strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
         is_mirrored = isinstance(self.strategy, _MIRRORED)
-        check_model(self._step_options, self.model, x_spec, is_mirrored=is_mirrored)
+        check_model(
+            self._step_options,
+            self.model,
+            x_spec,
+            is_mirrored=is_mirrored,
+            num_replicas=self.num_replicas,
+        )
         self._steps = self._make_steps()
         self._compiled = compiled
         return self._steps

@@ -43,6 +43,9 @@ class TrainingSteps:
         """What a checkpoint holds besides the model and its optimizers."""
         return []
 
+    def prepare(self, feed: Feed) -> None:
+        """Creates what only a step's tracing creates, so that it can be restored."""
+
     def begin(self, *, restored: bool) -> None:
         """Makes ready for training, from the start or from a checkpoint."""
 

@@ -1,0 +1,39 @@
+"""What all command lines have in common: arguments that are text, and readers that go away."""
+
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable
+
+from tfdist.errors import TfdistError
+
+# Control characters, line and paragraph separators, and bytes that are no UTF-8.
+_NOT_TEXT = frozenset({"Cc", "Zl", "Zp", "Cs"})
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Refuses arguments that are more than one line of text, before they get into files.
+
+    Raises:
+      TfdistError: an argument holds a control character, such as a line break, or bytes that are
+        not UTF-8.
+
+    >>> check_arguments(["--run_dir=a run", "--name=größer"])
+    """
+    for argument in arguments:
+        for character in argument:
+            if unicodedata.category(character) in _NOT_TEXT:
+                raise TfdistError(
+                    f"Cannot take the argument {argument!r}: it holds {character!r}, which is no "
+                    "printable text. Remove that character."
+                )
+
+
+def print_help(text: str) -> None:
+    """Prints a text, as much of it as is read: `--help | head` closes the pipe early."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is buffered would fail again when the interpreter ends.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,0 +1,273 @@
+"""What tells one data set from another: counts, sizes and samples of contents, as JSON."""
+
+import concurrent.futures
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+FORMAT = 1
+
+# A digest for each of so many groups of consecutive examples at most: the fingerprint stays small,
+# and of a small data set each example has its own.
+_MAX_GROUPS = 256
+_MAX_LOADED = 5
+# Arrays up to this size are read whole, and files; of larger ones a sample.
+_WHOLE_ARRAY_BYTES = 256 * 2**20
+_WHOLE_FILE_BYTES = 2**20
+_FILE_SAMPLES = 16
+_THREADS = 16
+
+
+def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str, Any]:
+    """Returns what the fingerprints of all sources begin with.
+
+    Args:
+      kind: of the data, such as "folder"; decides what else there is.
+      num_examples: of the source.
+      element_spec: a structure of `tf.TensorSpec`, of one example.
+    """
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "num_examples": num_examples,
+        "element_spec": describe_spec(element_spec),
+    }
+
+
+def describe_spec(spec: Any) -> Any:
+    """Returns a structure of `tf.TensorSpec` as JSON.
+
+    >>> describe_spec({"x": tf.TensorSpec((2, 3)), "y": (tf.TensorSpec((), tf.int32),)})
+    {'x': 'float32 [2, 3]', 'y': ['int32 []']}
+    """
+    if isinstance(spec, Mapping):
+        return {str(key): describe_spec(spec[key]) for key in sorted(spec, key=str)}
+    if isinstance(spec, (tuple, list)):
+        return [describe_spec(part) for part in spec]
+    if isinstance(spec, tf.TensorSpec):
+        shape = "unknown" if spec.shape.rank is None else spec.shape.as_list()
+        return f"{spec.dtype.name} {shape}"
+    return str(spec)
+
+
+def hash_files(files: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns a digest of the files of each group of consecutive examples.
+
+    All names and sizes count. Of the first example of each group, which is every example where
+    there are few, the contents count too: small files whole, of large ones some pieces.
+
+    Args:
+      files: for each example its files' paths, by what they are, such as "image".
+
+    Returns:
+      For each group `first` and `last`, names of files, and a digest for each kind of file.
+    """
+    groups = split_groups(len(files))
+    first = {start for start, _ in groups}
+    kinds = list(files[0])
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        hashes = {
+            kind: list(
+                pool.map(
+                    lambda item: _hash_file(item[1], with_contents=item[0] in first),
+                    enumerate(example[kind] for example in files),
+                )
+            )
+            for kind in kinds
+        }
+    return [
+        {
+            "first": _get_name(files[start][kinds[0]]),
+            "last": _get_name(files[stop - 1][kinds[0]]),
+            **{kind: _combine(hashes[kind][start:stop]) for kind in kinds},
+        }
+        for start, stop in groups
+    ]
+
+
+def hash_arrays(arrays: Any) -> list[list[str]]:
+    """Returns, for each array of a structure, a digest of each group of consecutive rows.
+
+    Arrays that are not large are read whole, of others the first row of each group is.
+
+    Args:
+      arrays: a structure of arrays whose first dimension counts examples.
+    """
+    return [_hash_rows(array) for array in tf.nest.flatten(arrays)]
+
+
+def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dict[str, Any]]:
+    """Returns the digests of a few examples, among them the first and the last.
+
+    Args:
+      load: from an index, int64 scalar, to an example.
+      num_examples: how many there are.
+    """
+    indices = sorted({int(i) for i in np.linspace(0, num_examples - 1, _MAX_LOADED)})
+    found = []
+    for index in indices:
+        with tf.device("CPU:0"):
+            example = load(tf.constant(index, tf.int64))
+        found.append(
+            {"index": index, "digest": _combine(map(_hash_leaf, tf.nest.flatten(example)))}
+        )
+    return found
+
+
+def hash_text(text: str) -> str:
+    """Returns a digest of a text."""
+    return _start(text).hexdigest()
+
+
+def describe_difference(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, split: str = ""
+) -> str | None:
+    """Returns in a few words what differs between two fingerprints, or None.
+
+    >>> old = {"kind": "folder", "num_examples": 32}
+    >>> describe_difference(old, {"kind": "folder", "num_examples": 64}, split="training")
+    '64 training images instead of 32'
+
+    Args:
+      old: as `make_fingerprint` of a source returned it, possibly read from JSON.
+      new: the same, of now.
+      split: a word for the examples, such as "training".
+    """
+    if dict(old) == dict(new):
+        return None
+    what = "images" if new.get("kind") in ("folder", "tfds", "shapes") else "examples"
+    of_split = f"{split} {what}" if split else what
+    if old.get("num_examples") != new.get("num_examples"):
+        return f"{new.get('num_examples')} {of_split} instead of {old.get('num_examples')}"
+    if old.get("format", FORMAT) != new.get("format", FORMAT):
+        return None
+    for name in dict.fromkeys([*new, *old]):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        describe = _DESCRIBED.get(name)
+        found = (
+            describe(before, after, new["num_examples"]) if describe and before and after else None
+        )
+        if found is None:
+            text = name.replace("_", " ")
+            found = f"the {text} is {_shorten(after)} instead of {_shorten(before)}"
+        return f"{of_split}: {found}" if split else found
+    return None
+
+
+def split_groups(num_examples: int) -> list[tuple[int, int]]:
+    """Returns [start, end) of each group: equal sizes, but for the last.
+
+    >>> split_groups(3)
+    [(0, 1), (1, 2), (2, 3)]
+    >>> split_groups(1000)[-1], len(split_groups(1000))
+    ((996, 1000), 250)
+    """
+    size = max(1, -(-num_examples // _MAX_GROUPS))
+    starts = range(0, num_examples, size)
+    return [(start, min(start + size, num_examples)) for start in starts]
+
+
+def _hash_file(path: str, *, with_contents: bool) -> str:
+    """Returns a digest of a file's name and size, and of its contents if wanted."""
+    size_bytes = tf.io.gfile.stat(path).length
+    digest = _start(f"{_get_name(path)} {size_bytes}")
+    if with_contents:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            if size_bytes <= _WHOLE_FILE_BYTES:
+                digest.update(file.read())
+            else:
+                piece_bytes = _WHOLE_FILE_BYTES // _FILE_SAMPLES
+                for start in np.linspace(0, size_bytes - piece_bytes, _FILE_SAMPLES):
+                    file.seek(int(start))
+                    digest.update(file.read(piece_bytes))
+    return digest.hexdigest()
+
+
+def _hash_rows(array: Any) -> list[str]:
+    shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * max(dtype.size or 0, 1)
+    is_whole = shape[0] * row_bytes <= _WHOLE_ARRAY_BYTES
+    return [
+        _hash_leaf(array[start : stop if is_whole else start + 1])
+        for start, stop in split_groups(shape[0])
+    ]
+
+
+def _hash_leaf(leaf: Any) -> str:
+    parts = tf.nest.flatten(leaf, expand_composites=True)
+    if len(parts) > 1:  # a ragged or sparse tensor
+        return _combine(map(_hash_leaf, parts))
+    array = np.asarray(leaf)
+    digest = _start(f"{array.dtype} {array.shape}")
+    if array.dtype == object:  # strings
+        for item in array.ravel():
+            data = item if isinstance(item, bytes) else str(item).encode()
+            digest.update(f"{len(data)} ".encode() + data)
+    else:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _combine(digests: Iterable[str]) -> str:
+    return hash_text(" ".join(digests))
+
+
+def _start(text: str) -> Any:
+    return hashlib.blake2b(text.encode(), digest_size=8)
+
+
+def _get_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _describe_files(
+    before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]], num_examples: int
+) -> str | None:
+    for old, new in zip(before, after, strict=False):
+        for end in ("first", "last"):
+            if old[end] != new[end]:
+                return f"there is {new[end]} instead of {old[end]}"
+        kinds = " and ".join(kind for kind in new if old.get(kind) != new[kind])
+        if kinds and new["first"] == new["last"]:
+            return f"{kinds} {new['first']} changed"
+        if kinds:
+            return f"{kinds} files changed between {new['first']} and {new['last']}"
+    return None
+
+
+def _describe_rows(
+    before: Sequence[Sequence[str]], after: Sequence[Sequence[str]], num_examples: int
+) -> str | None:
+    groups = split_groups(num_examples)
+    for place, pair in enumerate(zip(before, after, strict=False)):
+        changed = [group for group, old, new in zip(groups, *pair, strict=False) if old != new]
+        if changed:
+            start, stop = changed[0][0], changed[-1][1]
+            rows = f"row {start}" if stop == start + 1 else f"rows between {start} and {stop - 1}"
+            return f"{rows} of array {place} changed"
+    return None
+
+
+def _describe_loaded(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], num_examples: int
+) -> str | None:
+    changed = [new["index"] for old, new in zip(before, after, strict=False) if old != new]
+    return f"example {changed[0]} changed" if changed else None
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_DESCRIBED: dict[str, Callable[[Any, Any, int], str | None]] = {
+    "files": _describe_files,
+    "rows": _describe_rows,
+    "loaded": _describe_loaded,
+    "contents": lambda before, after, num_examples: "the contents changed",
+}

@@ -1,0 +1,42 @@
+"""Decoding of images: JPEG, PNG, BMP, GIF and WebP."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data import bitmaps
+from tfdist.data.orientation import apply_orientation, find_orientation
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"
+
+
+class ImageFormatError(ValueError):
+    """The bytes are not an image that can be read; the message says why."""
+
+
+def decode_image(data: bytes) -> np.ndarray:
+    """Returns the image in a file's bytes, upright as its EXIF orientation says.
+
+    The contents tell the format, whatever the file's name. An alpha channel is left out, and of
+    a moving picture all but the first image.
+
+    Returns:
+      uint8 [height, width, 3].
+
+    Raises:
+      ImageFormatError: it cannot be decoded.
+    """
+    if data.startswith(bitmaps.SIGNATURE):
+        try:
+            return bitmaps.decode_bmp(data)
+        except bitmaps.BitmapFormatError as error:
+            raise ImageFormatError(str(error)) from error
+    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    try:
+        # TensorFlow decodes a WebP file to the channels that it has, and to no others.
+        image = tf.io.decode_image(
+            data, channels=0 if is_webp else 3, expand_animations=False
+        ).numpy()
+    except tf.errors.InvalidArgumentError as error:
+        raise ImageFormatError("it is truncated, damaged or of another format") from error
+    return apply_orientation(image[..., :3], find_orientation(data))

@@ -1,0 +1,57 @@
+"""How much a run computed, and which share that is of what its devices can do."""
+
+import keras
+
+from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
+from tfdist.training.trainer import Trainer
+
+_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
+
+
+class Utilization(keras.callbacks.Callback):
+    """Measures what this process's device can do at most, before and after the timed steps.
+
+    Other programs may slow either measurement, but none makes the device faster, so the larger
+    one counts. The first one comes after the first step, which is not timed.
+
+    Args:
+      trainer: whose model has the convolutions that are measured.
+      global_batch_size: examples a step.
+    """
+
+    def __init__(self, trainer: Trainer, global_batch_size: int):
+        super().__init__()
+        self._trainer = trainer
+        self._batch_size = -(-global_batch_size // trainer.num_replicas)
+        self._peak = 0.0
+        self._is_measured = False
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._is_measured:
+            self._measure()
+
+    def summarize(self, images_per_second: float) -> dict[str, float]:
+        """Returns the run's operations a second, and their share of what the devices can do.
+
+        All workers call it, and the chief's is returned: all must trace the same, or the numbers
+        of their collectives differ.
+
+        Args:
+          images_per_second: what was measured; with 0 the device is not measured again.
+        """
+        flops = TRAINING_PASSES * count_flops(self._trainer.model) * images_per_second
+        if not self._trainer.is_chief:
+            return {}
+        if flops:
+            self._measure()
+        # The virtual devices of a CPU share its cores.
+        is_cpu = all(":CPU:" in name for name in self._trainer.strategy.extended.worker_devices)
+        devices = self._trainer.num_workers if is_cpu else self._trainer.num_replicas
+        share = flops / (devices * self._peak) if self._peak else 0.0
+        return {"flops_per_second": round(flops), "share_of_peak": round(share, 4)}
+
+    def _measure(self) -> None:
+        model = self._trainer.model
+        fastest, _ = measure_convolutions(model, batch_size=self._batch_size, most=_LAYERS)
+        self._peak = max(self._peak, fastest)
+        self._is_measured = True
