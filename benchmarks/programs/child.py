@@ -115,15 +115,19 @@ def _replace_downloads(program: Program, directory: Path) -> None:
     _replace("keras.datasets.boston_housing.load_data", _make_housing_loader(train, test))
     _replace("keras.utils.get_file", lambda *args, **kwargs: _find_file(directory, args, kwargs))
     _replace("keras.utils.plot_model", lambda *_, **__: None)
-    _replace("keras.backend.shape", keras.ops.shape) if hasattr(keras, "backend") else None
+    _replace("keras.backend.shape", keras.ops.shape)
+    # It ends the session that the strategy's scope lives in.
+    _replace("keras.backend.clear_session", lambda **_: None)
+    _replace("keras.utils.clear_session", lambda **_: None)
     os.system = lambda command: 0  # type: ignore[assignment]
     _open_addresses_as_files(directory)
     shuffle = tf.data.Dataset.shuffle
 
-    def shuffle_seeded(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any):
-        return shuffle(self, buffer_size, 0 if seed is None else seed, *args, **kwargs)
+    def shuffle_once(self: Any, buffer_size: Any, seed: Any = None, *_: Any, **__: Any) -> Any:
+        # Keras skips orders: how often it opens a data set depends on what is built already.
+        return shuffle(self, buffer_size, seed or 0, reshuffle_each_iteration=False)
 
-    tf.data.Dataset.shuffle = shuffle_seeded
+    tf.data.Dataset.shuffle = shuffle_once
     if isinstance(tfds := program.names.get("tfds"), made.MadeTfds):
         import tensorflow_datasets
 
@@ -226,6 +230,7 @@ def _open_addresses_as_files(directory: Path) -> None:
 def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> None:
     """Makes Keras's methods shorter, and lets them be tfdist's where `routed`."""
     import keras
+    import tensorflow as tf
 
     model_class = keras.Model
     own = {name: getattr(model_class, name) for name in ("fit", "evaluate", "predict")}
@@ -244,7 +249,7 @@ def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(own["fit"], self, args, kwargs) | {"verbose": 0}
         bound["epochs"] = min(bound.get("epochs", 1), program.epochs)
-        if _is_array(bound.get("x")):
+        if not isinstance(bound.get("x"), tf.data.Dataset):
             bound["shuffle"] = False
         history = call("fit", self, bound)
         recorder.add_fit(self, history.history)
@@ -273,14 +278,6 @@ def _bind(method: Callable[..., Any], model: Any, args: tuple, kwargs: dict) -> 
     """Returns all arguments by their names."""
     parameters = [name for name in inspect.signature(method).parameters if name != "self"]
     return dict(zip(parameters, args, strict=False)) | kwargs
-
-
-def _is_array(x: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
-    leaves = keras.tree.flatten(x)
-    return bool(leaves) and all(hasattr(leaf, "__array__") or tf.is_tensor(leaf) for leaf in leaves)
 
 
 def _describe(error: Exception) -> dict[str, str]:
