@@ -97,6 +97,12 @@ def _start_tensorflow(floatx: str) -> None:
     keras.config.set_dtype_policy(floatx)
     keras.utils.set_random_seed(0)
     tf.config.experimental.enable_op_determinism()
+    in_top_k = keras.src.backend.math.in_top_k
+
+    def in_top_k_of_float32(targets: Any, predictions: Any, k: int) -> Any:
+        return in_top_k(targets, tf.cast(predictions, tf.float32), k)
+
+    keras.src.backend.math.in_top_k = in_top_k_of_float32  # TensorFlow's takes nothing else
 
 
 def _replace_downloads(program: Program, directory: Path) -> None:

@@ -48,7 +48,6 @@ PROGRAMS = (
     ),
     Program(
         name="cct",
-        floatx="float32",
         path=f"{_VISION}/cct.py",
         constants=_SMALL_BATCH,
         replace=_NO_TMP,
@@ -76,7 +75,6 @@ PROGRAMS = (
     ),
     Program(
         name="mlp_image_classification",
-        floatx="float32",
         path=f"{_VISION}/mlp_image_classification.py",
         constants=_SMALL_BATCH | {"num_blocks": 2, "embedding_dim": 32, "image_size": 32},
         examples=(50, 20),
@@ -92,7 +90,6 @@ PROGRAMS = (
     ),
     Program(
         name="token_learner",
-        floatx="float32",
         path=f"{_VISION}/token_learner.py",
         constants={"BATCH_SIZE": 16},
         replace=_NO_TMP | {"40000": "40"},
@@ -115,13 +112,15 @@ PROGRAMS = (
     Program(
         name="simsiam",
         path=f"{_TF_VISION}/simsiam.py",
-        constants={"BATCH_SIZE": 16, "PROJECT_DIM": 32, "LATENT_DIM": 16},
+        constants={"BATCH_SIZE": 25, "PROJECT_DIM": 32, "LATENT_DIM": 16},
         files=_write_resnet,
-        examples=(50, 20),
+        examples=(60, 20),
     ),
     Program(
         name="cutmix",
         path=f"{_TF_VISION}/cutmix.py",
+        # MirroredStrategy cannot create the variable of Keras's generator inside a data set.
+        replace={"set_random_seed(42)": "set_random_seed(42)\nkeras.random.uniform(())"},
         constants={"BATCH_SIZE": 16},
         examples=(40, 20),
         epochs=1,
@@ -135,20 +134,19 @@ PROGRAMS = (
     ),
     Program(
         name="shiftvit",
-        floatx="float32",
         path=f"{_TF_VISION}/shiftvit.py",
         constants={
             "batch_size": 16,
             "buffer_size": 64,
             "projected_dim": 24,
             "num_shift_blocks_per_stages": [2, 2, 2, 2],
+            "num_div": 4,
         },
         replace={"40000": "40"},
         examples=(60, 20),
     ),
     Program(
         name="swim_transformers",
-        floatx="float32",
         path=f"{_TF_VISION}/swim_transformers.py",
         # Its name in Keras now.
         replace={"keras.utils.numerical_utils.": "keras.utils."},
@@ -157,7 +155,6 @@ PROGRAMS = (
     ),
     Program(
         name="perceiver_image_classification",
-        floatx="float32",
         path=f"{_TF_VISION}/perceiver_image_classification.py",
         constants=_SMALL_BATCH
         | {
@@ -183,7 +180,12 @@ PROGRAMS = (
     Program(
         name="metric_learning",
         path=f"{_TF_VISION}/metric_learning.py",
-        replace={"num_batches=1000": "num_batches=6", "50000": "100"},
+        # Keras's data sets have a property of that name now.
+        replace={
+            "num_batches=1000": "num_batches=6",
+            "50000": "100",
+            "self.num_batches": "self.count",
+        },
         instead={"from sklearn": ""},
         stop_before="near_neighbours_per_example = ",
     ),
@@ -192,7 +194,8 @@ PROGRAMS = (
         floatx="float32",
         path=f"{_TF_VISION}/semantic_image_clustering.py",
         constants={"batch_size": 24, "representation_dim": 32, "projection_units": 16},
-        replace={"batch_size=512": "batch_size=32"},
+        # Two losses take two targets.
+        replace={"batch_size=512": "batch_size=32", "y=labels": "y=[labels, labels]"},
         examples=(60, 12),
         epochs=1,
         stop_before="clustering_probs = ",

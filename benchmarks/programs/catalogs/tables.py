@@ -180,7 +180,6 @@ PROGRAMS = (
     ),
     Program(
         name="eeg_signal_classification",
-        floatx="float32",
         path=f"{_TF_SERIES}/eeg_signal_classification.py",
         constants={"BATCH_SIZE": 16},
         files=_write_brain_waves,
