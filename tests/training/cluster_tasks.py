@@ -59,7 +59,9 @@ def train(model_name, optimizer, strategy, batch=BATCH, **options):
     history = trainer.fit(
         x, y, sample_weight=weight, global_batch_size=batch, max_steps=STEPS, verbose=0
     )
-    logs = trainer.evaluate(x, y, sample_weight=weight, global_batch_size=batch, verbose=0)
+    logs = trainer.evaluate(
+        x, y, sample_weight=weight, global_batch_size=batch, verbose=0, return_dict=True
+    )
     return trainer, history.history, logs
 
 
@@ -108,7 +110,9 @@ def check_evaluation(task):
     example = zoo.EXAMPLES["two_inputs"]
     x, y = keras.tree.map_structure(lambda t: t[:17], example.data)
     trainer = make_trainer("two_inputs", make_sgd, task.strategy)
-    task.found["evaluated"] = trainer.evaluate(x, y, global_batch_size=BATCH, verbose=0)
+    task.found["evaluated"] = trainer.evaluate(
+        x, y, global_batch_size=BATCH, verbose=0, return_dict=True
+    )
     outputs = trainer.predict(x, global_batch_size=BATCH)
     task.found["predicted"] = keras.tree.map_structure(lambda t: t.tolist(), outputs)
 

@@ -109,7 +109,7 @@ def train_example(strategy, name, **options):
     )
     arguments = {"sample_weight": example.sample_weight, "global_batch_size": BATCH, "verbose": 0}
     history = trainer.fit(*example.data, max_steps=20, **arguments).history
-    logs = trainer.evaluate(*example.data, **arguments)
+    logs = trainer.evaluate(*example.data, return_dict=True, **arguments)
     return trainer, [w.numpy() for w in trainer.model.weights], history["loss"], logs
 
 
@@ -162,7 +162,7 @@ def train_on_a_dataset(strategy):
     ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
     return {
         "weights": zoo.largest_difference(ours, theirs),
-        "accuracy": trainer.evaluate(dataset, verbose=0)["accuracy"],
+        "accuracy": trainer.evaluate(dataset, verbose=0, return_dict=True)["accuracy"],
         "expected": model.evaluate(dataset, verbose=0, return_dict=True)["accuracy"],
     }
 

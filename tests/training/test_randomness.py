@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
+from tfdist.training.division import make_part
 from tfdist.training.feed import make_feed
-from tfdist.training.randomness import RowDraws, find_rows
+from tfdist.training.randomness import RowDraws, Rows, hide_rows
 
 IMAGES = np.random.default_rng(3).uniform(0, 255, (14, 6, 5, 3)).astype("f4")
 LAYERS = {
@@ -96,15 +97,16 @@ def run_layers(strategy_name, batch):
     feed = make_feed(IMAGES, global_batch_size=batch, num_replicas=replicas, shuffle=False)
     iterator = feed.iterate_train(strategy, start_step=0)
 
-    def replica_run(x):
-        (x,), rows = find_rows(x, is_random=True)
-        with draws.of(rows):
+    def replica_run(x, place):
+        x = hide_rows(x)
+        part = make_part(x, place)
+        with draws.of(Rows(part.first, part.rows) if replicas > 1 else None):
             return model(x, training=True)
 
     @tf.function(autograph=False)
     def run():
         with draws.intercept():
-            return strategy.run(replica_run, args=(next(iterator),))
+            return strategy.run(replica_run, args=next(iterator))
 
     steps = [keras.tree.map_structure(strategy.experimental_local_results, run()) for _ in range(2)]
     return {name: [np.concatenate([p.numpy() for p in s[name]]) for s in steps] for name in LAYERS}

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tfdist.data.source import ArraySource
 from tfdist.errors import TfdistError, TrainingError
 
 STEPS = 20
@@ -31,7 +32,12 @@ def _train(model_name, strategy_name, make_optimizer, **options):
         **options,
     )
     logs = trainer.evaluate(
-        x, y, sample_weight=example.sample_weight, global_batch_size=BATCH, verbose=0
+        x,
+        y,
+        sample_weight=example.sample_weight,
+        global_batch_size=BATCH,
+        verbose=0,
+        return_dict=True,
     )
     return [weight.numpy() for weight in trainer.model.weights], history.history, logs
 
@@ -86,15 +92,25 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     model.fit(dataset, epochs=3, verbose=0, shuffle=False)
     ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
     assert zoo.largest_difference(ours, theirs) < 1e-5
-    logs = trainer.evaluate(dataset, verbose=0)
+    logs = trainer.evaluate(dataset, verbose=0, return_dict=True)
     expected = model.evaluate(dataset, verbose=0, return_dict=True)
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
-def test_says_so_when_a_dataset_s_batch_is_smaller_than_the_replicas():
-    dataset = tf.data.Dataset.from_tensor_slices((X[:37], Y[:37])).batch(12)
-    with pytest.raises(TfdistError, match="a batch of 1 rows over 2 replicas.*drop_remainder"):
-        _make_dense_trainer().fit(dataset, epochs=2, verbose=0)
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.parametrize("rows", [37, 2, 1])
+def test_a_batch_may_have_fewer_rows_than_there_are_replicas(strategy_name, rows):
+    dataset = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(12)
+    trainer = _make_dense_trainer(strategy_name)
+    history = trainer.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
+    model = zoo.EXAMPLES["dense"].build(SGD())
+    expected = model.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
+    ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
+    assert zoo.largest_difference(ours, theirs) < 1e-5
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    outputs = trainer.predict(X[:rows], batch_size=12)
+    np.testing.assert_allclose(outputs, model.predict(X[:rows], verbose=0), rtol=1e-4, atol=1e-6)
 
 
 def test_takes_a_function_of_the_input_context():
@@ -264,9 +280,10 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path)
         )
 
 
-def test_refuses_a_batch_smaller_than_the_replicas():
+def test_refuses_a_source_s_batch_smaller_than_the_replicas():
+    source = ArraySource.from_arrays((X, Y))
     with pytest.raises(TfdistError, match="global batch of 2 over 3 replicas.*batch_size=3"):
-        _make_dense_trainer("mirrored-3").fit(X, Y, global_batch_size=2, verbose=0)
+        _make_dense_trainer("mirrored-3").fit(source, global_batch_size=2, verbose=0)
 
 
 def test_refuses_what_is_not_a_compiled_model():

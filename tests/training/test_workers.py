@@ -162,7 +162,7 @@ def test_evaluates_and_predicts_every_example_once(request, cluster):
     trainer = tasks.make_trainer("two_inputs", tasks.make_sgd, zoo.STRATEGIES["one_device"]())
     x, y = zoo.EXAMPLES["two_inputs"].data
     x, y = ({name: t[:17] for name, t in part.items()} for part in (x, y))
-    expected = trainer.evaluate(x, y, global_batch_size=tasks.BATCH, verbose=0)
+    expected = trainer.evaluate(x, y, global_batch_size=tasks.BATCH, verbose=0, return_dict=True)
     assert found["evaluated"] == pytest.approx(expected, rel=1e-5)
     for name, outputs in trainer.predict(x, global_batch_size=tasks.BATCH).items():
         np.testing.assert_allclose(found["predicted"][name], outputs, rtol=1e-4, atol=1e-6)

@@ -96,13 +96,16 @@ def make_train_dataset(
       TfdistError: the batch has fewer rows than there are replicas, or the seed or
         start_step is out of range.
     """
-    ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=not ends_epochs)
+    ids = _check_replicas(
+        global_batch_size, num_replicas, replicas, at_least_one_row=not ends_epochs
+    )
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
     is_full = not ends_epochs or source.num_examples % global_batch_size == 0
-    rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_full else None
+    is_fixed = is_full and global_batch_size >= num_replicas
+    rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_fixed else None
 
     def make_batch(number: tf.Tensor) -> Any:
         first, num_rows = find_rows(number // len(ids))
@@ -310,9 +313,7 @@ def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int |
     return part, tf.stack([rows[0], num_rows])
 
 
-def _split_rows_dynamic(
-    num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
-) -> tf.Tensor:
+def _split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor) -> tf.Tensor:
     """Returns a replica's rows of a global batch, int64: all of it where replicas are more."""
     start, size = _split_dynamic(num_rows, num_replicas, replica)
     is_copied = num_rows < num_replicas

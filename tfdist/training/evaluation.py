@@ -24,7 +24,9 @@ def evaluate_segmentation(
       class_names: keys of `per_class_iou`.
       global_batch_size: examples a step.
     """
-    logs = trainer.evaluate(source, global_batch_size=global_batch_size, verbose=0)
+    logs = trainer.evaluate(
+        source, global_batch_size=global_batch_size, verbose=0, return_dict=True
+    )
     summary: dict[str, Any] = {
         f"val_{name}": value for name, value in logs.items() if "/" not in name
     }

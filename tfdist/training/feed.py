@@ -13,6 +13,8 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfdist.data.dataset_options import set_options
+from tfdist.data.dataset_order import is_shuffled_anew
+from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
     BatchAugmentation,
     make_eval_dataset,
@@ -50,7 +52,8 @@ class Feed:
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its global batch, likewise.
-      global_dataset: the global batches, one after the other; None where nobody has them whole.
+      make_fingerprint: returns what tells these data from others, as JSON; see `data.fingerprint`.
+      is_replayable: whether a batch may be read more than once, and by one process alone.
     """
 
     batch_spec: Any
@@ -62,6 +65,8 @@ class Feed:
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], Any] | None = None
+    make_fingerprint: Callable[[], dict[str, Any]] = dict
+    is_replayable: bool = True
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -116,6 +121,7 @@ def make_feed(
     class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
+    keeps_order: bool = False,
 ) -> Feed:
     """Returns the feed of whatever Keras's `fit` would take, or of a tfdist source.
 
@@ -133,9 +139,10 @@ def make_feed(
       class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
       micro_batches: the parts in which a replica is to compute its rows in training.
+      keeps_order: whether the data must come in the same order to every worker, and once more.
 
     Raises:
-      TfdistError: a source's batch too small for the replicas or the parts, or unknown data.
+      TfdistError: a dataset shuffled without a seed that must keep its order; a source's batch too small for the replicas or the parts, or unknown data.
     """
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
@@ -155,6 +162,11 @@ def make_feed(
         )
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
+        if keeps_order and is_shuffled_anew(x):
+            raise TfdistError(
+                "Cannot train several workers, or continue a run, on a dataset that is shuffled "
+                "without a seed: they would not see each example once. Give shuffle(..., seed=...)."
+            )
         return _make_dataset_feed(_weigh_classes(x, class_weight), num_replicas)
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
@@ -264,6 +276,7 @@ def _make_source_feed(
         ),
         read_train=make_train_reader(source, **order),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
+        make_fingerprint=source.make_fingerprint,
     )
 
 
@@ -281,6 +294,13 @@ def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
             dataset.repeat().skip(start_step), context
         ),
         make_eval=lambda context: _place_batches(dataset, context),
+        make_fingerprint=lambda: {
+            **make_header(
+                kind="dataset",
+                num_examples=max(cardinality, 0),
+                element_spec=dataset.element_spec,
+            )
+        },
         # A dataset of which every epoch is empty would repeat for ever.
         is_endless=cardinality != 0,
         how_to_continue=_SKIPPING,
@@ -319,6 +339,7 @@ def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
         make_train=make_train,
         make_eval=make_eval,
         is_endless=False,
+        is_replayable=False,
         how_to_continue=_SKIPPING,
     )
 
@@ -353,6 +374,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         num_examples=None,
         make_train=make_train,
         make_eval=lambda context: function(context).map(add_place),
+        is_replayable=False,
         how_to_continue=_SKIPPING,
     )
 

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import TrainingError
+from tfdist.data.fingerprint import describe_difference
+from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
+from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.feed import Feed
 from tfdist.training.recovery import Recovery
 from tfdist.training.training_steps import TrainingSteps
@@ -116,6 +118,7 @@ class FitLoop:
       callbacks: Keras's callbacks, the history among them.
       interval: between checkpoints, besides one an epoch.
       steps_per_loop: the most steps that are run at a time.
+      data: what a checkpoint keeps of the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument says that it was
         stopped; None for no validation.
 
@@ -137,6 +140,7 @@ class FitLoop:
         callbacks: keras.callbacks.CallbackList,
         interval: Interval,
         steps_per_loop: int,
+        data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
     ):
         self.was_stopped = False
@@ -152,6 +156,7 @@ class FitLoop:
         self._interval = interval
         self._steps_per_loop = steps_per_loop
         self._evaluate = evaluate
+        self._data = data
         # All steps of the present epoch are done, but its validation and end are not.
         self._is_epoch_open = False
         self._logs: dict[str, Any] = {}
@@ -228,7 +233,7 @@ class FitLoop:
         found = None
         if self._recovery:
             self._steps.prepare(feed)
-            found = self._recovery.restore(self._list_state())
+            found = self._recovery.restore(self._list_state(), optimizer=self._model.optimizer)
         self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
@@ -237,6 +242,7 @@ class FitLoop:
             progress.step = max(self._schedule.first_step, first)
             return
         progress.step, state, arrays = found
+        self._check_data(state.get("data", {}))
         progress.resumed_from_step = progress.step
         self._steps.write_metrics(state["metrics"])
         self._interval.reset(step=progress.step)
@@ -256,6 +262,18 @@ class FitLoop:
         # Asked for more steps than the run that a callback ended, this one goes on.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
+
+    def _check_data(self, before: Mapping[str, Any]) -> None:
+        """Refuses to continue on other data than those of a checkpoint."""
+        difference = describe_difference(before.get("train", {}), self._data["train"])
+        sizes = before.get("batch_size"), self._data["batch_size"]
+        if difference is None and None not in sizes and sizes[0] != sizes[1]:
+            difference = f"the batch size is {sizes[1]} instead of {sizes[0]}"
+        if difference is not None:
+            raise TfdistError(
+                f"Cannot continue after step {self._progress.step}: {difference}. Give the data of "
+                "the checkpoint, or another directory to train anew."
+            )
 
     def _forget_epochs_from(self, num_epochs: int) -> None:
         """Leaves out of the history an epoch that a callback ended in its middle; it goes on."""
@@ -356,6 +374,13 @@ class FitLoop:
         """Begins to write a checkpoint of the present step, if there is a place for them."""
         if self._recovery is None:
             return
+        name = find_nonfinite(self._model.trainable_variables)
+        if name is not None:
+            raise TrainingError(
+                f"The weight {name} is not finite after step {self._progress.step}. "
+                f"{self._describe_last_good()} "
+                "Lower the learning rate, clip the gradients, or check the data."
+            )
         self._steps.prepare_checkpoint()
         callbacks, arrays = read_callbacks(self._callbacks.callbacks)
         history = self._history
@@ -371,7 +396,9 @@ class FitLoop:
                 "is_epoch_open": self._is_epoch_open,
                 "stop_training": self._model.stop_training,
                 "total_steps": self._schedule.total_steps,
+                "data": self._data,
             },
+            optimizer=self._model.optimizer,
         )
         self._interval.reset(step=self._progress.step)
 

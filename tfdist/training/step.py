@@ -154,13 +154,12 @@ class Steps:
 
         return predict_step
 
-    def trace_gradients(self, spec: Any) -> Any:
-        """Returns a function of a batch and a place a replica: what a training step would apply.
+    def trace_gradients(self) -> Any:
+        """Returns a function of a batch and a place a replica: what a training step would do.
 
-        The reduced gradients of every update that the step makes, and its logs, in order; no
+        Its logs, and the reduced gradients of every update that the step makes, in order; no
         optimizer updates anything.
         """
-        del spec
         gradients: list[Any] = []
 
         def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:

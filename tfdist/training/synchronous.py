@@ -60,9 +60,7 @@ class SynchronousSteps(TrainingSteps):
     def prepare(self, feed: Feed) -> None:
         if self._model.run_eagerly:
             return
-        iterator = feed.iterate_train(
-            self._strategy, start_step=0, place=self._workers.place_input
-        )
+        iterator = feed.iterate_train(self._strategy, start_step=0, place=self._workers.place_input)
         with explain_compile_errors(self._model):
             if self._train_loop is None:
                 self.steps.train.get_concrete_function(iterator)

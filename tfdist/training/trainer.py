@@ -13,13 +13,16 @@ import tensorflow as tf
 from keras.src.random import seed_generator as keras_random
 from keras.src.trainers.data_adapters import array_slicing
 
+from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.feed import Feed, make_feed
+from tfdist.training.guard import CHECKS, check_division, is_known
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
 from tfdist.training.model_variables import (
@@ -29,6 +32,7 @@ from tfdist.training.model_variables import (
     build_outputs,
     check_scope,
 )
+from tfdist.training.randomness import list_seed_generators
 from tfdist.training.recovery import Recovery
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
@@ -94,6 +98,9 @@ class Trainer:
         with a stage's (`models.stages`).
       batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
         batch on replicas too; or `per_replica`, as Keras does.
+      check: whether the first batch of a run of several replicas is computed divided and undivided,
+        without an effect, and a program refused that gives something else (`guard`). `auto` does
+        so for programs that are not known to be divisible; `on`; `off`.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
         at a time; 0 for one a worker.
     """
@@ -112,6 +119,7 @@ class Trainer:
         steps_per_loop: int = 1,
         rematerialize: bool = False,
         batch_norm: str = "global",
+        check: str = "auto",
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or _find_strategy(build_model)
@@ -127,6 +135,10 @@ class Trainer:
             if checkpoint_dir
             else None
         )
+        if check not in CHECKS:
+            raise make_unknown_name_error("check", check, CHECKS)
+        self._check = check
+        self.check_s = 0.0
         self._max_in_flight = max_in_flight
         self._step_options = StepOptions(
             micro_batches=micro_batches,
@@ -155,6 +167,7 @@ class Trainer:
         check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
         self._steps: Any = None
         self._prediction: Any = None
+        self._checked: Any = None
         self._compiled: tuple[Any, ...] = ()
         self._num_fits = 0
 
@@ -228,8 +241,10 @@ class Trainer:
             class_weight=class_weight,
             augmentation=augmentation,
             micro_batches=self._step_options.micro_batches,
+            keeps_order=self._recovery is not None or self.num_workers > 1,
             seed=(self.seed + self._num_fits) % MAX_SEED if self._num_fits else self.seed,
         )
+        data = self._describe_data(feed, batch_size)
         schedule = self._make_schedule(
             feed, epochs, max_steps, steps_per_epoch, initial_epoch, validation_freq
         )
@@ -239,6 +254,7 @@ class Trainer:
                 validation_data, validation_batch_size or batch_size
             )
         steps = self._build(feed)
+        self._check_division(feed)
         callback_list = self._make_callbacks(callbacks, verbose, schedule, history=True)
         self.model.history = self.history
         self._progress.steps_before += self._progress.step
@@ -255,6 +271,7 @@ class Trainer:
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
             steps_per_loop=self._step_options.steps_per_loop,
+            data=data,
             evaluate=None
             if validation_feed is None
             else lambda is_stopped: self._evaluate(
@@ -430,6 +447,7 @@ class Trainer:
             if not self.is_chief:
                 return
             tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
+            sync_to_disk(f"{path}.writing")
         tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
 
     def request_stop(self) -> None:
@@ -495,7 +513,11 @@ class Trainer:
 
     def restore_best_checkpoint(self) -> int | None:
         """Gives the model the weights of the marked checkpoint; returns its step, if any."""
-        return self._recovery.restore_best(self._list_state()) if self._recovery else None
+        return (
+            self._recovery.restore_best(self._list_state(), optimizer=self.model.optimizer)
+            if self._recovery
+            else None
+        )
 
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step was traced: once, or an input changed its shape."""
@@ -556,6 +578,26 @@ class Trainer:
             shuffle=False,
             class_weight=class_weight,
         )
+
+    def _describe_data(self, feed: Feed, batch_size: int | None) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the data, the same on all workers.
+
+        Raises:
+          TfdistError: this worker's data are not the chief's.
+        """
+        if self._recovery is None and self.num_workers == 1:
+            return {"train": {}, "batch_size": batch_size}
+        train = feed.make_fingerprint()
+        if self.num_workers > 1:
+            others = self._workers.share_json(train)
+            for worker, other in enumerate(others):
+                difference = describe_difference(others[0], other)
+                if difference is not None:
+                    raise TfdistError(
+                        f"Worker {worker} has other data than the chief: {difference}. Give all "
+                        "workers the same data."
+                    )
+        return {"train": train, "batch_size": batch_size}
 
     def _make_schedule(
         self,
@@ -670,6 +712,21 @@ class Trainer:
             self._step_options,
             create_variable=self._create_variable,
         )
+
+    def _check_division(self, feed: Feed) -> None:
+        """Refuses a program that this strategy's replicas would give another result."""
+        is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
+        is_divided = self.strategy.num_replicas_in_sync > 1 and not self._is_asynchronous
+        if not is_needed or not is_divided or self._checked is self._steps:
+            return
+        self.check_s = check_division(
+            self.model,
+            self.strategy,
+            self._steps.steps,
+            feed,
+            generators=list_seed_generators(self.model),
+        )
+        self._checked = self._steps
 
     def _build_prediction(self, feed: Feed) -> Any:
         """Returns steps that can predict, which needs neither labels nor losses."""

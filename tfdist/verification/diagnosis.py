@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.training.division import Division, make_part
 from tfdist.training.feed import Feed, make_feed
-from tfdist.training.objective import Objective
-from tfdist.training.randomness import RowDraws, find_rows, list_seed_generators
+from tfdist.training.randomness import hide_rows
 from tfdist.training.trainer import Trainer
 from tfdist.verification.comparison import (
     EVALUATION,
@@ -95,8 +95,6 @@ class _Forward:
         trainer = Trainer(problem.build_model, strategy=strategy, seed=problem.seed)
         trainer.prepare(*problem.train[:2], global_batch_size=problem.global_batch_size)
         self.model = trainer.model
-        with strategy.scope():
-            self.objective = Objective(self.model)
         self._strategy = strategy
         self._layers: list[Any] = []
         iterator = self._feed.iterate_train(strategy, start_step=0)
@@ -113,34 +111,25 @@ class _Forward:
         return np.concatenate(parts) if parts[0].ndim else np.sum(parts)
 
     def _run(self, iterator: Any) -> Any:
-        draws, is_random = RowDraws(), bool(list_seed_generators(self.model))
+        division = Division(self.model, self._strategy)
         watched: Calls = collections.defaultdict(list)
 
-        def replica_run(batch: Any) -> Any:
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-            hidden, rows = find_rows(x, is_random=is_random)
-            context = tf.distribute.get_replica_context()
-            with draws.of(rows):
-                y_pred = self.model(hidden, training=True)
-            measured = self.objective.measure(
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                num_rows=tf.shape(keras.tree.flatten(x)[0])[0],
-                training=True,
-            )
-            share = measured.make_share(
-                context.all_reduce(tf.distribute.ReduceOp.SUM, measured.normalizers)
-            )
+        def replica_run(data: Any, place: Any) -> Any:
+            hidden = hide_rows(data)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(hidden)
+            part = make_part(hidden, None if isinstance(place, tuple) else place)
+            with division.of(part, draws_rows=True):
+                y_pred = self.model(x, training=True)
+                loss = _compute_loss(self.model, x, y, y_pred, sample_weight)
+                share = loss * tf.cast(part.weight, loss.dtype)
             calls = watched[threading.get_ident()]
             self._layers = [layer for layer, _, _ in calls]
-            return batch, [(inputs, output) for _, inputs, output in calls], share
+            return data, [(inputs, output) for _, inputs, output in calls], share
 
         @tf.function(autograph=False)
         def run() -> Any:
-            with draws.intercept(), _watch_layers(self.model, watched):
-                return self._strategy.run(replica_run, args=(next(iterator),))
+            with division.intercept(), _watch_layers(self.model, watched):
+                return self._strategy.run(replica_run, args=next(iterator))
 
         return run()
 

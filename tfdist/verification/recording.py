@@ -84,6 +84,7 @@ def record(
         sample_weight=sample_weight,
         global_batch_size=problem.global_batch_size,
         verbose=0,
+        return_dict=True,
     )
     model = trainer.model
     trainable = {id(variable) for variable in model.trainable_variables}

@@ -1,0 +1,43 @@
+"""Whether a dataset gives the same order twice."""
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+# The inputs of each kind of shuffle that hold its two seeds.
+_SEEDS = {
+    "ShuffleDataset": (2, 3),
+    "ShuffleDatasetV3": (2, 3),
+    "ShuffleAndRepeatDataset": (2, 3),
+    "ShuffleAndRepeatDatasetV2": (2, 3),
+}
+
+
+def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset is shuffled without a seed.
+
+    Two processes see its examples in different orders, and so does one process twice. What
+    Python's functions or nested datasets do is not known.
+
+    >>> is_shuffled_anew(tf.data.Dataset.range(9).shuffle(9))
+    True
+    >>> is_shuffled_anew(tf.data.Dataset.range(9).shuffle(9, seed=1))
+    False
+    """
+    try:
+        serialized = dataset._as_serialized_graph(allow_stateful=True)
+    except (tf.errors.OpError, NotImplementedError, AttributeError):
+        return False
+    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    values = {
+        node.name: tf.make_ndarray(node.attr["value"].tensor)
+        for node in graph.node
+        if node.op == "Const" and node.attr["value"].tensor.dtype == tf.int64.as_datatype_enum
+    }
+    for node in graph.node:
+        places = _SEEDS.get(node.op)
+        if places is None:
+            continue
+        seeds = [values.get(node.input[place].partition(":")[0]) for place in places]
+        if all(seed is not None and int(seed) == 0 for seed in seeds):
+            return True
+    return False

@@ -1,0 +1,252 @@
+"""The guard: a program that replicas cannot divide is refused before its first step.
+
+Several replicas give the result of one device if the mean of their values is the global batch's.
+That holds for most programs and can be tried on each: the step runs twice, without an effect, once
+with the rows of a batch divided over the replicas and once with all rows on every replica, which
+is what one device computes. Losses, metrics, gradients and states must agree.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.training.feed import Feed
+from tfdist.training.replica_optimizers import list_optimizers
+from tfdist.training.step import Steps
+from tfdist.training.step_options import overrides
+from tfdist.training.synchronous import to_numbers
+
+CHECKS = ("auto", "on", "off")
+
+# Rows a replica that show what all rows would.
+_ROWS = 8
+_LIBRARIES = ("keras.", "keras_hub.", "models.", "tfdist.")
+# Of Keras's own losses, those that are one number of the rows that they see together.
+_OF_BATCHES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.CTC)
+_TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+
+
+class _Outcome(NamedTuple):
+    """What a step found: name -> number or array."""
+
+    logs: dict[str, Any]
+    gradients: dict[str, np.ndarray]
+    states: dict[str, np.ndarray]
+
+
+def is_known(model: keras.Model) -> bool:
+    """Returns whether a model consists of nothing but what is known to be divisible.
+
+    Keras's own layers, losses and optimizers, and those of this project, with Keras's own steps.
+    """
+    if overrides(model, "train_step", "test_step", "compute_loss", "compute_metrics"):
+        return False
+    if not all(_is_of_library(type(part)) for part in list_optimizers(model)):
+        return False
+    layers = model._flatten_layers()
+    plain = [layer for layer in layers if not isinstance(layer, keras.Model) or layer is not model]
+    if any(isinstance(layer, keras.layers.Lambda) for layer in plain):
+        return False
+    if not all(_is_of_library(type(layer)) for layer in layers):
+        return False
+    functions = [getattr(layer, "activation", None) for layer in plain]
+    functions += [getattr(layer, "activity_regularizer", None) for layer in plain]
+    if not all(f is None or _is_of_library(f) or _is_of_library(type(f)) for f in functions):
+        return False
+    operations = getattr(model, "operations", None) or layers
+    if not all(isinstance(operation, keras.layers.Layer) for operation in operations):
+        return False
+    compiled = model._compile_loss
+    losses = [flat.loss for flat in getattr(compiled, "_flat_losses", None) or ()]
+    return bool(losses) and all(_is_known_loss(loss) for loss in losses)
+
+
+def check_division(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    steps: Steps,
+    feed: Feed,
+    *,
+    generators: Sequence[keras.random.SeedGenerator],
+) -> float:
+    """Checks that replicas give the result of one device; all workers call it.
+
+    Args:
+      model: a compiled and built model.
+      strategy: the strategy it was built under.
+      steps: its steps.
+      feed: what it is to be trained on.
+      generators: those of its layers.
+
+    Returns:
+      The seconds that it took; 0 where the data cannot be read twice.
+
+    Raises:
+      TfdistError: they do not; it names what depends on the rows that are together.
+    """
+    began = time.perf_counter()
+    replicas = strategy.num_replicas_in_sync
+    batch = _read_batch(feed, replicas)
+    if batch is None:
+        return 0.0
+    rows = _count_rows(batch)
+    own = rows // replicas
+    seeds = {id(generator.state) for generator in [*generators, *steps.generators]}
+    run = steps.trace_gradients()
+
+    def compute(first: Any, last: Any) -> _Outcome:
+        def take(context: Any) -> Any:
+            replica = context.replica_id_in_sync_group
+            return _slice(batch, first(replica), last(replica))
+
+        def place(context: Any) -> Any:
+            return tf.constant([first(context.replica_id_in_sync_group), rows], tf.int64)
+
+        distribute = strategy.experimental_distribute_values_from_function
+        with _without_effect(model, steps, strategy):
+            found, gradients = run(distribute(take), distribute(place))
+            states = {
+                v.path: np.asarray(v.numpy(), "float64")
+                for v in model.variables
+                if id(v) not in seeds and v.dtype != "string"
+            }
+        named = {str(place): np.asarray(g, "float64") for place, g in enumerate(gradients)}
+        return _Outcome(to_numbers(found[0]), named, states)
+
+    divided = compute(lambda r: r * own, lambda r: (r + 1) * own)
+    whole = compute(lambda r: 0, lambda r: rows)
+    culprit = _compare(model, divided, whole)
+    if culprit is not None:
+        raise TfdistError(
+            f"Cannot divide a batch over {replicas} replicas: {culprit} depends on which rows are "
+            f"together ({_explain(model, batch)}). Make it a mean or a sum over the rows, train on "
+            'one device, or give check="off" to train anyway.'
+        )
+    return time.perf_counter() - began
+
+
+def _is_of_library(thing: Any) -> bool:
+    return (getattr(thing, "__module__", None) or "").startswith(_LIBRARIES)
+
+
+def _is_known_loss(loss: Any) -> bool:
+    if isinstance(loss, _OF_BATCHES):
+        return False
+    function = getattr(loss, "fn", None)
+    return _is_of_library(type(loss)) and (function is None or _is_of_library(function))
+
+
+def _read_batch(feed: Feed, replicas: int) -> Any:
+    """Returns as many rows of the first batch as show enough; None where there are too few."""
+    if not feed.is_replayable:
+        return None
+    for batch, _ in feed.make_train(tf.distribute.InputContext(), 0).take(1):
+        rows = min(_count_rows(batch) // replicas, _ROWS) * replicas
+        return _slice(batch, 0, rows) if rows else None
+    return None
+
+
+def _count_rows(batch: Any) -> int:
+    leaves = [t for t in tf.nest.flatten(batch) if t is not None and t.shape.rank]
+    return int(leaves[0].shape[0])
+
+
+def _slice(batch: Any, first: int, last: int) -> Any:
+    return tf.nest.map_structure(lambda t: None if t is None else t[first:last], batch)
+
+
+@contextlib.contextmanager
+def _without_effect(
+    model: keras.Model, steps: Steps, strategy: tf.distribute.Strategy
+) -> Iterator[None]:
+    """Gives every variable back what it held."""
+    metrics = {id(v) for v in steps.metrics.list_variables()}
+    states = [v for v in model.variables if id(v) not in metrics]
+    states += [g.state for g in steps.generators if not any(g.state is v for v in states)]
+    before = [variable.numpy() for variable in states]
+    steps.reset_metrics()
+    try:
+        yield
+    finally:
+        after = [g.state for g in steps.generators if not any(g.state is v for v in states)]
+        with strategy.scope():
+            for variable, value in zip(states, before, strict=True):
+                variable.assign(value)
+            for state in after:  # what drew for the first time
+                state.assign(state.numpy() * np.array([1, 0]))
+        steps.reset_metrics()
+
+
+def _compare(model: keras.Model, divided: _Outcome, whole: _Outcome) -> str | None:
+    """Returns what differs first, in words; None if nothing does."""
+    policy = keras.dtype_policies.get(model.dtype_policy).compute_dtype
+    dtypes = [layer.compute_dtype for layer in model._flatten_layers()]
+    tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in [policy, *dtypes])
+    for name, expected in whole.logs.items():
+        if _differs(divided.logs.get(name), expected, tolerance, floor=1e-3):
+            is_loss = name == "loss" or name.endswith("_loss")
+            return f"the {'loss' if is_loss else 'metric'} {name!r}"
+    largest = max((np.abs(g).max(initial=0) for g in whole.gradients.values()), default=0.0)
+    for name, expected in whole.gradients.items():
+        if _differs(divided.gradients.get(name), expected, tolerance, floor=largest * 1e-2):
+            return "the gradient"
+    for name, expected in whole.states.items():
+        size = np.abs(expected).max(initial=0) * 1e-2
+        if _differs(divided.states.get(name), expected, tolerance, floor=max(size, 1e-6)):
+            return f"the state {name}"
+    return None
+
+
+def _differs(found: Any, expected: Any, tolerance: float, *, floor: float) -> bool:
+    found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    if found.shape != expected.shape:
+        return True
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    difference = np.where(same, 0.0, np.abs(found - expected))
+    size = np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)
+    return bool(difference.max(initial=0) > tolerance * max(size, floor))
+
+
+def _explain(model: keras.Model, batch: Any) -> str:
+    """Returns what of a program it may be, by trying its parts on a whole batch and on halves."""
+    own = overrides(model, "train_step", "compute_loss")
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = _count_rows(batch)
+    cuts = [(0, rows), (0, rows // 2), (rows // 2, rows)]
+
+    def call(first: int, last: int) -> tuple[Any, list[float]]:
+        part = _slice(x, first, last)
+        state = [(v, tf.convert_to_tensor(v.numpy())) for v in model.variables]
+        with keras.StatelessScope(state, collect_losses=True):
+            outputs = model(part, training=True) if model._call_has_training_arg else model(part)
+            return outputs, [float(tf.reduce_sum(loss)) for loss in model.losses]
+
+    try:
+        (whole, added), (_, first), (_, second) = (call(*cut) for cut in cuts)
+        if any(
+            _differs((a + b) / 2, c, 1e-3, floor=1e-6)
+            for a, b, c in zip(first, second, added, strict=False)
+        ):
+            return "a layer's add_loss is no mean over the rows: add one value an example"
+        for flat in getattr(model._compile_loss, "_flat_losses", None) or ():
+            values = [
+                float(
+                    tf.reduce_mean(
+                        flat.loss(_slice(y, *cut), _slice(whole, *cut), _slice(sample_weight, *cut))
+                    )
+                )
+                for cut in cuts
+            ]
+            if _differs((values[1] + values[2]) / 2, values[0], 1e-3, floor=1e-6):
+                return f"the loss {getattr(flat.loss, 'name', flat.loss)!r} is no mean of its rows"
+    except Exception:  # the program's own code, on rows that it was not made for
+        pass
+    if own:
+        return f"{type(model).__name__}.{own[0]}"
+    return "a layer takes the rows of a batch together"
