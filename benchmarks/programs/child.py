@@ -231,6 +231,7 @@ def _open_addresses_as_files(directory: Path) -> None:
         import pandas
 
         pandas.read_csv = localize(pandas.read_csv)
+        pandas.DataFrame.plot = lambda *_, **__: None
 
 
 def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> None:

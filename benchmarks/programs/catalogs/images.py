@@ -134,6 +134,7 @@ PROGRAMS = (
     ),
     Program(
         name="shiftvit",
+        floatx="float32",
         path=f"{_TF_VISION}/shiftvit.py",
         constants={
             "batch_size": 16,
