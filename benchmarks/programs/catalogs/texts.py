@@ -120,7 +120,7 @@ PROGRAMS = (
         name="neural_machine_translation_with_transformer",
         path=f"{_NLP}/neural_machine_translation_with_transformer.py",
         constants={
-            "vocab_size": 120,
+            "vocab_size": 60,
             "batch_size": 16,
             "embed_dim": 16,
             "latent_dim": 32,
@@ -148,8 +148,11 @@ PROGRAMS = (
     Program(
         name="ner_transformers",
         path=f"{_TF_NLP}/ner_transformers.py",
-        # Its name in Keras now.
-        replace={"keras.ops.backend.shape": "keras.ops.shape"},
+        # Their names in Keras now.
+        replace={
+            "keras.ops.backend.shape": "keras.ops.shape",
+            "keras.backend.cast": "keras.ops.cast",
+        },
         constants={"vocab_size": 100},
         instead={
             "from datasets import": "",
