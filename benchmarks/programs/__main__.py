@@ -1,0 +1,183 @@
+"""Programs that others wrote, each under Keras alone and under every strategy.
+
+    git clone https://github.com/keras-team/keras DIR/keras-team/keras
+    python -m benchmarks.programs --examples=DIR [--programs=a,b] [--strategies=one,mirrored2]
+        [--results=DIR [--again]] [--write-docs]
+
+Nothing is copied from them: their texts are read from the checkouts, at the commits that the
+adapters were written for. Small made data takes the place of downloads, and two epochs that of
+many. Under a strategy, each call of `fit`, `evaluate` and `predict` goes to `tfdist.Trainer`; the
+losses, metrics, predictions and weights are compared with those of Keras on one device. Results
+stay in `--results`, and runs that are there are not run again. Exit status 1 where something
+differs or fails.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.programs.adapters import AdapterError, Program, adapt_text
+from benchmarks.programs.catalog import PROGRAMS
+from benchmarks.programs.record import compare
+from benchmarks.programs.report import Cell, make_page, make_table
+from benchmarks.programs.routing import STRATEGIES
+
+TIMEOUT_S = 400.0
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--examples", required=True, help="where the checkouts are")
+    parser.add_argument("--programs", default="", help="only those, by name")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="empty: only Keras")
+    parser.add_argument("--results", default="", help="kept there; a temporary directory else")
+    parser.add_argument("--again", action="store_true", help="run again all but Keras alone")
+    parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="of one run")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
+    flags = parser.parse_args()
+    names = [name for name in flags.programs.split(",") if name] or list(PROGRAMS)
+    if unknown := [name for name in names if name not in PROGRAMS]:
+        parser.error(f"unknown program {unknown[0]!r}; valid: {', '.join(PROGRAMS)}")
+    strategies = [name for name in flags.strategies.split(",") if name]
+    with tempfile.TemporaryDirectory(prefix="programs") as temporary:
+        results = Path(flags.results or temporary).absolute()
+        if flags.again:
+            _forget(results, names, strategies)
+        rows = {}
+        for name in names:
+            program = PROGRAMS[name]
+            rows[name] = _run_row(
+                program, Path(flags.examples), strategies, results, flags.timeout_s
+            )
+            if rows[name]["keras"].kind == "not run":
+                print(f"{name}: {rows[name]['keras']}", flush=True)
+    print(make_table(rows, strategies))
+    if flags.write_docs:
+        page = ROOT / "docs" / "programs.md"
+        page.write_text(make_page(rows, strategies), encoding="utf-8")
+    return int(any(cell.is_failure for row in rows.values() for cell in row.values()))
+
+
+def _forget(results: Path, names: list[str], strategies: list[str]) -> None:
+    for name in names:
+        for strategy in strategies:
+            (results / name / f"{strategy}.json").unlink(missing_ok=True)
+
+
+def _run_row(
+    program: Program, examples: Path, strategies: list[str], results: Path, timeout_s: float
+) -> dict[str, Cell]:
+    """Returns a cell for `keras` and for each strategy."""
+    missing = [name for name in program.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        return {"keras": Cell("not run", f"needs {', '.join(missing)}")}
+    try:
+        text = adapt_text(read_program(examples, program), program)
+    except (AdapterError, OSError, SyntaxError) as error:
+        return {"keras": Cell("not run", str(error))}
+    row: dict[str, Cell] = {}
+    for strategy in ["keras", *strategies]:
+        end = run_once(program, text, strategy, results=results, timeout_s=timeout_s)
+        row[strategy] = _judge(program, strategy, end, results / program.name)
+        cell = row[strategy]
+        print(f"{program.name}, {strategy}: {cell} {end['seconds']:.0f} s", flush=True)
+        if cell.kind != "equal" and strategy == "keras":
+            break
+    return row
+
+
+def read_program(examples: Path, program: Program) -> str:
+    """Returns the text that a checkout has at the adapter's commit.
+
+    Raises:
+      OSError: there is no such checkout, commit or file.
+    """
+    checkout = examples / program.repository
+    if not checkout.exists():
+        raise OSError(f"git clone https://github.com/{program.repository} {checkout}")
+    shown = subprocess.run(
+        ["git", "-C", str(checkout), "show", f"{program.commit}:{program.path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if shown.returncode:
+        raise OSError(shown.stderr.strip().partition("\n")[0])
+    return shown.stdout
+
+
+def run_once(
+    program: Program, text: str, strategy: str, *, results: Path, timeout_s: float
+) -> dict:
+    """Runs a text in a process of its own, unless its result is there.
+
+    Returns:
+      How it ended: `status`, `message`, `seconds`, and more.
+    """
+    directory = results / program.name
+    directory.mkdir(parents=True, exist_ok=True)
+    out = directory / f"{strategy}.json"
+    script = directory / "program.py"
+    key = hashlib.sha256(f"{program.floatx} {text}".encode()).hexdigest()
+    if out.exists() and json.loads(out.read_text()).get("key") == key:
+        return json.loads(out.read_text())
+    out.unlink(missing_ok=True)
+    script.write_text(text, encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="program") as working:
+        command = [sys.executable, "-m", "benchmarks.programs.child"]
+        command += [f"--program={program.name}", f"--strategy={strategy}", f"--text={script}"]
+        command += [f"--out={out}", f"--floatx={program.floatx}", f"--key={key}"]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment |= {"KERAS_HOME": working, "KERAS_BACKEND": "tensorflow", "HOME": working}
+        try:
+            run = subprocess.run(
+                command,
+                cwd=working,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            end = {"status": "error", "message": f"not done after {timeout_s:.0f} s"}
+        else:
+            if out.exists():
+                return json.loads(out.read_text())
+            end = {"status": "error", "message": _get_last_line(run.stderr, run.returncode)}
+    end |= {"seconds": timeout_s, "trace": "", "calls": [], "key": key}
+    out.write_text(json.dumps(end))
+    return end
+
+
+def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
+    if end["status"] != "ended":
+        return Cell(end["status"], end["message"])
+    fits = sum(call["call"] == "fit" for call in end["calls"])
+    cell = Cell("equal", "", fits=fits, floatx=program.floatx, seconds=end["seconds"])
+    if strategy == "keras":
+        return cell
+    files = (directory / f"{name}.npz" for name in ("keras", strategy))
+    difference = compare(*files, program.floatx)
+    cell = dataclasses.replace(cell, loss_gap=difference.loss, weights_gap=difference.weights)
+    return (
+        dataclasses.replace(cell, kind="differs", text=difference.text) if difference.text else cell
+    )
+
+
+def _get_last_line(text: str, code: int) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"exit status {code}: {lines[-1][:300] if lines else 'no message'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

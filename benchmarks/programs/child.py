@@ -1,0 +1,316 @@
+"""Runs one program once, in a process of its own.
+
+    python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
+        --floatx=float64
+
+`--strategy=keras` is Keras's own `fit` on one device. Writes `OUT.npz`, what training came to, and
+`OUT.json`, how it ended.
+"""
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.programs import catalog, made, routing
+from benchmarks.programs.adapters import Program
+from benchmarks.programs.record import Recorder
+from benchmarks.programs.stubs import install_stubs
+
+LOGICAL_CPUS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--text", required=True, help="the adapted text")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--floatx", default="float64")
+    parser.add_argument("--key", default="", help="written beside the result")
+    flags = parser.parse_args()
+    program = catalog.PROGRAMS.get(flags.program) or Program(name=flags.program, path="")
+    began = time.monotonic()
+    out, text = Path(flags.out).absolute(), Path(flags.text).read_text(encoding="utf-8")
+    recorder = Recorder()
+    end = {"status": "ended", "message": "", "trace": ""}
+    try:
+        run_program(program, text, strategy=flags.strategy, floatx=flags.floatx, recorder=recorder)
+    except Exception as error:
+        end = _describe(error)
+    if end["status"] == "ended" and not any(call["call"] == "fit" for call in recorder.calls):
+        end = {"status": "error", "message": "the program never called fit", "trace": ""}
+    recorder.save(out.with_suffix(".npz"))
+    end |= {"key": flags.key, "calls": recorder.calls, "seconds": time.monotonic() - began}
+    out.with_suffix(".json").write_text(json.dumps(end, indent=1))
+
+
+def run_program(
+    program: Program, text: str, *, strategy: str, floatx: str, recorder: Recorder
+) -> None:
+    """Executes a program's text in the working directory, which it may fill.
+
+    Args:
+      program: says what is made for it.
+      text: adapted.
+      strategy: of `routing`, or `keras`.
+      floatx: that Keras computes in.
+      recorder: gets what training comes to.
+    """
+    _start_tensorflow(floatx)
+    install_stubs()
+    directory = Path.cwd()
+    _replace_downloads(program, directory)
+    if program.short_networks:
+        _shorten_networks()
+    if program.files:
+        program.files(directory)
+    script = directory / "program.py"
+    script.write_text(text, encoding="utf-8")  # AutoGraph reads it
+    names = {"__name__": "__main__", "__file__": str(script), **program.names}
+    scope: Any = contextlib.nullcontext()
+    if strategy != "keras":
+        scope = routing.make_strategy(strategy).scope()
+    _replace_training(program, recorder, routed=strategy != "keras")
+    code = compile(text, script, "exec")
+    with scope:
+        exec(code, names)
+
+
+def _start_tensorflow(floatx: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+    )
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(floatx)
+    keras.utils.set_random_seed(0)
+    tf.config.experimental.enable_op_determinism()
+    in_top_k = keras.src.backend.math.in_top_k
+
+    def in_top_k_of_float32(targets: Any, predictions: Any, k: int) -> Any:
+        return in_top_k(targets, tf.cast(predictions, tf.float32), k)
+
+    keras.src.backend.math.in_top_k = in_top_k_of_float32  # TensorFlow's takes nothing else
+
+
+def _replace_downloads(program: Program, directory: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    train, test = program.examples
+    for name, shape, classes in (
+        ("mnist", (28, 28), 10),
+        ("fashion_mnist", (28, 28), 10),
+        ("cifar10", (32, 32, 3), 10),
+        ("cifar100", (32, 32, 3), 100),
+    ):
+        _replace(f"keras.datasets.{name}.load_data", _make_images_loader(shape, classes, program))
+    _replace("keras.datasets.imdb.load_data", _make_imdb_loader(train, test))
+    _replace("keras.datasets.boston_housing.load_data", _make_housing_loader(train, test))
+    _replace("keras.utils.get_file", lambda *args, **kwargs: _find_file(directory, args, kwargs))
+    _replace("keras.utils.plot_model", lambda *_, **__: None)
+    _replace("keras.backend.shape", keras.ops.shape)
+    # It ends the session that the strategy's scope lives in.
+    _replace("keras.backend.clear_session", lambda **_: None)
+    _replace("keras.utils.clear_session", lambda **_: None)
+    os.system = lambda command: 0  # type: ignore[assignment]
+    _open_addresses_as_files(directory)
+    shuffle = tf.data.Dataset.shuffle
+
+    def shuffle_once(self: Any, buffer_size: Any, seed: Any = None, *_: Any, **__: Any) -> Any:
+        # Keras skips orders: how often it opens a data set depends on what is built already.
+        return shuffle(self, buffer_size, seed or 0, reshuffle_each_iteration=False)
+
+    tf.data.Dataset.shuffle = shuffle_once
+    if isinstance(tfds := program.names.get("tfds"), made.MadeTfds):
+        import tensorflow_datasets
+
+        tensorflow_datasets.load = tfds.load
+
+
+def _shorten_networks() -> None:
+    """Makes the large networks of `keras.applications` small: two blocks a stage, or one."""
+    from keras.src.applications import densenet, efficientnet, resnet
+
+    def shorten(build: Callable[..., Any], *, narrower: int) -> Callable[..., Any]:
+        def build_short(x: Any, *args: Any, **kwargs: Any) -> Any:
+            *filters, blocks = args
+            filters = [count // narrower for count in filters]
+            return build(x, *filters, min(blocks, 2), **kwargs)
+
+        return build_short
+
+    for name in ("stack_residual_blocks_v1", "stack_residual_blocks_v2"):
+        setattr(resnet, name, shorten(getattr(resnet, name), narrower=4))
+    densenet.dense_block = shorten(densenet.dense_block, narrower=1)
+    for block in efficientnet.DEFAULT_BLOCKS_ARGS:
+        block["repeats"] = 1
+
+
+def _replace(path: str, value: Any) -> None:
+    """Sets a name of Keras, under `keras` and under `tf.keras`."""
+    import keras
+    import tensorflow as tf
+
+    _, *parts, last = path.split(".")
+    for owner in (keras, tf.keras):
+        with contextlib.suppress(AttributeError):
+            for part in parts:
+                owner = getattr(owner, part)
+            setattr(owner, last, value)
+
+
+def _make_images_loader(shape: tuple, classes: int, program: Program) -> Callable[..., Any]:
+    def load_data(*_: Any, **__: Any) -> Any:
+        train, test = program.examples
+        images, labels = made.make_images(train + test, shape, min(classes, 10), seed=0)
+        if len(shape) == 3:
+            labels = labels[:, None]
+        return (images[:train], labels[:train]), (images[train:], labels[train:])
+
+    return load_data
+
+
+def _make_imdb_loader(train: int, test: int) -> Callable[..., Any]:
+    def load_data(*_: Any, num_words: int = 1000, **__: Any) -> Any:
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        x = np.empty(train + test, dtype=object)
+        y = rng.integers(0, 2, train + test)
+        for index, label in enumerate(y):
+            x[index] = list(rng.integers(1 + 3 * label, num_words, rng.integers(10, 120)).tolist())
+        return (x[:train], y[:train]), (x[train:], y[train:])
+
+    return load_data
+
+
+def _make_housing_loader(train: int, test: int) -> Callable[..., Any]:
+    def load_data(*_: Any, **__: Any) -> Any:
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(train + test, 13))
+        y = x @ rng.normal(size=13) + 20
+        return (x[:train], y[:train]), (x[train:], y[train:])
+
+    return load_data
+
+
+def _find_file(directory: Path, args: tuple, kwargs: dict) -> str:
+    name = kwargs.get("fname") or (args[0] if args else None) or kwargs["origin"]
+    return str(directory / str(name).rpartition("/")[2])
+
+
+def _open_addresses_as_files(directory: Path) -> None:
+    """Reads a table from the file of the same name, where its address is given."""
+    import numpy as np
+
+    def localize(read: Callable[..., Any]) -> Callable[..., Any]:
+        def read_file(source: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(source).startswith(("http://", "https://")):
+                source = directory / str(source).rpartition("/")[2]
+            return read(source, *args, **kwargs)
+
+        return read_file
+
+    np.loadtxt = localize(np.loadtxt)
+    with contextlib.suppress(ImportError):
+        import pandas
+
+        pandas.read_csv = localize(pandas.read_csv)
+        pandas.DataFrame.plot = lambda *_, **__: None
+
+
+def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> None:
+    """Makes Keras's methods shorter, and lets them be tfdist's where `routed`."""
+    import keras
+    import tensorflow as tf
+
+    model_class = keras.Model
+    own = {name: getattr(model_class, name) for name in ("fit", "evaluate", "predict")}
+    depth = 0
+
+    def call(name: str, model: Any, bound: dict[str, Any]) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            if routed and model.compiled:
+                return getattr(routing, name)(model, **bound)
+            return own[name](model, **bound)
+        finally:
+            depth -= 1
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bind(own["fit"], self, args, kwargs) | {"verbose": 0}
+        bound["epochs"] = min(bound.get("epochs", 1), program.epochs)
+        if not isinstance(bound.get("x"), tf.data.Dataset):
+            bound["shuffle"] = False
+        history = call("fit", self, bound)
+        recorder.add_fit(self, history.history)
+        return history
+
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if depth and not routed:  # Keras's fit calls it, with arguments of its own
+            return own["evaluate"](self, *args, **kwargs)
+        results = call(
+            "evaluate", self, _bind(own["evaluate"], self, args, kwargs) | {"verbose": 0}
+        )
+        if not depth:
+            recorder.add_evaluate(results)
+        return results
+
+    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = call("predict", self, _bind(own["predict"], self, args, kwargs) | {"verbose": 0})
+        if not depth:
+            recorder.add_predict(outputs)
+        return outputs
+
+    model_class.fit, model_class.evaluate, model_class.predict = fit, evaluate, predict
+
+
+def _bind(method: Callable[..., Any], model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Returns all arguments by their names."""
+    parameters = [name for name in inspect.signature(method).parameters if name != "self"]
+    return dict(zip(parameters, args, strict=False)) | kwargs
+
+
+def _describe(error: Exception) -> dict[str, str]:
+    from tfdist.errors import TfdistError
+
+    parts: list[BaseException] = [error]
+    while (cause := parts[-1].__cause__ or parts[-1].__context__) is not None:
+        parts.append(cause)
+    refusals = [part for part in parts if isinstance(part, TfdistError)]
+    chosen = refusals[0] if refusals else error
+    lines = [line for line in str(chosen).splitlines() if line.strip()] or [""]
+    name = "" if refusals else f"{type(chosen).__name__}: "
+    return {
+        "status": "refused" if refusals else "error",
+        "message": name + _plain(" ".join(lines[:2]))[:300],
+        "trace": "".join(traceback.format_exception(error))[-6000:],
+    }
+
+
+def _plain(text: str) -> str:
+    """Returns a text without the codes of terminals, and without paths."""
+    text = re.sub("\x1b\\[[0-9]*m", "", text)
+    return re.sub(r"/\S*/", "", text)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to wait for
