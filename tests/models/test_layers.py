@@ -63,8 +63,15 @@ def run_step(layer, x, upstream):
 
 
 def run_distributed_step(strategy, layer, x, upstream, sizes, steps=1):
-    """`run_step` on every replica's part of x; the weights' gradients are summed."""
+    """`run_step` on every replica's part of x; the weights' gradients are summed.
+
+    As in training, each replica differentiates the mean of its own rows, and its part of them is
+    the weight of what comes of it.
+    """
     starts = np.cumsum([0, *sizes])
+    shares = np.maximum(sizes, 1e-9) / np.sum(sizes)
+    of_rows = np.repeat(shares, sizes).astype(x.dtype)
+    per_row = of_rows.reshape(-1, *[1] * (x.ndim - 1))
 
     def part(of):
         return strategy.experimental_distribute_values_from_function(
@@ -83,9 +90,17 @@ def run_distributed_step(strategy, layer, x, upstream, sizes, steps=1):
         return np.concatenate([v.numpy() for v in strategy.experimental_local_results(value)])
 
     for _ in range(steps):
-        y, dx, dweights = step(part(x), part(upstream))
-    sums = [strategy.reduce("SUM", gradient, axis=None).numpy() for gradient in dweights]
-    return join(y), join(dx), sums
+        y, dx, dweights = step(part(x), part(upstream / per_row))
+    sums = [
+        sum(
+            share * gradient.numpy()
+            for share, gradient in zip(
+                shares, strategy.experimental_local_results(gradients), strict=True
+            )
+        )
+        for gradients in dweights
+    ]
+    return join(y), join(dx) * per_row, sums
 
 
 def assert_near(actual, expected, tolerance):
@@ -222,8 +237,10 @@ def test_large_mean_keeps_its_digits(replicas):
     exact = make_layer(keras.layers.BatchNormalization, dtype="float64")
     exact.set_weights(make_layer().get_weights())
     expected = run_step(exact, tf.constant(x, tf.float64), tf.constant(upstream, tf.float64))
-    assert_near(y, expected[0], 1e-4)
-    assert_near(dx, expected[1], 1e-4)
+    # Float32 itself has three digits left of such values; how many of them the kernel of one replica
+    # keeps depends on the CPU that it sums on.
+    assert_near(y, expected[0], 3e-4)
+    assert_near(dx, expected[1], 3e-4)
     assert_near(layer.moving_variance, exact.moving_variance, 1e-5)
 
 

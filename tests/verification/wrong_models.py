@@ -39,10 +39,6 @@ def build_random():
     return _build(keras.layers.Dropout(0.4), keras.layers.GaussianNoise(0.1))
 
 
-def build_unsynchronised():
-    return _build(keras.layers.BatchNormalization(name="norm"))
-
-
 def mean_of_valid(y_true, y_pred):
     """The mean over the examples that have a label."""
     is_valid = keras.ops.cast(y_true != IGNORED, y_pred.dtype)
@@ -66,10 +62,6 @@ class MeanOfMeans(keras.metrics.Metric):
 
     def result(self):
         return self.total / self.batches
-
-
-def build_metric_per_replica():
-    return _build(metrics=["accuracy", MeanOfMeans()])
 
 
 class ClipGradient(keras.layers.Layer):

@@ -1,0 +1,269 @@
+"""A stranger's program gives what Keras gives, under every strategy, or is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tests.training import programs
+from tests.training.programs import INDIVISIBLE, PROGRAMS, SGD, X, Y, dense
+from tfdist.errors import TfdistError
+
+EPOCHS = 2
+FIT = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+
+
+def _read(model):
+    return [weight.numpy() for weight in model.weights]
+
+
+def _fit_keras(program):
+    keras.utils.set_random_seed(1)
+    model = program.build()
+    data = program.make_dataset()
+    validation = {"validation_data": data} if len(program.data) > 1 else {}
+    return model.fit(data, **validation, **FIT).history, _read(model)
+
+
+def _fit(program, strategy_name, **options):
+    keras.utils.set_random_seed(1)
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(program.build, strategy=strategy, **options)
+    data = program.make_dataset()
+    validation = {"validation_data": data} if len(program.data) > 1 else {}
+    return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_device_is_keras_to_the_bit(name):
+    expected, weights = _fit_keras(PROGRAMS[name])
+    history, found = _fit(PROGRAMS[name], "one_device")
+    assert history.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_array_equal(history[key], values, err_msg=key)
+    for ours, theirs in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("strategy_name", ["mirrored-3", "central_storage-2"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_replicas_end_where_keras_ends(name, strategy_name):
+    """Over three replicas batches of 8 are of 3, 3 and 2 rows."""
+    if name == "Keras's own random numbers":
+        # A generator of one strategy does not outlive it.
+        keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", None)
+    expected, weights = _fit_keras(PROGRAMS[name])
+    history, found = _fit(PROGRAMS[name], strategy_name)
+    assert history.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=2e-5, atol=1e-6, err_msg=key)
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
+@pytest.mark.parametrize("name", INDIVISIBLE)
+def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
+    with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
+        _fit(INDIVISIBLE[name], "mirrored-2")
+    history, _ = _fit(INDIVISIBLE[name], "mirrored-2", check="off")
+    assert len(next(iter(history.values()))) == EPOCHS
+
+
+def test_the_check_leaves_no_trace():
+    options = {"strategy": zoo.STRATEGIES["mirrored-2"]()}
+    found = []
+    for check in ("on", "off"):
+        trainer = tfdist.Trainer(PROGRAMS["batch normalization"].build, check=check, **options)
+        trainer.fit(X, Y, batch_size=8, **FIT)
+        assert (trainer.check_s > 0) == (check == "on")
+        found.append(_read(trainer.model) + [v.numpy() for v in trainer.model.optimizer.variables])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_is_known_to_be_divisible_is_not_checked():
+    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES["mirrored-2"]())
+    trainer.fit(X, Y, **FIT)
+    assert trainer.check_s == 0
+
+
+def _compare_fits(fit, *, build=dense):
+    """Compares what a function does with Keras's model and with a trainer."""
+    model = build()
+    trainer = tfdist.Trainer(build)
+    expected, found = fit(model), fit(trainer)
+    np.testing.assert_equal(found, expected)
+    for ours, theirs in zip(_read(trainer.model), _read(model), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _generate():
+    for start in range(0, 32, 8):
+        yield X[start : start + 8], Y[start : start + 8]
+
+
+class Pages(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X[index * 8 : index * 8 + 8], Y[index * 8 : index * 8 + 8]
+
+
+ARRAYS = {"batch_size": 8}
+FITS = {
+    "arrays": ((X, Y), ARRAYS),
+    "a last batch": ((X[:30], Y[:30]), ARRAYS),
+    "one row": ((X[:1], Y[:1]), ARRAYS),
+    "weights": ((X, Y), {**ARRAYS, "sample_weight": programs.WEIGHTS}),
+    "class weights": ((X, programs.KINDS), {**ARRAYS, "class_weight": {0: 1.0, 1: 3.0}}),
+    "a part to validate": ((X, Y), {**ARRAYS, "validation_split": 0.25}),
+    "batches to validate": (
+        (X, Y),
+        {**ARRAYS, "validation_data": (X, Y), "validation_batch_size": 5, "validation_steps": 2},
+    ),
+    "every second epoch": ((X, Y), {**ARRAYS, "validation_data": (X, Y), "validation_freq": 2}),
+    "a later epoch": ((X, Y), {**ARRAYS, "initial_epoch": 1}),
+    "steps of an epoch": ((X, Y), {**ARRAYS, "steps_per_epoch": 4}),
+    "a data set of pages": ((Pages(),), {}),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit_takes_what_keras_takes(name):
+    data, options = FITS[name]
+    _compare_fits(lambda model: model.fit(*data, **{**FIT, **options}).history)
+
+
+def test_fit_takes_a_generator_until_it_ends():
+    def fit(model):
+        with pytest.warns(UserWarning, match="ran out"):
+            return model.fit(_generate(), **FIT).history
+
+    _compare_fits(fit)
+
+
+def test_an_endless_generator_has_steps():
+    def repeat():
+        while True:
+            yield from _generate()
+
+    spec = (tf.TensorSpec((None, 6)), tf.TensorSpec((None, 2)))
+    data = tf.data.Dataset.from_generator(repeat, output_signature=spec)
+    _compare_fits(lambda model: model.fit(data, steps_per_epoch=3, **FIT).history)
+
+
+def test_a_second_fit_trains_on():
+    def fit(model):
+        first = model.fit(X, Y, **ARRAYS, **FIT).history
+        return first, model.fit(X * 2, Y, **ARRAYS, **FIT).history
+
+    _compare_fits(fit)
+
+
+def test_a_model_is_unfrozen_and_compiled_between_two_fits():
+    def build():
+        model = dense()
+        model.get_layer("a").trainable = False
+        model.compile(SGD(), "mse")
+        return model
+
+    def fit(model):
+        of_keras = getattr(model, "model", model)
+        first = model.fit(X, Y, **ARRAYS, **FIT).history
+        of_keras.get_layer("a").trainable = True
+        model.compile(keras.optimizers.SGD(1e-3), "mae")
+        return first, model.fit(X, Y, **ARRAYS, **FIT).history
+
+    _compare_fits(fit, build=build)
+
+
+def test_evaluates_predicts_and_trains_on_batches_as_keras():
+    def use(model):
+        return (
+            model.evaluate(X, Y, batch_size=5, verbose=0),
+            model.evaluate(X, Y, batch_size=5, verbose=0, return_dict=True),
+            model.train_on_batch(X[:7], Y[:7]),
+            model.train_on_batch(X[:7], Y[:7], return_dict=True),
+            model.test_on_batch(X[:7], Y[:7]),
+            model.predict_on_batch(X[:3]),
+            model.predict(X, batch_size=5, steps=2, verbose=0),
+        )
+
+    _compare_fits(use, build=lambda: dense(metrics=["mae"]))
+
+
+def test_refuses_labels_beside_a_dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    with pytest.raises(TfdistError, match="Cannot take y beside"):
+        tfdist.Trainer(dense).fit(data, Y, **FIT)
+
+
+def test_refuses_nothing_to_validate_on():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    with pytest.raises(TfdistError, match="the validation data are empty"):
+        tfdist.Trainer(dense).fit(data, validation_data=data.take(0), **FIT)
+
+
+def test_takes_a_model_made_in_the_scope_and_refuses_another():
+    strategy = zoo.STRATEGIES["mirrored-2"]()
+    with strategy.scope():
+        model = dense()
+    trainer = tfdist.Trainer(model)
+    assert trainer.strategy is strategy
+    trainer.fit(X, Y, **ARRAYS, **FIT)
+    expected = dense()
+    expected.fit(X, Y, **ARRAYS, **FIT)
+    assert zoo.largest_difference(_read(model), _read(expected)) < 1e-5
+    with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+        tfdist.Trainer(dense(), strategy=strategy).fit(X, Y, **FIT)
+
+
+def test_refuses_weights_that_are_not_finite_before_a_checkpoint(tmp_path):
+    class Root(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.sqrt(keras.ops.relu(x))
+
+    x = np.abs(X)
+    x[24:] = 0  # the loss is finite there, and its gradient is not
+    trainer = tfdist.Trainer(lambda: dense(between=Root()), checkpoint_dir=str(tmp_path))
+    with pytest.raises(tfdist.errors.TrainingError, match="is not finite"):
+        trainer.fit(x * 0, Y, **ARRAYS, checkpoint_every=1, **FIT)
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_refuses_to_continue_on_other_data(tmp_path):
+    def fit(rows, batch):
+        trainer = tfdist.Trainer(dense, checkpoint_dir=str(tmp_path))
+        trainer.fit(X[:rows], Y[:rows], batch_size=batch, epochs=4, max_steps=3, verbose=0)
+
+    fit(16, 4)
+    with pytest.raises(TfdistError, match="32 examples instead of 16"):
+        fit(32, 4)
+    with pytest.raises(TfdistError, match="batch size is 8 instead of 4"):
+        fit(16, 8)
+
+
+def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(32).batch(8)
+    with pytest.raises(TfdistError, match="shuffled without a seed"):
+        tfdist.Trainer(dense, checkpoint_dir=str(tmp_path)).fit(data, **FIT)
+
+
+@pytest.mark.parametrize("name", ["Keras's own random numbers", "two optimizers"])
+def test_continues_to_the_same_bits(tmp_path, name):
+    def train(directory, stop=None):
+        keras.utils.set_random_seed(1)
+        trainer = tfdist.Trainer(PROGRAMS[name].build, checkpoint_dir=str(tmp_path / directory))
+        stopping = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: trainer.step == stop and trainer.request_stop()
+        )
+        trainer.fit(PROGRAMS[name].make_dataset(), callbacks=[stopping], **FIT)
+        return trainer
+
+    whole = train("whole")
+    train("parts", stop=5)
+    parts = train("parts")
+    assert parts.resumed_from_step == 5
+    assert parts.weights_sha256() == whole.weights_sha256()
