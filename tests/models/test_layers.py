@@ -237,8 +237,8 @@ def test_large_mean_keeps_its_digits(replicas):
     exact = make_layer(keras.layers.BatchNormalization, dtype="float64")
     exact.set_weights(make_layer().get_weights())
     expected = run_step(exact, tf.constant(x, tf.float64), tf.constant(upstream, tf.float64))
-    # Float32 itself has three digits left of such values; how many of them the kernel of one replica
-    # keeps depends on the CPU that it sums on.
+    # Float32 has three digits left of such values; how many of them the kernel of one replica keeps
+    # depends on the CPU that it sums on.
     assert_near(y, expected[0], 3e-4)
     assert_near(dx, expected[1], 3e-4)
     assert_near(layer.moving_variance, exact.moving_variance, 1e-5)

@@ -316,6 +316,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
 def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
     """Returns the feed of what only Python can read, from one epoch to the next."""
     dataset = adapter.get_tf_dataset()
+    begun: list[int] = []
 
     def read_epochs() -> Any:
         for epoch in itertools.count():
@@ -323,16 +324,20 @@ def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
                 adapter.on_epoch_end()
             adapter.on_epoch_begin()
             count = 0
-            for count, batch in enumerate(dataset, start=1):
+            # Not the dataset: TensorFlow would wait for itself where one reads another in Python.
+            for count, batch in enumerate(adapter.get_numpy_iterator(), start=1):
                 yield batch
                 if count == adapter.num_batches:
                     break
-            if not count:
+            if not count or adapter.num_batches is None:
                 return
 
     def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
-        return _place_batches(endless.skip(start_step), context)
+        # What does not know its length begins each epoch by itself.
+        skipped = start_step if adapter.num_batches or not begun else 0
+        begun.append(start_step)
+        return _place_batches(endless.skip(skipped), context)
 
     def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
         limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
