@@ -210,9 +210,10 @@ class Trainer:
             by skipping what was seen. Batches of a source are always full: its epochs follow one
             another without a gap.
           batch_size: examples of a step, over all replicas: 32 by default.
-          epochs, verbose, validation_split, validation_data, shuffle, class_weight, initial_epoch,
-            steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as in Keras.
-            `shuffle` gives arrays and sources a new order each epoch, by the trainer's seed.
+          epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
+          validation_split, validation_data, validation_steps: as in Keras.
+          validation_batch_size, validation_freq: as in Keras.
+          shuffle: whether arrays and sources come in a new order each epoch, by the trainer's seed.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
           global_batch_size: another name of `batch_size`.
           max_steps: steps in all; wins over `epochs`.
