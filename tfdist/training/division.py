@@ -83,9 +83,9 @@ def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) ->
         first, total = tf.reduce_sum(counts[:replica]), tf.reduce_sum(counts)
     else:
         first, total = tf.unstack(tf.ensure_shape(place, [2]))
-        if is_apart:
-            total = context.all_reduce(SUM, rows)
-    is_copy = tf.logical_and(tf.equal(rows, total), replicas > 1)
+    is_copy = tf.logical_and(tf.equal(rows, total), replicas > 1 or is_apart)
+    if is_apart:
+        total = context.all_reduce(SUM, rows)
     share = tf.cast(rows, tf.float64) / tf.cast(total, tf.float64)
     return Part(
         first=first,

@@ -58,9 +58,18 @@ class ReplicaMetrics:
       model: a compiled and built model.
       strategy: the strategy it was built under.
       division: knows the replicas' rows.
+      is_chief: whether this worker counts the copies that workers that train apart have.
     """
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, division: Division):
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        division: Division,
+        *,
+        is_chief: bool = True,
+    ):
+        self._is_chief = is_chief
         self._model = model
         self._strategy = strategy
         self._division = division
@@ -251,14 +260,19 @@ class ReplicaMetrics:
         return update_state
 
     def _update_sum(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
+        given = args
         args, kwargs = self._weigh_scalar(metric, args, kwargs)
+        # One number of a batch counts once a replica, of a divided batch and of a copied one.
+        is_scalar = args is not given and _is_mean(metric)
         if self._counts is not None or self._is_shared:
             zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in metric.variables]
             with keras.StatelessScope(zeros) as scope:
                 original(metric, *args, **kwargs)
             for variable in metric.variables:
                 count = scope.get_current_value(variable)
-                if self._counts is None:
+                if self._counts is None and is_scalar:
+                    variable.value.assign_add(count)
+                elif self._counts is None:
                     self._add(variable, count)
                 else:
                     before = self._counts.get(id(variable))
@@ -266,15 +280,14 @@ class ReplicaMetrics:
             return
         before = [tf.convert_to_tensor(v.value) for v in metric.variables]
         original(metric, *args, **kwargs)
-        counts = self._is_counted()
+        counts = tf.logical_or(self._is_counted(), is_scalar)
         for variable, old in zip(metric.variables, before, strict=True):
             variable.value.assign(tf.where(counts, tf.convert_to_tensor(variable.value), old))
 
     def _weigh_scalar(self, metric: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Weighs one number of a batch, such as its loss, by the replica's share of it."""
-        is_mean = type(metric).update_state.__qualname__ == "Mean.update_state"
         is_total = type(metric).update_state.__qualname__ == "Sum.update_state"
-        if not (is_mean or is_total):
+        if not (_is_mean(metric) or is_total):
             return args, kwargs
         values, *rest = args if args else (kwargs["values"],)
         if (rest and rest[0] is not None) or kwargs.get("sample_weight") is not None:
@@ -345,7 +358,8 @@ class ReplicaMetrics:
         part = self._division.part
         assert part is not None
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.logical_or(tf.logical_not(part.is_copy), tf.equal(replica, 0))
+        is_first = tf.logical_and(tf.equal(replica, 0), self._is_chief)
+        return tf.logical_or(tf.logical_not(part.is_copy), is_first)
 
     def _add(self, variable: keras.Variable, count: tf.Tensor) -> None:
         zeros = tf.zeros_like(count)
@@ -371,3 +385,7 @@ class ReplicaMetrics:
             return found
 
         return result
+
+
+def _is_mean(metric: keras.metrics.Metric) -> bool:
+    return type(metric).update_state.__qualname__ == "Mean.update_state"

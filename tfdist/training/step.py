@@ -53,6 +53,7 @@ class Steps:
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
       is_apart: whether this worker trains by itself, beside others.
+      is_chief: whether it is the first of them.
     """
 
     def __init__(
@@ -63,15 +64,17 @@ class Steps:
         *,
         create_variable: Callable[..., Any],
         is_apart: bool = False,
+        is_chief: bool = True,
     ):
         self._model = model
         self._strategy = strategy
         self._options = options
         self._create_variable = create_variable
         self._is_apart = is_apart
+        self._is_chief = is_chief
         self._is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
         self._division = Division(model, strategy, batch_norm=options.batch_norm)
-        self.metrics = ReplicaMetrics(model, strategy, self._division)
+        self.metrics = ReplicaMetrics(model, strategy, self._division, is_chief=is_chief)
         # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
         needs_sizes = options.jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
@@ -133,10 +136,12 @@ class Steps:
             nonlocal structure
             structure = self._model.predict_step(data)
             is_copy = tf.constant(False)
-            if self._strategy.num_replicas_in_sync > 1:
-                part = make_part(data, None if isinstance(place, tuple) else place)
+            if self._strategy.num_replicas_in_sync > 1 or self._is_apart:
+                known = None if isinstance(place, tuple) else place
+                part = make_part(data, known, is_apart=self._is_apart)
                 replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-                is_copy = tf.logical_and(part.is_copy, replica > 0)
+                is_other = tf.logical_or(replica > 0, not self._is_chief)
+                is_copy = tf.logical_and(part.is_copy, is_other)
             return [is_copy, *keras.tree.flatten(structure)]
 
         def run(iterator: Any) -> list[tuple[Any, ...]]:

@@ -43,7 +43,12 @@ class SynchronousSteps(TrainingSteps):
         self._strategy = strategy
         self._workers = workers
         self.steps = Steps(
-            model, strategy, options, create_variable=create_variable, is_apart=is_apart
+            model,
+            strategy,
+            options,
+            create_variable=create_variable,
+            is_apart=is_apart,
+            is_chief=workers.is_chief or not is_apart,
         )
         self._train_loop: Any = self.steps.make_train_loop() if options.steps_per_loop > 1 else None
         self._predict = self.steps.make_predict()

@@ -163,8 +163,8 @@ class Trainer:
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
                 "Call model.compile(optimizer=..., loss=...) in it and return the model."
             )
-        check_scope(self.model, self.strategy)
         check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
+        check_scope(self.model, self.strategy)
         self._steps: Any = None
         self._prediction: Any = None
         self._checked: Any = None
