@@ -88,7 +88,7 @@ def train_constant(strategy, name, steps, **options):
         strategy=strategy,
         checkpoint_dir=options.pop("checkpoint_dir", None),
     )
-    x = np.ones((64, 1), "f4")
+    x = np.ones((BATCH * max(steps, 60), 1), "f4")  # an epoch of arrays has no more steps
     trainer.fit(
         x, x, global_batch_size=BATCH, max_steps=steps, steps_per_epoch=steps, verbose=0, **options
     )
