@@ -134,7 +134,7 @@ class Division:
           draws_rows: whether random layers draw what these rows of the global batch would.
         """
         rows = Rows(part.first, part.rows) if draws_rows else None
-        self._of_thread.part, self._of_thread.normalizers = part, _Normalizers(self._replicas)
+        self._of_thread.part, self._of_thread.normalizers = part, _Normalizers()
         try:
             with self.draws.of(rows):
                 yield
@@ -159,13 +159,13 @@ class Division:
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[tf.Tensor]]:
         """Collects the normalizers of this replica's rows, reducing none."""
-        with self._using(_Normalizers(self._replicas, found=[])) as normalizers:
+        with self._using(_Normalizers(found=[])) as normalizers:
             yield normalizers.found
 
     @contextlib.contextmanager
     def knowing(self, normalizers: Sequence[tf.Tensor]) -> Iterator[None]:
         """Takes normalizers of the global batch, in the order in which they are asked for."""
-        with self._using(_Normalizers(self._replicas, known=iter(normalizers))):
+        with self._using(_Normalizers(known=iter(normalizers))):
             yield
 
     def reduce_normalizers(self, found: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -326,7 +326,7 @@ def penalties_in_floatx() -> Iterator[None]:
 class _Normalizers:
     """Where the normalizers of losses come from: reduced at once, collected, or known."""
 
-    def __init__(self, replicas: int, *, found: Any = None, known: Any = None):
+    def __init__(self, *, found: Any = None, known: Any = None):
         self.found: Any = found
         self.known: Any = known
 

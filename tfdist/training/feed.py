@@ -170,7 +170,7 @@ def make_feed(
                 "Cannot train several workers, or continue a run, on a dataset that is shuffled "
                 "without a seed: they would not see each example once. Give shuffle(..., seed=...)."
             )
-        return _make_dataset_feed(_weigh_classes(x, class_weight), num_replicas)
+        return _make_dataset_feed(_weigh_classes(x, class_weight))
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
         return _make_function_feed(x)
@@ -196,7 +196,7 @@ def make_feed(
         )
     except ValueError as error:
         raise TfdistError(" ".join(str(error).split())) from error
-    return _make_adapter_feed(adapter, num_replicas)
+    return _make_adapter_feed(adapter)
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -287,7 +287,7 @@ def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Datas
     return dataset.map(make_class_weight_map_fn(class_weight)) if class_weight else dataset
 
 
-def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
+def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
     cardinality = int(dataset.cardinality())
     return Feed(
         batch_spec=dataset.element_spec,
@@ -313,7 +313,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset, num_replicas: int) -> Feed:
     )
 
 
-def _make_adapter_feed(adapter: Any, num_replicas: int) -> Feed:
+def _make_adapter_feed(adapter: Any) -> Feed:
     """Returns the feed of what only Python can read, from one epoch to the next."""
     dataset = adapter.get_tf_dataset()
     begun: list[int] = []
