@@ -2,7 +2,7 @@
 
     git clone https://github.com/keras-team/keras DIR/keras-team/keras
     python -m benchmarks.programs --examples=DIR [--programs=a,b] [--strategies=one,mirrored2]
-        [--results=DIR [--again]] [--write-docs]
+        [--results=DIR [--again]] [--jobs=2] [--write-docs]
 
 Nothing is copied from them: their texts are read from the checkouts, at the commits that the
 adapters were written for. Small made data takes the place of downloads, and two epochs that of
@@ -13,11 +13,13 @@ differs or fails.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from benchmarks.programs.adapters import AdapterError, Program, adapt_text
 from benchmarks.programs.catalog import PROGRAMS
 from benchmarks.programs.record import compare
 from benchmarks.programs.report import Cell, make_page, make_table
-from benchmarks.programs.routing import STRATEGIES
+from benchmarks.programs.routing import CLUSTERS, STRATEGIES
 
 TIMEOUT_S = 400.0
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,7 @@ def main() -> int:
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="empty: only Keras")
     parser.add_argument("--results", default="", help="kept there; a temporary directory else")
     parser.add_argument("--again", action="store_true", help="run again all but Keras alone")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
     parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="of one run")
     parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
     flags = parser.parse_args()
@@ -51,14 +54,17 @@ def main() -> int:
         results = Path(flags.results or temporary).absolute()
         if flags.again:
             _forget(results, names, strategies)
-        rows = {}
-        for name in names:
-            program = PROGRAMS[name]
-            rows[name] = _run_row(
-                program, Path(flags.examples), strategies, results, flags.timeout_s
-            )
-            if rows[name]["keras"].kind == "not run":
-                print(f"{name}: {rows[name]['keras']}", flush=True)
+
+
+        def run_row(name: str) -> dict[str, Cell]:
+            examples = Path(flags.examples)
+            row = _run_row(PROGRAMS[name], examples, strategies, results, flags.timeout_s)
+            if row["keras"].kind == "not run":
+                print(f"{name}: {row['keras']}", flush=True)
+            return row
+
+        with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
+            rows = dict(zip(names, pool.map(run_row, names), strict=True))
     print(make_table(rows, strategies))
     if flags.write_docs:
         page = ROOT / "docs" / "programs.md"
@@ -135,6 +141,9 @@ def run_once(
         command = [sys.executable, "-m", "benchmarks.programs.child"]
         command += [f"--program={program.name}", f"--strategy={strategy}", f"--text={script}"]
         command += [f"--out={out}", f"--floatx={program.floatx}", f"--key={key}"]
+        if strategy in CLUSTERS:
+            launch = [sys.executable, "-m", "tfdist.launch", *CLUSTERS[strategy]]
+            command = [*launch, f"--timeout_s={timeout_s:.0f}", f"--command={shlex.join(command)}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment |= {"KERAS_HOME": working, "KERAS_BACKEND": "tensorflow", "HOME": working}
@@ -145,7 +154,7 @@ def run_once(
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=timeout_s,
+                timeout=timeout_s + 30,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -164,6 +173,7 @@ def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
         return Cell(end["status"], end["message"])
     fits = sum(call["call"] == "fit" for call in end["calls"])
     cell = Cell("equal", "", fits=fits, floatx=program.floatx, seconds=end["seconds"])
+    cell = dataclasses.replace(cell, check_s=end.get("check_s", 0.0))
     if strategy == "keras":
         return cell
     files = (directory / f"{name}.npz" for name in ("keras", strategy))

@@ -4,7 +4,8 @@
         --floatx=float64
 
 `--strategy=keras` is Keras's own `fit` on one device. Writes `OUT.npz`, what training came to, and
-`OUT.json`, how it ended.
+`OUT.json`, how it ended. In a cluster every task runs the program, in a directory of its own, and
+the chief writes them; another task only where it fails before the chief has.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from benchmarks.programs import catalog, made, routing
 from benchmarks.programs.adapters import Program
 from benchmarks.programs.record import Recorder
 from benchmarks.programs.stubs import install_stubs
+from tfdist.cluster import resolve_cluster
+from tfdist.strategies.parameter_server import run_server
 
 LOGICAL_CPUS = 3
 
@@ -41,16 +44,38 @@ def main() -> None:
     began = time.monotonic()
     out, text = Path(flags.out).absolute(), Path(flags.text).read_text(encoding="utf-8")
     recorder = Recorder()
-    end = {"status": "ended", "message": "", "trace": ""}
+    end: dict[str, Any] = {"status": "ended", "message": "", "trace": ""}
+    is_chief = _enter_cluster(flags.strategy)
     try:
         run_program(program, text, strategy=flags.strategy, floatx=flags.floatx, recorder=recorder)
     except Exception as error:
         end = _describe(error)
+    if not is_chief and (end["status"] == "ended" or out.exists()):
+        return
     if end["status"] == "ended" and not any(call["call"] == "fit" for call in recorder.calls):
         end = {"status": "error", "message": "the program never called fit", "trace": ""}
     recorder.save(out.with_suffix(".npz"))
     end |= {"key": flags.key, "calls": recorder.calls, "seconds": time.monotonic() - began}
+    end["check_s"] = routing.get_check_seconds()
     out.with_suffix(".json").write_text(json.dumps(end, indent=1))
+
+
+def _enter_cluster(strategy: str) -> bool:
+    """Takes this process's part in the cluster of a strategy that has one.
+
+    Returns:
+      Whether it is the chief, or alone. A server returns when the chief is gone, and ends.
+    """
+    if strategy not in routing.CLUSTERS:
+        return True
+    config = resolve_cluster()
+    assert config is not None
+    if config.role in ("worker", "ps") and "chief" in config.tasks:
+        sys.exit(run_server(config))
+    directory = Path(f"{config.role}-{config.index}")
+    directory.mkdir()
+    os.chdir(directory)
+    return config.is_chief
 
 
 def run_program(
@@ -65,7 +90,7 @@ def run_program(
       floatx: that Keras computes in.
       recorder: gets what training comes to.
     """
-    _start_tensorflow(floatx)
+    _start_tensorflow(floatx, 1 if strategy in routing.CLUSTERS else LOGICAL_CPUS)
     install_stubs()
     directory = Path.cwd()
     _replace_downloads(program, directory)
@@ -85,14 +110,12 @@ def run_program(
         exec(code, names)
 
 
-def _start_tensorflow(floatx: str) -> None:
+def _start_tensorflow(floatx: str, cpus: int) -> None:
     import keras
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
-    )
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * cpus)
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(floatx)
     keras.utils.set_random_seed(0)

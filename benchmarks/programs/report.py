@@ -16,6 +16,7 @@ class Cell:
       seconds: that the run took.
       loss_gap: the largest relative difference of a loss or metric.
       weights_gap: the relative difference of all weights.
+      check_s: seconds that the checks took that a step may be divided.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Cell:
     seconds: float = 0.0
     loss_gap: float = 0.0
     weights_gap: float = 0.0
+    check_s: float = 0.0
 
     @property
     def is_failure(self) -> bool:
@@ -44,18 +46,21 @@ Rows = Mapping[str, Mapping[str, Cell]]
 def make_table(rows: Rows, strategies: list[str]) -> str:
     """Returns Markdown: a line for each program, and one of sums."""
     lines = [
-        f"| program | computes in | `fit` calls | {' | '.join(strategies)} |",
-        "|---" * (3 + len(strategies)) + "|",
+        f"| program | computes in | `fit` calls | check, s | {' | '.join(strategies)} |",
+        "|---" * (4 + len(strategies)) + "|",
     ]
     for name, row in rows.items():
         keras = row["keras"]
         if keras.kind != "equal":
-            lines.append(f"| {name} | {_escape(str(keras))} |  |" + "  |" * len(strategies))
+            lines.append(f"| {name} | {_escape(str(keras))} |  |  |" + "  |" * len(strategies))
             continue
         cells = [_escape(str(row[strategy])) for strategy in strategies if strategy in row]
-        lines.append(f"| {name} | {keras.floatx} | {keras.fits} | {' | '.join(cells)} |")
+        check_s = max((cell.check_s for cell in row.values()), default=0.0)
+        lines.append(
+            f"| {name} | {keras.floatx} | {keras.fits} | {check_s:.1f} | {' | '.join(cells)} |"
+        )
     sums = [_sum(rows, strategy) for strategy in strategies]
-    lines.append(f"| **{_count(rows)} programs** |  |  | {' | '.join(sums)} |")
+    lines.append(f"| **{_count(rows)} programs** |  |  |  | {' | '.join(sums)} |")
     return "\n".join(lines)
 
 
@@ -92,7 +97,8 @@ data is the same; what is drawn at random, such as dropout, is drawn by the prog
 in brackets the largest relative difference of a loss or metric, and that of all weights.
 In float64 a loss may differ by 1e-9 and the weights by 1e-7; in float32 a loss by 1e-4 in the first
 epoch and by 1e-2 later, where an optimizer has divided rounding by itself, and the weights by 2e-2.
-*Refused* gives tfdist's own words.
+*Refused* gives tfdist's own words. *Check* is the most seconds that a strategy spent on finding out
+whether the program's steps may be divided; 0 where they are made of Keras's own parts.
 
 {table}
 """

@@ -3,6 +3,7 @@
 import signal
 import socket
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -122,8 +123,8 @@ def make_placement(
     """
     extended = strategy.extended
     num_bytes = [0] * extended._num_ps
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        in_chief = tf.Variable(0.0, trainable=False)
+    # Stands for a variable there: making one is not allowed where the strategy's scope is open.
+    in_chief = types.SimpleNamespace(device="/device:CPU:0", name="the chief")
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         # TensorFlow 2.21 offers no other way to choose the server: whichever is next in turn.
