@@ -127,6 +127,7 @@ def make_step_options(options: TrainOptions) -> StepOptions:
         jit_compile=options.training.jit_compile == "on",
         steps_per_loop=options.training.steps_per_loop,
         rematerialize=options.training.rematerialize,
+        gather_outputs=options.training.gather_outputs,
     )
 
 

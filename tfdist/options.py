@@ -271,6 +271,12 @@ class TrainingOptions(OptionGroup):
         choices=("auto", "on", "off"),
         result=False,
     )
+    gather_outputs: bool = option(
+        False,
+        "every replica computes the loss of the outputs and labels of all replicas, for a loss "
+        "that is no mean over the examples; they cross the network at each step",
+        result=False,
+    )
     jit_compile: str = option(
         "auto",
         "XLA compiles the forward and backward pass; auto: off, for it is slower on CPUs and was "

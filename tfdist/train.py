@@ -194,6 +194,7 @@ def _finish(
     rate = throughput.images_per_second
     summary |= {
         "images_per_second": round(rate, 2),
+        "check_s": _round(trainer.check_s, 1),
         "first_step_s": _round(throughput.first_step_s, 1),
         "share_of_input": _round(throughput.share_of_input, 4),
         "share_of_host": _round(throughput.share_of_host, 4),

@@ -55,7 +55,6 @@ def main() -> int:
         if flags.again:
             _forget(results, names, strategies)
 
-
         def run_row(name: str) -> dict[str, Cell]:
             examples = Path(flags.examples)
             row = _run_row(PROGRAMS[name], examples, strategies, results, flags.timeout_s)

@@ -1,5 +1,6 @@
 """A stranger's program gives what Keras gives, under every strategy, or is refused."""
 
+import dataclasses
 import warnings
 
 import keras
@@ -14,6 +15,7 @@ from tests.training.programs import INDIVISIBLE, PROGRAMS, SGD, X, Y, dense
 from tfdist.errors import TfdistError
 
 EPOCHS = 2
+WHOLE_BATCH_LOSSES = ("Dice", "Tversky", "a scalar with weights", "a contrast", "pairs")
 FIT = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
 
 
@@ -70,6 +72,19 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
         _fit(INDIVISIBLE[name], "mirrored-2")
     history, _ = _fit(INDIVISIBLE[name], "mirrored-2", check="off")
     assert len(next(iter(history.values()))) == EPOCHS
+
+
+@pytest.mark.parametrize("strategy_name", ["mirrored-3", "central_storage-2"])
+@pytest.mark.parametrize("name", WHOLE_BATCH_LOSSES)
+def test_a_loss_of_the_whole_batch_is_exact_where_outputs_are_gathered(name, strategy_name):
+    """Batches of 8, and a last one of 2 rows, which every replica has whole."""
+    program = INDIVISIBLE[name]
+    program = dataclasses.replace(program, data=tuple(part[:18] for part in program.data))
+    expected, weights = _fit_keras(program)
+    history, found = _fit(program, strategy_name, gather_outputs=True)
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=2e-5, atol=1e-6, err_msg=key)
+    assert zoo.largest_difference(found, weights) < 1e-5
 
 
 def test_the_check_leaves_no_trace():

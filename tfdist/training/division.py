@@ -13,6 +13,9 @@ mean over rows obeys it as it stands. What does not is changed while the step is
 - gradients are reduced before an optimizer sees them (`replica_optimizers`);
 - metrics count every row once (`replica_metrics`).
 
+A loss that is no mean over rows can still be computed, where all replicas' rows are gathered for it
+(`gather_outputs`): each replica then computes the loss of the global batch.
+
 A global batch of fewer rows than there are replicas goes to all of them whole, as copies, whose
 mean is the batch's value again.
 """
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 
@@ -42,6 +46,7 @@ class Part(NamedTuple):
       weight: float64 scalar, of this replica's values; the weights add up to 1.
       sum_scale: float64 scalar, what makes the weighted mean of scaled sums their sum.
       mean_scale: float64 scalar, what makes the plain mean of scaled values their weighted mean.
+      total: int64 scalar, the rows of the global batch.
       static_rows: `rows` where tracing knows them, else None.
     """
 
@@ -51,6 +56,7 @@ class Part(NamedTuple):
     weight: tf.Tensor
     sum_scale: tf.Tensor
     mean_scale: tf.Tensor
+    total: tf.Tensor
     static_rows: int | None
 
     def narrow(self, rows: tf.Tensor, parts: int) -> "Part":
@@ -60,6 +66,20 @@ class Part(NamedTuple):
             rows=rows,
             sum_scale=self.sum_scale / share,
             mean_scale=self.mean_scale * share * parts,
+            static_rows=None,
+        )
+
+    def unite(self, replicas: int) -> "Part":
+        """Returns the whole global batch, of which every replica has a copy."""
+        one = tf.ones_like(self.weight)
+        return Part(
+            first=tf.zeros_like(self.first),
+            rows=self.total,
+            is_copy=tf.ones_like(self.is_copy),
+            weight=one / replicas,
+            sum_scale=one,
+            mean_scale=one,
+            total=self.total,
             static_rows=None,
         )
 
@@ -94,6 +114,7 @@ def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) ->
         weight=tf.where(is_copy, tf.constant(1 / replicas, tf.float64), share),
         sum_scale=tf.where(is_copy, tf.ones_like(share), 1 / share),
         mean_scale=tf.where(is_copy, tf.ones_like(share), share * replicas),
+        total=total,
         static_rows=leaf.shape[0],
     )
 
@@ -105,18 +126,28 @@ class Division:
       model: a built model.
       strategy: the strategy it was built under.
       batch_norm: `global`, by the moments of the global batch; `per_replica`, as Keras does.
+      gather_outputs: whether a loss sees the rows of all replicas.
+      is_chief: whether this worker counts the copies that workers that train apart have.
 
     Attributes:
       draws: what random layers draw.
     """
 
     def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy, *, batch_norm: str = "global"
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        *,
+        batch_norm: str = "global",
+        gather_outputs: bool = False,
+        is_chief: bool = True,
     ):
         self.draws = RowDraws()
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
         self._batch_norm = batch_norm
+        self._gather_outputs = gather_outputs
+        self._is_chief = is_chief
         # MirroredStrategy traces each replica in a thread of its own, by turns.
         self._of_thread = threading.local()
 
@@ -135,6 +166,7 @@ class Division:
         """
         rows = Rows(part.first, part.rows) if draws_rows else None
         self._of_thread.part, self._of_thread.normalizers = part, _Normalizers()
+        self._of_thread.own = None
         try:
             with self.draws.of(rows):
                 yield
@@ -192,12 +224,72 @@ class Division:
         ]
         if self._batch_norm == "global":
             places.append((norm, "_moments", self._make_moments(norm._moments)))
+        if self._gather_outputs:
+            owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
+            wrap = self._make_compute_loss
+            places += [(c, "compute_loss", wrap(vars(c)["compute_loss"])) for c in owners]
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
             stack.enter_context(_losses_by_thread(self._model))
             stack.enter_context(self.draws.intercept())
             yield
+
+    def gather(self, value: Any) -> Any:
+        """Returns the rows of all replicas, in order, of a tensor that has rows.
+
+        Of one number, the weighted mean; what is no tensor stays what it is.
+        """
+        part = self._of_thread.part
+        if not tf.is_tensor(value) or isinstance(value, keras.Variable):
+            return value
+        context = tf.distribute.get_replica_context()
+        if not value.shape.rank:
+            if not value.dtype.is_floating:
+                return value
+            return context.all_reduce(SUM, value * tf.cast(part.weight, value.dtype))
+        if value.shape[0] is not None and value.shape[0] != part.static_rows:
+            return value
+        mask = backend.get_keras_mask(value)
+        gathered = self._gather_rows(value)
+        if mask is not None:
+            backend.set_keras_mask(gathered, self._gather_rows(mask))
+        return gathered
+
+    def is_counted(self) -> tf.Tensor:
+        """Returns whether this replica's rows count: of copies, those of the first do."""
+        part = self._of_thread.part
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        is_first = tf.logical_and(tf.equal(replica, 0), self._is_chief)
+        return tf.logical_or(tf.logical_not(part.is_copy), is_first)
+
+    def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the replicas' rows: each fills its own of a table, whose sum is exact.
+
+        Every replica is taken to differentiate the same function of the table, under the rule.
+        """
+        part = self._of_thread.part
+        context = tf.distribute.get_replica_context()
+        is_counted = self.is_counted()
+
+        @tf.custom_gradient
+        def gather(value: tf.Tensor) -> Any:
+            is_exact = value.dtype == tf.bool or value.dtype.is_integer
+            rows = tf.cast(value, tf.int64) if is_exact else value
+            rows = tf.where(is_counted, rows, tf.zeros_like(rows))
+            own = tf.shape(rows, tf.int64)[0]
+            factor = own // part.rows
+            before = part.first * factor
+            after = (part.total - part.first - part.rows) * factor
+            pads = tf.concat([[[before, after]], tf.zeros([value.shape.rank - 1, 2], tf.int64)], 0)
+            table = tf.cast(context.all_reduce(SUM, tf.pad(rows, pads)), value.dtype)
+
+            def differentiate(upstream: tf.Tensor) -> tf.Tensor:
+                return upstream[before : before + own] * tf.cast(part.sum_scale, upstream.dtype)
+
+            return tf.ensure_shape(table, [None, *value.shape[1:]]), differentiate
+
+        return gather(value)
 
     @contextlib.contextmanager
     def _using(self, normalizers: "_Normalizers") -> Iterator["_Normalizers"]:
@@ -249,13 +341,28 @@ class Division:
     def _make_aggregate(self) -> Any:
         def aggregate(model: keras.Model, loss: Any) -> Any:
             total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
-            part = self.part
-            if part is None or not loss.shape.rank:
+            # What layers add is of this replica's rows, also where the loss is of all.
+            if self.part is None or not loss.shape.rank:
                 return total
+            part = self._of_thread.own or self._of_thread.part
             is_by_row = loss.shape[0] is None or loss.shape[0] == part.static_rows
             return total * tf.cast(part.sum_scale, total.dtype) if is_by_row else total
 
         return aggregate
+
+    def _make_compute_loss(self, original: Any) -> Any:
+        def compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            own = self.part
+            if own is None or self._of_thread.own is not None:
+                return original(model, *args, **kwargs)
+            args, kwargs = keras.tree.map_structure(self.gather, (args, kwargs))
+            self._of_thread.own, self._of_thread.part = own, own.unite(self._replicas)
+            try:
+                return original(model, *args, **kwargs)
+            finally:
+                self._of_thread.own, self._of_thread.part = None, own
+
+        return compute_loss
 
     def _make_moments(self, original: Any) -> Any:
         def moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:

@@ -98,38 +98,36 @@ def check_division(
     rows = _count_rows(batch)
     own = rows // replicas
     run = steps.trace_gradients()
+    seeds: set[int] = set()
 
-    def compute(first: Any, last: Any) -> _Outcome:
-        def take(context: Any) -> Any:
-            replica = context.replica_id_in_sync_group
-            return _slice(batch, first(replica), last(replica))
-
-        def place(context: Any) -> Any:
-            return tf.constant([first(context.replica_id_in_sync_group), rows], tf.int64)
-
-        distribute = strategy.experimental_distribute_values_from_function
-        parts = distribute(take), distribute(place)
-        if hasattr(run, "get_concrete_function"):
-            run.get_concrete_function(*parts)  # makes what only tracing makes
-        seeds = {id(generator.state) for generator in [*generators, *steps.generators]}
+    def compute(bounds: list[tuple[int, int]]) -> _Outcome:
         with _without_effect(model, steps, strategy):
-            found, gradients = run(*parts)
+            logs, gradients = run(batch, _to_bounds(bounds, strategy))
             states = {
                 v.path: np.asarray(v.numpy(), "float64")
                 for v in model.variables
                 if id(v) not in seeds and v.dtype != "string"
             }
         named = {str(place): np.asarray(g, "float64") for place, g in enumerate(gradients)}
-        return _Outcome(to_numbers(found[0]), named, states)
+        return _Outcome(to_numbers(logs), named, states)
 
-    divided = compute(lambda r: r * own, lambda r: (r + 1) * own)
-    whole = compute(lambda r: 0, lambda r: rows)
+    parts = [(r * own, (r + 1) * own) for r in range(replicas)]
+    if hasattr(run, "get_concrete_function"):
+        # One trace for any rows, which makes what only tracing makes.
+        run.get_concrete_function(
+            keras.tree.map_structure(_hide_rows, batch), _to_bounds(parts, strategy)
+        )
+    seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
+    divided = compute(parts)
+    whole = compute([(0, rows)] * replicas)
     culprit = _compare(model, divided, whole)
     if culprit is not None:
+        part, is_loss = _explain(model, batch)
+        gather = "gather the rows by gather_outputs=True, " if is_loss else ""
         raise TfdistError(
             f"Cannot divide a batch over {replicas} replicas: {culprit} depends on which rows are "
-            f"together ({_explain(model, batch)}). Make it a mean or a sum over the rows, train on "
-            'one device, or give check="off" to train anyway.'
+            f"together ({part}). Make it a mean or a sum over the rows, {gather}train on one "
+            'device, or give check="off" to train anyway.'
         )
     return time.perf_counter() - began
 
@@ -160,8 +158,23 @@ def _count_rows(batch: Any) -> int:
     return int(leaves[0].shape[0])
 
 
+def _hide_rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    return leaf
+
+
+def _to_bounds(bounds: list[tuple[int, int]], strategy: tf.distribute.Strategy) -> Any:
+    """Returns where replicas' rows begin and end, as a tensor unless sizes must be known."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return tuple(bounds)
+    return tf.constant(bounds, tf.int64)
+
+
 def _slice(batch: Any, first: int, last: int) -> Any:
-    return tf.nest.map_structure(lambda t: None if t is None else t[first:last], batch)
+    return tf.nest.map_structure(
+        lambda t: t if t is None or t.shape.rank == 0 else t[first:last], batch
+    )
 
 
 @contextlib.contextmanager
@@ -213,8 +226,12 @@ def _differs(found: Any, expected: Any, tolerance: float, *, floor: float) -> bo
     return bool(difference.max(initial=0) > tolerance * max(size, floor))
 
 
-def _explain(model: keras.Model, batch: Any) -> str:
-    """Returns what of a program it may be, by trying its parts on a whole batch and on halves."""
+def _explain(model: keras.Model, batch: Any) -> tuple[str, bool]:
+    """Returns what of a program it may be, by trying its parts on a whole batch and on halves.
+
+    Returns:
+      In words; whether it is what the model is compiled with or a `compute_loss`.
+    """
     own = overrides(model, "train_step", "compute_loss")
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = _count_rows(batch)
@@ -233,7 +250,7 @@ def _explain(model: keras.Model, batch: Any) -> str:
             _differs((a + b) / 2, c, 1e-3, floor=1e-6)
             for a, b, c in zip(first, second, added, strict=False)
         ):
-            return "a layer's add_loss is no mean over the rows: add one value an example"
+            return "a layer's add_loss is no mean over the rows: add one value an example", False
         for flat in getattr(model._compile_loss, "_flat_losses", None) or ():
             values = [
                 float(
@@ -244,9 +261,10 @@ def _explain(model: keras.Model, batch: Any) -> str:
                 for cut in cuts
             ]
             if _differs((values[1] + values[2]) / 2, values[0], 1e-3, floor=1e-6):
-                return f"the loss {getattr(flat.loss, 'name', flat.loss)!r} is no mean of its rows"
+                name = getattr(flat.loss, "name", flat.loss)
+                return f"the loss {name!r} is no mean of its rows", "train_step" not in own
     except Exception:  # the program's own code, on rows that it was not made for
         pass
     if own:
-        return f"{type(model).__name__}.{own[0]}"
-    return "a layer takes the rows of a batch together"
+        return f"{type(model).__name__}.{own[0]}", own[0] == "compute_loss"
+    return "a layer takes the rows of a batch together", False

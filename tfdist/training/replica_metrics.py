@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 
@@ -58,7 +57,6 @@ class ReplicaMetrics:
       model: a compiled and built model.
       strategy: the strategy it was built under.
       division: knows the replicas' rows.
-      is_chief: whether this worker counts the copies that workers that train apart have.
     """
 
     def __init__(
@@ -66,10 +64,7 @@ class ReplicaMetrics:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         division: Division,
-        *,
-        is_chief: bool = True,
     ):
-        self._is_chief = is_chief
         self._model = model
         self._strategy = strategy
         self._division = division
@@ -280,7 +275,7 @@ class ReplicaMetrics:
             return
         before = [tf.convert_to_tensor(v.value) for v in metric.variables]
         original(metric, *args, **kwargs)
-        counts = tf.logical_or(self._is_counted(), is_scalar)
+        counts = tf.logical_or(self._division.is_counted(), is_scalar)
         for variable, old in zip(metric.variables, before, strict=True):
             variable.value.assign(tf.where(counts, tf.convert_to_tensor(variable.value), old))
 
@@ -308,7 +303,7 @@ class ReplicaMetrics:
                 f"Cannot count the metric {metric.name!r} in micro-batches: it is no sum over the "
                 "rows. Leave it out, or leave out micro_batches."
             )
-        args, kwargs = keras.tree.map_structure(self._gather, (tuple(args), dict(kwargs)))
+        args, kwargs = keras.tree.map_structure(self._division.gather, (tuple(args), dict(kwargs)))
         if not self._is_shared:
             original(metric, *args, **kwargs)
             return
@@ -318,52 +313,9 @@ class ReplicaMetrics:
         for variable in metric.variables:
             self._assign_shared(variable, scope.get_current_value(variable))
 
-    def _gather(self, value: Any) -> Any:
-        """Returns the rows of all replicas, in order."""
-        part = self._division.part
-        assert part is not None
-        if not tf.is_tensor(value) or isinstance(value, keras.Variable):
-            return value
-        context = tf.distribute.get_replica_context()
-        if not value.shape.rank:
-            if not value.dtype.is_floating:
-                return value
-            return context.all_reduce(SUM, value * tf.cast(part.weight, value.dtype))
-        if value.shape[0] is not None and value.shape[0] != part.static_rows:
-            return value
-        mask = backend.get_keras_mask(value)
-        gathered = self._gather_rows(value)
-        if mask is not None:
-            backend.set_keras_mask(gathered, self._gather_rows(mask))
-        return gathered
-
-    def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the replicas' rows: each fills its own of a table, whose sum is exact."""
-        part = self._division.part
-        assert part is not None
-        dtype = value.dtype
-        rows = tf.cast(value, tf.int64) if dtype == tf.bool or dtype.is_integer else value
-        counts = self._is_counted()
-        rows = tf.where(counts, rows, tf.zeros_like(rows))
-        own = tf.shape(rows, tf.int64)
-        total = tf.cast(tf.round(tf.cast(part.rows, tf.float64) * part.sum_scale), tf.int64)
-        factor = own[0] // part.rows
-        before, after = part.first * factor, (total - part.first - part.rows) * factor
-        pads = tf.concat([[[before, after]], tf.zeros([value.shape.rank - 1, 2], tf.int64)], 0)
-        table = tf.distribute.get_replica_context().all_reduce(SUM, tf.pad(rows, pads))
-        return tf.ensure_shape(tf.cast(table, dtype), [None, *value.shape[1:]])
-
-    def _is_counted(self) -> tf.Tensor:
-        """Whether this replica's rows count: of copies, those of the first do."""
-        part = self._division.part
-        assert part is not None
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        is_first = tf.logical_and(tf.equal(replica, 0), self._is_chief)
-        return tf.logical_or(tf.logical_not(part.is_copy), is_first)
-
     def _add(self, variable: keras.Variable, count: tf.Tensor) -> None:
         zeros = tf.zeros_like(count)
-        variable.value.assign_add(tf.where(self._is_counted(), count, zeros))
+        variable.value.assign_add(tf.where(self._division.is_counted(), count, zeros))
 
     def _assign_shared(self, variable: keras.Variable, value: tf.Tensor) -> None:
         def assign(strategy: tf.distribute.Strategy, value: Any) -> None:

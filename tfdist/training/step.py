@@ -73,8 +73,14 @@ class Steps:
         self._is_apart = is_apart
         self._is_chief = is_chief
         self._is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
-        self._division = Division(model, strategy, batch_norm=options.batch_norm)
-        self.metrics = ReplicaMetrics(model, strategy, self._division, is_chief=is_chief)
+        self._division = Division(
+            model,
+            strategy,
+            batch_norm=options.batch_norm,
+            gather_outputs=options.gather_outputs,
+            is_chief=is_chief,
+        )
+        self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
         needs_sizes = options.jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
@@ -160,20 +166,29 @@ class Steps:
         return predict_step
 
     def trace_gradients(self) -> Any:
-        """Returns a function of a batch and a place a replica: what a training step would do.
+        """Returns a compiled function that shows what a training step would do.
 
-        Its logs, and the reduced gradients of every update that the step makes, in order; no
-        optimizer updates anything.
+        It takes a global batch and int64 [replicas, 2], where each replica's rows begin and end. It
+        returns the logs, and the reduced gradients of every update that the step makes, in order;
+        no optimizer updates anything.
         """
         gradients: list[Any] = []
 
         def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
             gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
 
-        def run(data: Any, place: Any) -> tuple[Any, list[tf.Tensor]]:
+        def take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
+            own = bounds[tf.distribute.get_replica_context().replica_id_in_sync_group]
+            first, last = own[0], own[1]
+            rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
+            place = tf.stack([tf.cast(first, tf.int64), rows])
+            cut = keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data)
+            return cut, place
+
+        def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
-            found = self._run("train", self._train, data, place, record=record)
-            return found, list(gradients)
+            logs, *_ = self._run("train", self._train, data, bounds, take=take, record=record)
+            return logs, list(gradients)
 
         return self._compile(run)
 
@@ -238,9 +253,18 @@ class Steps:
         }
 
     def _run(
-        self, kind: str, divided: Any, data: Any, place: Any, *, record: Record | None = None
+        self,
+        kind: str,
+        divided: Any,
+        data: Any,
+        place: Any,
+        *,
+        take: Any = None,
+        record: Record | None = None,
     ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
         def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            if take is not None:
+                data, place = take(data, place)
             data = hide_rows(data) if self._draws_rows else data
             known = None if isinstance(place, tuple) else place
             part = make_part(data, known, is_apart=self._is_apart)
@@ -384,6 +408,10 @@ def _drop_optionals(data: Any) -> Any:
     return keras.tree.map_structure(
         lambda t: None if isinstance(t, tf.experimental.Optional) else t, data
     )
+
+
+def _has_rows(leaf: Any) -> bool:
+    return leaf is not None and leaf.shape.rank != 0
 
 
 def _list_tensors(data: Any) -> list[tf.Tensor]:

@@ -26,6 +26,7 @@ class StepOptions:
       steps_per_loop: the steps that are run at a time, without the host in between.
       rematerialize: whether activations are computed again in the backward pass.
       batch_norm: `global`, by the moments of the global batch, or `per_replica`.
+      gather_outputs: whether the loss is computed of the rows of all replicas.
     """
 
     micro_batches: int = 1
@@ -34,6 +35,7 @@ class StepOptions:
     steps_per_loop: int = 1
     rematerialize: bool = False
     batch_norm: str = "global"
+    gather_outputs: bool = False
 
     @property
     def changes_gradient(self) -> bool:
@@ -87,6 +89,17 @@ def check_strategy(
         raise TfdistError(
             "XLA does not take --rematerialize: it decides by itself what it computes again. Leave "
             "it out, or leave out --jit_compile and take another strategy than tpu."
+        )
+    if options.gather_outputs and isinstance(strategy, LocalSgdStrategy) and num_workers > 1:
+        raise TfdistError(
+            f"{name} does not take --gather_outputs: each worker trains on batches of its own. "
+            "Leave it out, or take --strategy=multi_worker_mirrored."
+        )
+    if options.gather_outputs and (options.micro_batches > 1 or options.jit_compile):
+        other = "--micro_batches" if options.micro_batches > 1 else "--jit_compile=on"
+        raise TfdistError(
+            f"--gather_outputs does not go with {other}, which computes the loss of a part of a "
+            "replica's rows, or where no replica sees another. Leave one of them out."
         )
     if options.rematerialize and is_asynchronous:
         raise TfdistError(

@@ -98,6 +98,9 @@ class Trainer:
         with a stage's (`models.stages`).
       batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
         batch on replicas too; or `per_replica`, as Keras does.
+      gather_outputs: whether every replica computes the loss of the global batch, from the outputs
+        and labels of all replicas: for a loss that is no mean over the rows, such as
+        `keras.losses.Dice()`. They cross the network at each step, and each device holds them.
       check: whether the first batch of a run of several replicas is computed divided and undivided,
         without an effect, and a program refused that gives something else (`guard`). `auto` does
         so for programs that are not known to be divisible; `on`; `off`.
@@ -119,6 +122,7 @@ class Trainer:
         steps_per_loop: int = 1,
         rematerialize: bool = False,
         batch_norm: str = "global",
+        gather_outputs: bool = False,
         check: str = "auto",
         max_in_flight: int = 0,
     ):
@@ -147,6 +151,7 @@ class Trainer:
             steps_per_loop=steps_per_loop,
             rematerialize=rematerialize,
             batch_norm=batch_norm,
+            gather_outputs=gather_outputs,
         )
         check_strategy(self._step_options, self.strategy, num_workers=self.num_workers)
         self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
