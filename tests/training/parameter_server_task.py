@@ -226,6 +226,7 @@ def run_updates(strategy):
     results = {name: train_constant(strategy, name, 60)[1] for name in OPTIMIZERS}
     results["continued"] = continue_a_run(strategy)
     results["refused"] = list_refusals(strategy)
+    results["late"] = [train_with_late_writes(strategy, in_flight) for in_flight in (1, 3)]
     results["killed"] = {
         name: train_constant(strategy, name, 80, callbacks=[Kill("worker-1", (10, 45))])[1]
         for name in OPTIMIZERS
@@ -234,6 +235,48 @@ def run_updates(strategy):
     # The last one: TensorFlow waits for the worker, and so might the end of the process.
     results["gone"] = train_constant(strategy, "adam", 60, callbacks=[Kill("worker-1", (10,))])[1]
     return results
+
+
+def train_with_late_writes(strategy, in_flight):
+    """Every step is computed once more, after the next ones: as by a worker taken for lost.
+
+    The gradient of step n is n; returns the sum of the updates.
+    """
+    given, taken = [], []
+    schedule, fetch = coordination.Coordination.schedule, coordination.Coordination.fetch
+
+    def note(self, function, *arguments):
+        given.append((function, arguments))
+        return schedule(self, function, *arguments)
+
+    def fetch_and_repeat(self, remote):
+        result = fetch(self, remote)
+        for function, arguments in taken[-in_flight:]:
+            fetch(self, schedule(self, function, *arguments))
+        taken.append(given[len(taken)])
+        return result
+
+    def build():
+        inputs = keras.Input((1,))
+        outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: y_pred)
+        return model
+
+    coordination.Coordination.schedule = note
+    coordination.Coordination.fetch = fetch_and_repeat
+    try:
+        trainer = tfdist.Trainer(build, strategy=strategy, max_in_flight=in_flight)
+        x = np.repeat(np.arange(12, dtype="f4"), BATCH)[:, None]
+        trainer.fit(x, x, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    finally:
+        coordination.Coordination.schedule = schedule
+        coordination.Coordination.fetch = fetch
+    return trainer.model.weights[0].numpy().item()
+
+
+def run_late(strategy):
+    return [train_with_late_writes(strategy, in_flight) for in_flight in (1, 3)]
 
 
 def run_lost_server(strategy):

@@ -15,7 +15,9 @@ that was applied. That bounds the staleness, the number of updates between a ste
 the weights and its own update, by `max_in_flight - 1`.
 """
 
+import collections
 import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +31,7 @@ from tfdist.training.feed import Feed
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs, is_sum
 from tfdist.training.replica_optimizers import gradients_already_reduced, scale_gradient
-from tfdist.training.shards import make_shards
+from tfdist.training.shards import Shard, make_shards
 from tfdist.training.synchronous import to_numbers
 from tfdist.training.training_steps import Trained, TrainingSteps
 
@@ -75,7 +77,10 @@ class AsynchronousSteps(TrainingSteps):
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._weights = make_shards([*self._trainable, *self._others])
         self._gradients = make_shards(self._trainable)
-        self._places: list[tf.Variable] = []
+        # [shard][place] -> where a gradient in flight is put, beside the weights.
+        self._places: list[list[tf.Tensor]] = []
+        self._ticket = 0
+        self._given: collections.deque[tf.Tensor] = collections.deque()
         self._version: tf.Variable | None = None
         # Known once a worker's step is traced.
         self._with_gradient: list[int] = []
@@ -95,12 +100,17 @@ class AsynchronousSteps(TrainingSteps):
         self._make_places()
         assert self._version is not None
         self._version.assign(start_step)
+        self._clear_places()
         read = feed.read_train if _can_travel(feed.read_train) else None
         compute = self._make_compute(read, self._make_read_seeds(feed, start_step))
 
         def schedule(step: int, batch: Any) -> Any:
-            place = tf.constant(step % self.max_in_flight, tf.int64)
-            return self._coordination.schedule(compute, tf.constant(step, tf.int64), place, batch)
+            ticket = tf.constant(self._ticket, tf.int64)
+            self._ticket += 1
+            self._given.append(ticket)
+            places = self._find_places(ticket)
+            step = tf.constant(step, tf.int64)
+            return self._coordination.schedule(compute, step, ticket, places, batch)
 
         return StepStream(
             schedule,
@@ -122,9 +132,10 @@ class AsynchronousSteps(TrainingSteps):
     def train(self, stream: StepStream, num_steps: int = 1) -> list[Trained]:
         """Applies the next step."""
         with explain_lost_server():
-            step, place, result = stream.take()
+            step, result = stream.take()
+            ticket = self._given.popleft()
             with self._strategy.scope():
-                self._apply(tf.constant(place, tf.int64), result["states"], result["sparse"])
+                self._apply(ticket, self._find_places(ticket), result["states"], result["sparse"])
                 self._add(result["counts"])
         staleness = step - int(result["version"])
         self._staleness.append(staleness)
@@ -140,7 +151,7 @@ class AsynchronousSteps(TrainingSteps):
           StopIteration: there is none left.
         """
         with explain_lost_server():
-            _, _, counts = stream.take()
+            _, counts = stream.take()
             self._add(counts)
             return to_numbers(flatten_logs(self._read_logs()))
 
@@ -151,7 +162,7 @@ class AsynchronousSteps(TrainingSteps):
           StopIteration: there is none left.
         """
         with explain_lost_server():
-            _, _, outputs = stream.take()
+            _, outputs = stream.take()
         return [(outputs, False)]
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
@@ -204,23 +215,45 @@ class AsynchronousSteps(TrainingSteps):
         }
 
     def _make_places(self) -> None:
-        """Creates a place for each gradient in flight, beside the weights."""
+        """Creates a place for each gradient in flight, beside the weights.
+
+        A worker that was taken for lost may still write when another one has computed its step. So
+        each step has a ticket, and TensorFlow's accumulators drop a gradient whose ticket is older
+        than what they wait for.
+        """
         if self._version is not None:
             return
-        with self._strategy.scope():
-            for shard in self._gradients:
-                shape, dtype = (self.max_in_flight, shard.size), shard.dtype
-                with self._strategy.extended.colocate_vars_with(shard.variables[0].value):
-                    self._places.append(
-                        tf.Variable(
-                            lambda shape=shape, dtype=dtype: tf.zeros(shape, dtype),
-                            trainable=False,
-                            dtype=dtype,
-                            shape=shape,
+        name = uuid.uuid4().hex
+        for index, shard in enumerate(self._gradients):
+            with tf.device(shard.device):
+                self._places.append(
+                    [
+                        tf.raw_ops.ResourceConditionalAccumulator(
+                            dtype=shard.dtype,
+                            shape=[shard.size],
+                            shared_name=f"{name}-{index}-{place}",
                         )
-                    )
-            with self._strategy.extended.colocate_vars_with(self._trainable[0].value):
-                self._version = tf.Variable(0, dtype=tf.int64, trainable=False)
+                        for place in range(self.max_in_flight)
+                    ]
+                )
+        with (
+            self._strategy.scope(),
+            self._strategy.extended.colocate_vars_with(self._trainable[0].value),
+        ):
+            self._version = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def _find_places(self, ticket: tf.Tensor) -> list[tf.Tensor]:
+        return [places[int(ticket) % self.max_in_flight] for places in self._places]
+
+    def _clear_places(self) -> None:
+        """Drops what steps have left that were given out and never applied."""
+        self._given.clear()
+        for shard, places in zip(self._gradients, self._places, strict=True):
+            for place in places:
+                with tf.device(shard.device):
+                    if tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=place):
+                        _take_gradient(place, shard)
+                    _expect_ticket(place, tf.constant(self._ticket, tf.int64))
 
     def _iterate_eval(
         self, feed: Feed, make: Callable[[Any], Any], steps: int | None
@@ -271,7 +304,9 @@ class AsynchronousSteps(TrainingSteps):
         counted = self._metric_variables
 
         @tf.function(autograph=False)
-        def compute(step: tf.Tensor, place: tf.Tensor, batch: Any) -> dict[str, Any]:
+        def compute(
+            step: tf.Tensor, ticket: tf.Tensor, places: list[tf.Tensor], batch: Any
+        ) -> dict[str, Any]:
             assert self._version is not None
             batch = batch if read is None else read(step)
             version = self._version.read_value()
@@ -306,9 +341,12 @@ class AsynchronousSteps(TrainingSteps):
             found = list(zip(self._with_gradient, clipped, strict=True))
             sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
             by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
-            for shard, places in zip(self._gradients, self._places, strict=True):
+            for shard, place in zip(self._gradients, places, strict=True):
                 row = shard.join(by_variable)
-                places.scatter_update(tf.IndexedSlices(row[None], place[None]))
+                with tf.device(shard.device):
+                    tf.raw_ops.ResourceAccumulatorApplyGradient(
+                        handle=place, local_step=ticket, gradient=row
+                    )
             news = [(v, old, scope.get_current_value(v)) for v, old in olds]
             changed = [(v, old, new) for v, old, new in news if new is not old]
             self._updated[:] = [variable for variable, _, _ in changed]
@@ -353,13 +391,20 @@ class AsynchronousSteps(TrainingSteps):
 
         return predict
 
-    def _apply_step(self, place: tf.Tensor, states: Sequence[Any], sparse: dict[str, Any]) -> None:
+    def _apply_step(
+        self,
+        ticket: tf.Tensor,
+        places: Sequence[tf.Tensor],
+        states: Sequence[Any],
+        sparse: dict[str, Any],
+    ) -> None:
         """Updates weights, slots and moving statistics, on the parameter servers."""
         optimizer = self._model.optimizer
         by_variable: dict[int, tf.Tensor] = {}
-        for shard, places in zip(self._gradients, self._places, strict=True):
+        for shard, place in zip(self._gradients, places, strict=True):
             with tf.device(shard.device):
-                row = tf.gather(places, place)
+                row = _take_gradient(place, shard)
+                _expect_ticket(place, ticket + 1)
             by_variable |= {id(variable): part for variable, part in shard.split(row)}
         for index, (values, indices) in sparse.items():
             variable = self._trainable[int(index)]
@@ -392,6 +437,19 @@ class AsynchronousSteps(TrainingSteps):
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
         for variable, count in zip(self._metric_variables, counts, strict=True):
             variable.value.assign_add(count)
+
+
+def _take_gradient(place: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """Returns the gradient of a place, on its server, and leaves none."""
+    row = tf.raw_ops.ResourceAccumulatorTakeGradient(
+        handle=place, num_required=1, dtype=shard.dtype
+    )
+    return tf.ensure_shape(row, [shard.size])
+
+
+def _expect_ticket(place: tf.Tensor, ticket: tf.Tensor) -> None:
+    """Lets a place drop gradients of older tickets."""
+    tf.raw_ops.ResourceAccumulatorSetGlobalStep(handle=place, new_global_step=ticket)
 
 
 def _measure(model: keras.Model, batch: Any) -> tf.Tensor:

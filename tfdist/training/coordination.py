@@ -119,8 +119,8 @@ class StepStream:
         self._fetch = fetch
         self._pending: collections.deque[Any] = collections.deque()
 
-    def take(self) -> tuple[int, int, Any]:
-        """Returns the next step's number, its place and its result, once it is there."""
+    def take(self) -> tuple[int, Any]:
+        """Returns the next step's number and its result, once it is there."""
         end = self._find_end(self._taken)
         while len(self._pending) < self._max_in_flight and (end is None or self._next < end):
             try:
@@ -134,7 +134,7 @@ class StepStream:
         result = self._fetch(self._pending.popleft())
         step = self._taken
         self._taken += 1
-        return step, step % self._max_in_flight, result
+        return step, result
 
 
 @contextlib.contextmanager
