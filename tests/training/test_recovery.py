@@ -179,6 +179,13 @@ def test_a_run_that_a_callback_ended_goes_on_when_asked_for_more(tmp_path):
     assert run(5) == 5
 
 
+def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
+    """7 steps are an epoch and two fifths; started again, there is nothing left to do."""
+    first, again = (_fit(tmp_path, max_steps=7)[0] for _ in range(2))
+    assert again.history.epoch == first.history.epoch == [0, 1]
+    assert again.history.history == first.history.history
+
+
 def test_checkpoints_by_the_clock(tmp_path):
     with pytest.raises(InterruptedError):
         _fit(tmp_path / "some", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e-9)

@@ -279,7 +279,8 @@ class FitLoop:
     def _forget_epochs_from(self, num_epochs: int) -> None:
         """Leaves out of the history an epoch that a callback ended in its middle; it goes on."""
         history = self._history
-        if self._progress.step % self._schedule.steps_per_epoch:
+        is_in_epoch = self._progress.step % self._schedule.steps_per_epoch != 0
+        if is_in_epoch and self._progress.step < self._schedule.total_steps:
             num_epochs -= 1
         kept = [place for place, epoch in enumerate(history.epoch) if epoch < num_epochs]
         if len(kept) == len(history.epoch):
