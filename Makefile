@@ -17,11 +17,12 @@ train: setup
 	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
+# Two files at a time; what starts clusters needs all cores for itself.
 test: setup
-	$(BIN)/python -m pytest -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist=loadfile -m "not cluster"
 
-test-all: setup
-	$(BIN)/python -m pytest
+test-all: test
+	$(BIN)/python -m pytest -m cluster
 
 errors: setup
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
