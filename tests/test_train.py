@@ -84,6 +84,13 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert picture.shape == (6 * 132, 3 * 132, 3)
     model = keras.saving.load_model(run / "model.keras")
     assert model(np.zeros((1, 16, 16, 3))).shape == (1, 16, 16, 4)
+    load = (
+        f"import keras; print(keras.saving.load_model({str(run / 'model.keras')!r}).output.shape)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", load], cwd=run, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "(None, 16, 16, 4)\n"  # Keras alone
 
 
 def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):

@@ -16,6 +16,7 @@ from models.backbones import (
     resnet50_unet,
 )
 from models.layers import FusedBatchNormalization
+from models.portable import to_fused_layers, to_keras_layers
 from models.stages import stage_layers, stage_names
 
 BACKBONES = {
@@ -158,6 +159,21 @@ def test_saved_model_loads_the_same(name, path_with_spaces):
     model.save(path_with_spaces / "model.keras")
     loaded = keras.saving.load_model(path_with_spaces / "model.keras")
     np.testing.assert_array_equal(loaded(make_images()), model(make_images()))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_keras_s_own_layers_compute_the_same(name, policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = make_model(name, **SMALL, depth=3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    plain = to_keras_layers(model)
+    assert all(type(layer).__module__.startswith("keras.") for layer in plain.layers)
+    found, expected = plain(make_images()).numpy(), model(make_images()).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5 if policy == "float32" else 0.1)
+    np.testing.assert_array_equal(to_fused_layers(plain)(make_images()), expected)
 
 
 @pytest.mark.parametrize(

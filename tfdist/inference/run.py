@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from models.portable import to_fused_layers
 from tfdist.errors import TfdistError
 from tfdist.options import TrainOptions
 from tfdist.training.run_directory import RunDirectory
@@ -52,8 +53,7 @@ class TrainedRun:
 def read_run(path: str) -> TrainedRun:
     """Reads a run's directory, on any file system of `tf.io.gfile`.
 
-    Variables are made in the strategy's scope that is open. The model's own layers must be
-    registered with Keras, as importing `models.layers` does.
+    Variables are made in the strategy's scope that is open.
 
     Raises:
       TfdistError: there is no run, it is not finished, or its files cannot be read.
@@ -95,4 +95,4 @@ def _load_model(path: str) -> tuple[keras.Model, str]:
         tf.io.gfile.copy(path, local)
         with open(local, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return keras.saving.load_model(local, compile=False), digest
+        return to_fused_layers(keras.saving.load_model(local, compile=False)), digest

@@ -443,13 +443,20 @@ class Trainer:
         )
         self._build(feed)
 
-    def save_model(self, path: str) -> None:
-        """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`."""
+    def save_model(
+        self, path: str, *, convert: Callable[[keras.Model], keras.Model] = lambda model: model
+    ) -> None:
+        """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`.
+
+        Args:
+          path: of the file.
+          convert: makes of the model the one that is written.
+        """
         if not (self.is_chief or self._must_read_together()):
             return
         with tempfile.TemporaryDirectory() as directory:
             local = f"{directory}/model.keras"
-            self.model.save(local)
+            convert(self.model).save(local)
             if not self.is_chief:
                 return
             tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
