@@ -152,11 +152,10 @@ def _replace_downloads(program: Program, directory: Path) -> None:
     _open_addresses_as_files(directory)
     shuffle = tf.data.Dataset.shuffle
 
-    def shuffle_once(self: Any, buffer_size: Any, seed: Any = None, *_: Any, **__: Any) -> Any:
-        # Keras skips orders: how often it opens a data set depends on what is built already.
-        return shuffle(self, buffer_size, seed or 0, reshuffle_each_iteration=False)
+    def shuffle_alike(self: Any, buffer_size: Any, seed: Any = None, **options: Any) -> Any:
+        return shuffle(self, buffer_size, seed or 1, **options)
 
-    tf.data.Dataset.shuffle = shuffle_once
+    tf.data.Dataset.shuffle = shuffle_alike
     if isinstance(tfds := program.names.get("tfds"), made.MadeTfds):
         import tensorflow_datasets
 

@@ -53,6 +53,8 @@ class AsynchronousSteps(TrainingSteps):
       TfdistError: `max_in_flight` is negative, or a metric's variables do not add up.
     """
 
+    passes_on = True
+
     def __init__(
         self,
         model: keras.Model,
@@ -114,7 +116,7 @@ class AsynchronousSteps(TrainingSteps):
 
         return StepStream(
             schedule,
-            batches=None if read else _iterate(feed.make_train(_one_pipeline(), start_step)),
+            batches=None if read else _read_passes(feed, start_step),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
@@ -523,6 +525,19 @@ def _count_bytes(tensor: tf.Tensor) -> int:
 
 def _one_pipeline() -> tf.distribute.InputContext:
     return tf.distribute.InputContext()
+
+
+def _read_passes(feed: Feed, start_step: int) -> Iterator[Any]:
+    step, is_empty = feed.open_train(start_step), False
+    while not is_empty:
+        is_empty = True
+        for batch in _iterate(feed.make_train(_one_pipeline(), step)):
+            is_empty = False
+            yield batch
+        if not feed.begins_anew or feed.num_steps is None:
+            return
+        feed.drop_pass()
+        step = 0
 
 
 def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:

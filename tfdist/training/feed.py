@@ -1,8 +1,8 @@
 """What `fit`, `evaluate` and `predict` accept, turned into per-replica batches."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -46,15 +46,19 @@ class Feed:
         `(x, y, sample_weight)`.
       num_steps: global batches of an epoch; None if the data do not say.
       num_examples: examples of an epoch; None if the data do not say.
-      make_train: (context, start step) -> an endless dataset of per-replica batches.
+      make_train: (context, start step) -> a dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica batches.
       is_endless: whether `make_train` never ends.
+      begins_anew: whether each pass over the data is a dataset of its own, as Keras reads a
+        `tf.data.Dataset`; else one dataset goes on from epoch to epoch.
+      read_passes: reads that many whole passes; only where each pass begins anew.
+      drop_pass: begins a pass and drops it, as Keras 3.15 does after each of a known length, which
+        counts where a dataset is shuffled.
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its global batch, likewise.
       count_steps: reads the data to count the batches of an epoch; None where that does not end.
       make_fingerprint: returns what tells these data from others, as JSON; see `data.fingerprint`.
-      is_replayable: whether a batch may be read more than once, and by one process alone.
     """
 
     batch_spec: Any
@@ -68,7 +72,10 @@ class Feed:
     read_eval: Callable[[tf.Tensor], Any] | None = None
     count_steps: Callable[[], int] | None = None
     make_fingerprint: Callable[[], dict[str, Any]] = dict
-    is_replayable: bool = True
+    begins_anew: bool = False
+    read_passes: Callable[[int], None] = lambda count: None
+    drop_pass: Callable[[], None] = lambda: None
+    _opened: list[int] = field(default_factory=list)
 
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
@@ -80,21 +87,86 @@ class Feed:
           start_step: the first batch's number.
           place: says where among all pipelines the one is that the strategy asks for.
         """
+        dataset_step = self.open_train(start_step)
+        return _distribute(strategy, lambda c: self._make_train(place(c), dataset_step))
+
+    def open_train(self, start_step: int) -> int:
+        """Returns the step for `make_train` from which this process reads on.
+
+        The first time it reads the passes that another process has read before.
+        """
+        is_first = not self._opened
+        self._opened.append(start_step)
+        if not self.begins_anew:
+            return start_step
+        if not self.num_steps:
+            return start_step if is_first else 0
+        passes, step = divmod(start_step, self.num_steps)
+        if is_first:
+            self.read_passes(passes)
+        return step
+
+    def is_read(self, step: int) -> bool:
+        """Returns whether a pass over the data ends before a step, and the next begins anew."""
+        return self.begins_anew and bool(self.num_steps) and step % (self.num_steps or 1) == 0
+
+    def iterate_elements(
+        self,
+        strategy: tf.distribute.Strategy,
+        elements: Sequence[Any] = (),
+        *,
+        of_training: bool = True,
+        place: Place = lambda c: c,
+    ) -> Any:
+        """Returns a distributed iterator over given elements, such as those of another one.
+
+        It opens nothing that the user gave.
+
+        Args:
+          strategy, place: as of `iterate_train`.
+          elements: for this process's replicas, in turn.
+          of_training: whether it takes the place of one of `iterate_train` or `iterate_eval`.
+        """
 
         def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            dataset = self.make_train(place(context), start_step)
-            if not self.is_endless:
-                return dataset
-            # Known to be endless, TensorFlow need not ask before each step whether one is left.
-            return dataset.apply(
-                tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-            )
+            context = place(context)
+            like = self._make_train(context, 0) if of_training else self.make_eval(context)
+            dataset = like.take(0)
+            for element in elements:
+                dataset = dataset.concatenate(_make_one(element, like.element_spec))
+            return self._assert_endless(dataset) if of_training else dataset
 
         return _distribute(strategy, make)
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
         """Returns a distributed iterator over an epoch; arguments as of `iterate_train`."""
         return _distribute(strategy, lambda context: self.make_eval(place(context)))
+
+    def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        return self._assert_endless(self.make_train(context, start_step))
+
+    def _assert_endless(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if not self.is_endless:
+            return dataset
+        # TensorFlow need not ask before each step whether one is left.
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
+    """Returns a dataset of one element that is known to be no more than a spec says."""
+
+    def hide(*leaves: Any) -> Any:
+        return tf.nest.pack_sequence_as(
+            spec,
+            [
+                tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=leaf_spec.shape)
+                if isinstance(leaf_spec, tf.TensorSpec)
+                else leaf
+                for leaf, leaf_spec in zip(leaves, tf.nest.flatten(spec), strict=True)
+            ],
+        )
+
+    return tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(element))).map(hide)
 
 
 def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
@@ -289,15 +361,30 @@ def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Datas
 
 def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
     cardinality = int(dataset.cardinality())
+    is_infinite = cardinality == tf.data.INFINITE_CARDINALITY
+
+    def count() -> int:
+        return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
+
+    def drop_pass() -> None:
+        iter(dataset)
+
+    def read_passes(passes: int) -> None:
+        for _ in range(passes):
+            count()
+            if cardinality > 0:
+                drop_pass()
+
     return Feed(
         batch_spec=dataset.element_spec,
         num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
-        count_steps=None
-        if cardinality == tf.data.INFINITE_CARDINALITY
-        else lambda: int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1)),
+        count_steps=None if is_infinite else count,
+        begins_anew=not is_infinite,
+        read_passes=read_passes,
+        drop_pass=drop_pass if cardinality > 0 else lambda: None,
         make_train=lambda context, start_step: _place_batches(
-            dataset.repeat().skip(start_step), context
+            dataset.skip(start_step) if start_step else dataset, context
         ),
         make_eval=lambda context: _place_batches(dataset, context),
         make_fingerprint=lambda: {
@@ -307,8 +394,8 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
                 element_spec=dataset.element_spec,
             )
         },
-        # A dataset of which every epoch is empty would repeat for ever.
-        is_endless=cardinality != 0,
+        # Where its length is known, nothing is asked for after its end.
+        is_endless=cardinality > 0 or is_infinite,
         how_to_continue=_SKIPPING,
     )
 
@@ -316,7 +403,6 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
 def _make_adapter_feed(adapter: Any) -> Feed:
     """Returns the feed of what only Python can read, from one epoch to the next."""
     dataset = adapter.get_tf_dataset()
-    begun: list[int] = []
 
     def read_epochs() -> Any:
         for epoch in itertools.count():
@@ -334,10 +420,7 @@ def _make_adapter_feed(adapter: Any) -> Feed:
 
     def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
-        # What does not know its length begins each epoch by itself.
-        skipped = start_step if adapter.num_batches or not begun else 0
-        begun.append(start_step)
-        return _place_batches(endless.skip(skipped), context)
+        return _place_batches(endless.skip(start_step), context)
 
     def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
         limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
@@ -350,7 +433,8 @@ def _make_adapter_feed(adapter: Any) -> Feed:
         make_train=make_train,
         make_eval=make_eval,
         is_endless=False,
-        is_replayable=False,
+        # What does not know its length begins each epoch by itself.
+        begins_anew=not adapter.num_batches,
         how_to_continue=_SKIPPING,
     )
 
@@ -385,7 +469,6 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         num_examples=None,
         make_train=make_train,
         make_eval=lambda context: function(context).map(add_place),
-        is_replayable=False,
         how_to_continue=_SKIPPING,
     )
 

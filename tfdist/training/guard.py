@@ -7,6 +7,7 @@ is what one device computes. Losses, metrics, gradients and states must agree.
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.training.feed import Feed
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Steps
 from tfdist.training.step_options import overrides
@@ -29,6 +29,19 @@ _ROWS = 8
 _LIBRARIES = ("keras.", "keras_hub.", "models.", "tfdist.")
 # Of Keras's own losses, those that are one number of the rows that they see together.
 _OF_BATCHES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.CTC)
+_DRAWS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaV2",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "SampleDistortedBoundingBoxV2",
+    "TruncatedNormal",
+}
 _TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
@@ -71,8 +84,9 @@ def check_division(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     steps: Steps,
-    feed: Feed,
+    batch: Any,
     *,
+    kind: str,
     generators: Sequence[keras.random.SeedGenerator],
 ) -> float:
     """Checks that replicas give the result of one device; all workers call it.
@@ -81,28 +95,36 @@ def check_division(
       model: a compiled and built model.
       strategy: the strategy it was built under.
       steps: its steps.
-      feed: what it is to be trained on.
+      batch: a global batch, the same on all workers.
+      kind: of step, `train` or `test`.
       generators: those of its layers.
 
     Returns:
-      The seconds that it took; 0 where the data cannot be read twice.
+      The seconds that it took; 0 where there are fewer rows than replicas, which get all of them.
 
     Raises:
       TfdistError: they do not; it names what depends on the rows that are together.
     """
     began = time.perf_counter()
     replicas = strategy.num_replicas_in_sync
-    batch = _read_batch(feed, replicas)
-    if batch is None:
+    own = min(_count_rows(batch) // replicas, _ROWS)
+    if not own:
         return 0.0
-    rows = _count_rows(batch)
-    own = rows // replicas
-    run = steps.trace_gradients()
+    rows = own * replicas
+    batch = _slice(batch, 0, rows)
+    run = steps.show(kind)
     seeds: set[int] = set()
 
     def compute(bounds: list[tuple[int, int]]) -> _Outcome:
         with _without_effect(model, steps, strategy):
-            logs, gradients = run(batch, _to_bounds(bounds, strategy))
+            try:
+                logs, gradients = run(batch, _to_bounds(bounds, strategy))
+            except (tf.errors.OpError, TypeError, ValueError) as error:
+                raise TfdistError(
+                    f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} fails "
+                    f"on some of its rows: {_shorten(error)}. Let it take batches of any size, or "
+                    "train on one device."
+                ) from error
             states = {
                 v.path: np.asarray(v.numpy(), "float64")
                 for v in model.variables
@@ -112,22 +134,29 @@ def check_division(
         return _Outcome(to_numbers(logs), named, states)
 
     parts = [(r * own, (r + 1) * own) for r in range(replicas)]
+    graph = None
     if hasattr(run, "get_concrete_function"):
         # One trace for any rows, which makes what only tracing makes.
-        run.get_concrete_function(
-            keras.tree.map_structure(_hide_rows, batch), _to_bounds(parts, strategy)
-        )
+        spec = keras.tree.map_structure(_hide_rows, batch)
+        graph = run.get_concrete_function(spec, _to_bounds(parts, strategy)).graph
     seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
     divided = compute(parts)
     whole = compute([(0, rows)] * replicas)
     culprit = _compare(model, divided, whole)
     if culprit is not None:
+        drawing = _find_draw(graph)
+        if drawing is not None:
+            raise TfdistError(
+                f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws by "
+                f"{drawing}, other numbers on each. Draw with keras.random and a SeedGenerator, "
+                'train on one device, or give check="off" to train anyway.'
+            )
         part, is_loss = _explain(model, batch)
         gather = "gather the rows by gather_outputs=True, " if is_loss else ""
         raise TfdistError(
             f"Cannot divide a batch over {replicas} replicas: {culprit} depends on which rows are "
-            f"together ({part}). Make it a mean or a sum over the rows, {gather}train on one "
-            'device, or give check="off" to train anyway.'
+            f"together ({part}). Make it a mean over the rows, {gather}train on one device, or "
+            'give check="off" to train anyway.'
         )
     return time.perf_counter() - began
 
@@ -141,16 +170,6 @@ def _is_known_loss(loss: Any) -> bool:
         return False
     function = getattr(loss, "fn", None)
     return _is_of_library(type(loss)) and (function is None or _is_of_library(function))
-
-
-def _read_batch(feed: Feed, replicas: int) -> Any:
-    """Returns as many rows of the first batch as show enough; None where there are too few."""
-    if not feed.is_replayable:
-        return None
-    for batch, _ in feed.make_train(tf.distribute.InputContext(), 0).take(1):
-        rows = min(_count_rows(batch) // replicas, _ROWS) * replicas
-        return _slice(batch, 0, rows) if rows else None
-    return None
 
 
 def _count_rows(batch: Any) -> int:
@@ -169,6 +188,23 @@ def _to_bounds(bounds: list[tuple[int, int]], strategy: tf.distribute.Strategy) 
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return tuple(bounds)
     return tf.constant(bounds, tf.int64)
+
+
+def _find_draw(graph: Any) -> str | None:
+    """Returns the first of TensorFlow's own random operations in a graph, which keep their state.
+
+    What layers draw by Keras's generators is without state.
+    """
+    definition = graph.as_graph_def() if graph is not None else tf.compat.v1.GraphDef()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return next((f"TensorFlow's {node.op}" for node in nodes if node.op in _DRAWS), None)
+
+
+def _shorten(error: Exception) -> str:
+    """Returns what an error says, in one line."""
+    text = getattr(error, "message", "") or str(error)
+    found = re.search(r"\(0\) (.*)", text)  # the first of TensorFlow's root errors
+    return (found[1] if found else text.strip().partition("\n")[0])[:300].rstrip(".")
 
 
 def _slice(batch: Any, first: int, last: int) -> Any:

@@ -49,6 +49,7 @@ class Schedule:
       steps_per_epoch: steps of an epoch; the last one may have fewer.
       total_steps: steps in all.
       is_known: whether these are the data's; else an epoch ends where the data do.
+      is_given: whether the user gave `steps_per_epoch`.
       first_step: where the run begins without a checkpoint.
       validation_epochs: decides after which epochs to validate, from their numbers.
     """
@@ -56,6 +57,7 @@ class Schedule:
     steps_per_epoch: int
     total_steps: int
     is_known: bool = True
+    is_given: bool = False
     first_step: int = 0
     validation_epochs: Callable[[int], bool] = lambda epoch: True
 
@@ -110,6 +112,7 @@ class FitLoop:
     Args:
       model: the trainer's.
       steps: what happens at a step of it.
+      check: looks at the first batches, and returns an iterator that still has them.
       progress: the trainer's, moved on.
       list_state: returns the variables of a checkpoint.
       workers: the processes that train together.
@@ -132,6 +135,7 @@ class FitLoop:
         model: keras.Model,
         *,
         steps: TrainingSteps,
+        check: Callable[[Any], Any],
         progress: Progress,
         list_state: Callable[[], list[keras.Variable]],
         workers: Workers,
@@ -147,6 +151,7 @@ class FitLoop:
         self.was_stopped = False
         self._model = model
         self._steps = steps
+        self._check = check
         self._progress = progress
         self._list_state = list_state
         self._workers = workers
@@ -158,6 +163,9 @@ class FitLoop:
         self._steps_per_loop = steps_per_loop
         self._evaluate = evaluate
         self._data = data
+        self._iterator: Any = None
+        self._opened_at = 0
+        self._ends_with_data = not schedule.is_known
         # All steps of the present epoch are done, but its validation and end are not.
         self._is_epoch_open = False
         self._logs: dict[str, Any] = {}
@@ -172,28 +180,14 @@ class FitLoop:
             raise
 
     def _run(self, feed: Feed, *, verbose: int) -> None:
-        progress, schedule = self._progress, self._schedule
+        progress = self._progress
         self._begin(feed, verbose=verbose)
-        iterator = None
         self._agree()
         while not (self.was_stopped or self._is_over()):
-            schedule = self._schedule
-            epoch = (progress.step - self._is_epoch_open) // schedule.steps_per_epoch
+            epoch = (progress.step - self._is_epoch_open) // self._schedule.steps_per_epoch
             self._callbacks.on_epoch_begin(epoch)
-            if not self._is_epoch_open:
-                if iterator is None:
-                    iterator = self._steps.iterate_train(
-                        feed,
-                        start_step=progress.step,
-                        steps_per_epoch=schedule.steps_per_epoch,
-                        total_steps=schedule.total_steps,
-                    )
-                try:
-                    self._run_steps(epoch, iterator)
-                except (tf.errors.OutOfRangeError, StopIteration):
-                    iterator = None
-                    if not self._take_end_of_data(epoch):
-                        break
+            if not self._is_epoch_open and not self._run_epoch(epoch, feed):
+                break
             if self.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
@@ -203,9 +197,38 @@ class FitLoop:
         self._finalize()
         self._callbacks.on_train_end(self._logs)
 
+    def _run_epoch(self, epoch: int, feed: Feed) -> bool:
+        """Trains to the end of an epoch or of the data; returns whether there were any."""
+        progress = self._progress
+        while True:
+            if self._iterator is None:
+                self._opened_at = progress.step
+                iterator = self._steps.iterate_train(
+                    feed,
+                    start_step=progress.step,
+                    steps_per_epoch=self._schedule.steps_per_epoch,
+                    total_steps=self._schedule.total_steps,
+                )
+                self._iterator = self._check(iterator)
+            try:
+                self._run_steps(epoch, self._iterator)
+            except (tf.errors.OutOfRangeError, StopIteration):
+                self._iterator = None
+                is_between_epochs = self._opened_at < progress.step == self._find_start(epoch)
+                if feed.begins_anew and is_between_epochs:
+                    continue
+                return self._take_end_of_data(epoch)
+            is_read = self._ends_with_data or feed.is_read(progress.step)
+            if is_read and not self._steps.passes_on:
+                self._iterator = None
+                # Where epochs are parts of a pass, Keras begins the next one at once.
+                if not self._schedule.is_given or progress.step >= self._schedule.total_steps:
+                    feed.drop_pass()
+            return True
+
     def _take_end_of_data(self, epoch: int) -> bool:
         """Ends an epoch with its data, as Keras does; returns whether it had any."""
-        batch = self._progress.step - epoch * self._schedule.steps_per_epoch
+        batch = self._progress.step - self._find_start(epoch)
         if batch == 0:
             warnings.warn("The data ran out; training ends before its last epoch.", stacklevel=2)
             return False
@@ -215,6 +238,9 @@ class FitLoop:
         self._schedule = self._schedule.learn(batch)
         self._is_epoch_open = True
         return True
+
+    def _find_start(self, epoch: int) -> int:
+        return epoch * self._schedule.steps_per_epoch
 
     def _finalize(self) -> None:
         """Lets an optimizer that averages the weights leave their average, as Keras does.
@@ -295,7 +321,7 @@ class FitLoop:
     def _run_steps(self, epoch: int, iterator: Any) -> None:
         """Trains to the end of an epoch, or until all workers agree to stop."""
         progress = self._progress
-        batch = progress.step - epoch * self._schedule.steps_per_epoch
+        batch = progress.step - self._find_start(epoch)
         last = self._schedule.count_steps(epoch)
         if batch == 0:
             self._steps.begin_epoch()

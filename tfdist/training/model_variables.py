@@ -1,5 +1,6 @@
 """A model's variables under a strategy: created in its scope, with a rule to agree by."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import compute_output_spec
 
 from tfdist.errors import TfdistError
-from tfdist.training.replica_optimizers import list_optimizers
+from tfdist.training.replica_optimizers import building_optimizers, list_optimizers
 from tfdist.training.step_options import overrides
 
 _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
@@ -84,6 +85,13 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     Raises:
       TfdistError: the model cannot be built so, and cannot wait.
     """
+    is_built = all(layer.built for layer in model._flatten_layers())
+    if can_wait and not is_built:
+        return  # Keras builds it when the first step is traced
+    if not is_built:
+        # As that does: what is built in another context than training is another model.
+        with contextlib.suppress(Exception), building_optimizers():
+            compute_output_spec(model.train_step, _to_symbols(batch_spec))
     try:
         model._symbolic_build(data_batch=batch_spec)
         return

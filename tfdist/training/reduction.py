@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,11 +25,17 @@ def sum_over_replicas(
     context = tf.distribute.get_replica_context()
     # In replica context on GPUs, TensorFlow 2.21 does not look at the strategy's own options.
     options = getattr(context.strategy.extended, "_communication_options", None)
-    if not is_compressed:
-        return context.all_reduce(SUM, list(gradients), options)
-    small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
-    reduced = context.all_reduce(SUM, small, options)
-    return [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
+    if is_compressed:
+        small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
+        reduced = context.all_reduce(SUM, small, options)
+        return [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
+    # TensorFlow 2.21 packs what it is given, and cannot where the dtypes differ.
+    sums: dict[int, Any] = {}
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        places = [i for i, gradient in enumerate(gradients) if gradient.dtype == dtype]
+        reduced = context.all_reduce(SUM, [gradients[i] for i in places], options)
+        sums |= dict(zip(places, reduced, strict=True))
+    return [sums[i] for i in range(len(gradients))]
 
 
 def measure_all_reduce(

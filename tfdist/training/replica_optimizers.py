@@ -61,6 +61,21 @@ def gradients_already_reduced() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def building_optimizers() -> Iterator[None]:
+    """Lets optimizers create their variables and do nothing else."""
+
+    def build(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None and not optimizer.built:
+            optimizer.build(list(trainable_variables))
+
+    with contextlib.ExitStack() as stack:
+        for owner in [BaseOptimizer, *list_subclasses(BaseOptimizer)]:
+            if "apply" in vars(owner):
+                stack.enter_context(replaced(owner, "apply", build))
+        yield
+
+
 class _Reducer:
     def __init__(
         self,
@@ -124,8 +139,21 @@ class _Reducer:
         part = self._division.part
         assert part is not None
         weighted = [scale_gradient(g, part.weight) for g in grads if g is not None]
-        sums = iter(sum_over_replicas(weighted, is_compressed=self._is_compressed))
-        return [None if g is None else next(sums) for g in grads]
+        # Rows of a table that no example chose, such as positions, are the same on each replica:
+        # on one device each has one gradient, and an optimizer squares what it is given.
+        is_common = [part.static_rows is None and _has_known_rows(g) for g in weighted]
+        parts = [g.values if common else g for g, common in zip(weighted, is_common, strict=True)]
+        sums = sum_over_replicas(parts, is_compressed=self._is_compressed)
+        whole = iter(
+            tf.IndexedSlices(total, g.indices, g.dense_shape) if common else total
+            for total, g, common in zip(sums, weighted, is_common, strict=True)
+        )
+        return [None if g is None else next(whole) for g in grads]
+
+
+def _has_known_rows(gradient: Any) -> bool:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return is_sparse and gradient.indices.shape[0] is not None
 
 
 def scale_gradient(gradient: Any, factor: Any) -> Any:

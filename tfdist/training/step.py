@@ -165,8 +165,8 @@ class Steps:
 
         return predict_step
 
-    def trace_gradients(self) -> Any:
-        """Returns a compiled function that shows what a training step would do.
+    def show(self, kind: str) -> Any:
+        """Returns a compiled function that shows what a step would do, `train` or `test`.
 
         It takes a global batch and int64 [replicas, 2], where each replica's rows begin and end. It
         returns the logs, and the reduced gradients of every update that the step makes, in order;
@@ -185,9 +185,11 @@ class Steps:
             cut = keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data)
             return cut, place
 
+        step = self._train if kind == "train" else self._model.test_step
+
         def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
-            logs, *_ = self._run("train", self._train, data, bounds, take=take, record=record)
+            logs, *_ = self._run(kind, step, data, bounds, take=take, record=record)
             return logs, list(gradients)
 
         return self._compile(run)

@@ -65,7 +65,7 @@ class SynchronousSteps(TrainingSteps):
     def prepare(self, feed: Feed) -> None:
         if self._model.run_eagerly:
             return
-        iterator = feed.iterate_train(self._strategy, start_step=0, place=self._workers.place_input)
+        iterator = feed.iterate_elements(self._strategy, place=self._workers.place_input)
         with explain_compile_errors(self._model):
             if self._train_loop is None:
                 self.steps.train.get_concrete_function(iterator)
@@ -82,7 +82,29 @@ class SynchronousSteps(TrainingSteps):
     def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
         return feed.iterate_eval(self._strategy, self._workers.place_input)
 
+    def look_ahead(self, iterator: Any, feed: Feed, *, of_training: bool) -> tuple[Any, Any]:
+        try:
+            element = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return None, iterator
+        leaves = [self._strategy.experimental_local_results(t) for t in tf.nest.flatten(element)]
+        num_local = max(map(len, leaves))  # of what is None there is one
+        leaves = [leaf if len(leaf) == num_local else leaf * num_local for leaf in leaves]
+        elements = [tf.nest.pack_sequence_as(element, part) for part in zip(*leaves, strict=True)]
+        first = feed.iterate_elements(
+            self._strategy,
+            elements,
+            of_training=of_training,
+            place=self._workers.place_input,
+        )
+        return self._unite(elements), _LookedAhead(first, iterator)
+
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
+        if isinstance(iterator, _LookedAhead):
+            first = iterator.take_first()
+            found = self.train(first, 1) if first else []
+            left = num_steps - len(found)
+            return found + (self.train(iterator.rest, left) if left else [])
         with explain_compile_errors(self._model):
             if self._train_loop is None:
                 return [self._take(self.steps.train(iterator))]
@@ -93,6 +115,8 @@ class SynchronousSteps(TrainingSteps):
         ]
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
+        if isinstance(iterator, _LookedAhead):
+            iterator = iterator.take_first() or iterator.rest
         return to_numbers(self.steps.test(iterator).logs)
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
@@ -117,9 +141,39 @@ class SynchronousSteps(TrainingSteps):
             counts[name] = count() if count else 0
         return counts
 
+    def _unite(self, elements: Sequence[Any]) -> Any:
+        """Returns the global batch of the elements of all workers' replicas."""
+        (batch, place), *others = elements
+        replicas = self._strategy.num_replicas_in_sync
+        if not isinstance(place, tuple) and int(place[1]) < replicas:
+            return batch  # every replica has the whole
+
+        def unite(*leaves: Any) -> Any:
+            if leaves[0] is None or not leaves[0].shape.rank:
+                return leaves[0]
+            rows = tf.concat(leaves, 0) if others else leaves[0]
+            if self._workers.count == 1:
+                return rows
+            return tf.constant(self._workers.gather(rows.numpy()))
+
+        return tf.nest.map_structure(unite, *(part for part, _ in elements))
+
     def _take(self, found: Found) -> Trained:
         self.input_s += float(found.waited_s)
         return Trained(to_numbers(found.logs), found.vector, float(found.rows))
+
+
+class _LookedAhead:
+    """An iterator of which the first element is held by another one."""
+
+    def __init__(self, first: Any, rest: Any):
+        self._first = first
+        self.rest = rest
+
+    def take_first(self) -> Any:
+        """Returns the iterator over the first element, once; None afterwards."""
+        first, self._first = self._first, None
+        return first
 
 
 def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:

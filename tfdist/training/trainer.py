@@ -1,5 +1,6 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -16,6 +17,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
+from tfdist.data.source import Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.strategies.local_sgd import LocalSgdStrategy
 from tfdist.strategies.parameter_server import make_placement
@@ -172,7 +174,7 @@ class Trainer:
         check_scope(self.model, self.strategy)
         self._steps: Any = None
         self._prediction: Any = None
-        self._checked: Any = None
+        self._checked: set[Any] = set()
         self._compiled: tuple[Any, ...] = ()
         self._num_fits = 0
 
@@ -251,6 +253,11 @@ class Trainer:
             seed=(self.seed + self._num_fits) % MAX_SEED if self._num_fits else self.seed,
         )
         data = self._describe_data(feed, batch_size)
+        is_asked = self._must_know_steps and not (steps_per_epoch or max_steps)
+        if is_asked and feed.num_steps is None and feed.count_steps:
+            feed = dataclasses.replace(feed, num_steps=feed.count_steps())
+        if not isinstance(x, Source):
+            _check_steps(steps_per_epoch, feed.num_steps, epochs)
         schedule = self._make_schedule(
             feed, epochs, max_steps, steps_per_epoch, initial_epoch, validation_freq
         )
@@ -260,7 +267,6 @@ class Trainer:
                 validation_data, validation_batch_size or batch_size
             )
         steps = self._build(feed)
-        self._check_division(feed)
         callback_list = self._make_callbacks(callbacks, verbose, schedule, history=True)
         self.model.history = self.history
         self._progress.steps_before += self._progress.step
@@ -268,6 +274,7 @@ class Trainer:
         loop = FitLoop(
             self.model,
             steps=steps,
+            check=lambda iterator: self._check_division("train", iterator, feed),
             progress=self._progress,
             list_state=self._list_state,
             workers=self._workers,
@@ -369,6 +376,8 @@ class Trainer:
             callback_list.on_predict_batch_end(len(batches), {"outputs": outputs})
             batches.append(outputs)
         callback_list.on_predict_end()
+        if steps is None and feed.num_steps is not None:
+            feed.drop_pass()
         if not batches:
             raise TfdistError("Cannot predict: the data are empty.")
         batches = [keras.tree.map_structure(self._workers.gather, batch) for batch in batches]
@@ -387,6 +396,7 @@ class Trainer:
         steps = self._build(feed)
         steps.reset_metrics()
         iterator = steps.iterate_train(feed, start_step=0, steps_per_epoch=1, total_steps=1)
+        iterator = self._check_division("train", iterator, feed)
         trained = steps.train(iterator)[0]
         steps.settle(1, is_last=True)
         logs = steps.read_training_logs(trained)
@@ -612,6 +622,11 @@ class Trainer:
                     )
         return {"train": train, "batch_size": batch_size}
 
+    @property
+    def _must_know_steps(self) -> bool:
+        """Whether an epoch's end must be known before its data end."""
+        return self._recovery is not None or self.num_workers > 1 or self._is_asynchronous
+
     def _make_schedule(
         self,
         feed: Feed,
@@ -622,8 +637,6 @@ class Trainer:
         validation_freq: Any,
     ) -> Schedule:
         known = feed.num_steps
-        if known is None and not (steps_per_epoch or max_steps) and feed.count_steps:
-            known = feed.count_steps()
         if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
             raise TfdistError(
                 "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
@@ -642,6 +655,7 @@ class Trainer:
             steps,
             total,
             is_known=steps != _UNKNOWN_STEPS,
+            is_given=bool(steps_per_epoch),
             first_step=min(initial_epoch * steps, total),
             validation_epochs=is_validated,
         )
@@ -729,20 +743,28 @@ class Trainer:
             create_variable=self._create_variable,
         )
 
-    def _check_division(self, feed: Feed) -> None:
-        """Refuses a program that this strategy's replicas would give another result."""
+    def _check_division(self, kind: str, iterator: Any, feed: Feed) -> Any:
+        """Refuses a program that this strategy's replicas would give another result.
+
+        Returns:
+          An iterator like that given.
+        """
         is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
         is_divided = self.strategy.num_replicas_in_sync > 1 and not self._is_asynchronous
-        if not is_needed or not is_divided or self._checked is self._steps:
-            return
-        self.check_s = check_division(
-            self.model,
-            self.strategy,
-            self._steps.steps,
-            feed,
-            generators=list_seed_generators(self.model),
-        )
-        self._checked = self._steps
+        if not is_needed or not is_divided or (kind, self._steps) in self._checked:
+            return iterator
+        self._checked.add((kind, self._steps))
+        batch, iterator = self._steps.look_ahead(iterator, feed, of_training=kind == "train")
+        if batch is not None:
+            self.check_s += check_division(
+                self.model,
+                self.strategy,
+                self._steps.steps,
+                batch,
+                kind=kind,
+                generators=list_seed_generators(self.model),
+            )
+        return iterator
 
     def _build_prediction(self, feed: Feed) -> Any:
         """Returns steps that can predict, which needs neither labels nor losses."""
@@ -780,12 +802,14 @@ class Trainer:
     ) -> dict[str, Any] | None:
         """Returns the losses and metrics, or None if it was stopped before its end."""
         of_model = self._build(feed)
+        is_whole = not steps and feed.num_steps is not None
         steps = steps or feed.num_steps
         if callback_list is None:
             callback_list = self._make_callbacks(callbacks, verbose, steps=steps)
         of_model.reset_metrics()
         callback_list.on_test_begin()
         iterator = of_model.iterate_eval(feed, steps=steps)
+        iterator = self._check_division("test", iterator, feed)
         batch = 0
         logs: dict[str, Any] = {}
         while (steps is None or batch < steps) and not is_stopped():
@@ -801,6 +825,8 @@ class Trainer:
             return None
         if not batch:
             raise TfdistError("Cannot evaluate: the validation data are empty.")
+        if is_whole:
+            feed.drop_pass()
         logs = of_model.read_logs(logs)
         callback_list.on_test_end(logs)
         return logs
@@ -817,6 +843,18 @@ class Trainer:
 def _find_strategy(model: Any) -> tf.distribute.Strategy:
     is_model = isinstance(model, keras.Model)
     return model.distribute_strategy if is_model else tf.distribute.get_strategy()
+
+
+def _check_steps(steps_per_epoch: int | None, known: int | None, epochs: int) -> None:
+    """Refuses epochs in whose middle the data would end, where Keras cuts one short."""
+    if not steps_per_epoch or not known or steps_per_epoch >= known:
+        return
+    if known % steps_per_epoch and epochs * steps_per_epoch > known:
+        raise TfdistError(
+            f"The data have {known} batches, which end in the middle of an epoch of "
+            f"steps_per_epoch={steps_per_epoch}. Give a number that divides {known}, or a dataset "
+            "that ends in .repeat()."
+        )
 
 
 def _find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:

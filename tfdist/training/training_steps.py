@@ -31,9 +31,12 @@ class TrainingSteps:
     Attributes:
       input_s: seconds that this process's training steps waited for their batches; None where
         others read them.
+      passes_on: whether what `iterate_train` returns goes on from one pass over the data to the
+        next.
     """
 
     input_s: float | None = None
+    passes_on: bool = False
 
     def __init__(self, model: keras.Model):
         self._model = model
@@ -62,6 +65,19 @@ class TrainingSteps:
     def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> Any:
         """Returns what `predict` takes, for at most `steps` steps."""
         return self.iterate_eval(feed, steps=steps)
+
+    def look_ahead(self, iterator: Any, feed: Feed, *, of_training: bool) -> tuple[Any, Any]:
+        """Returns the next global batch, and an iterator that still has it.
+
+        Args:
+          iterator: of `iterate_train` or `iterate_eval`.
+          feed: that it is of.
+          of_training: which of the two.
+
+        Returns:
+          A structure of tensors, None where there is none left; and what to go on with.
+        """
+        raise NotImplementedError
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         """Returns each replica's outputs for the next batch, and whether they repeat another's.
