@@ -214,6 +214,8 @@ PROGRAMS = {
     "one more loss": Program(lambda: dense(cls=MoreLoss)),
     "one more metric": Program(lambda: dense(cls=MoreMetrics)),
     "no training argument": Program(_build_subclassed),
+    "no training argument around an augmentation": Program(lambda: _build_augmenting()),
+    "positions": Program(lambda: _build_positions(), (TOKENS, Y)),
     "two optimizers": Program(_build_gan, (X,)),
     "a maximum": Program(lambda: dense(metrics=[Largest()])),
     "a vector": Program(
@@ -299,6 +301,48 @@ class SumOfRows(keras.Model):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
+
+
+class Positions(keras.Model):
+    """Adds a learned row of a table to each place, which no example chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = keras.layers.Embedding(20, 4, embeddings_initializer=seeded(1))
+        self.positions = keras.layers.Embedding(8, 4, embeddings_initializer=seeded(2))
+        self.flatten = keras.layers.Flatten()
+        self.last = keras.layers.Dense(2, kernel_initializer=seeded(3))
+
+    def call(self, x):
+        places = keras.ops.arange(8)
+        return self.last(self.flatten(self.tokens(x) + self.positions(places)))
+
+
+def _build_positions():
+    model = Positions()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+class Augments(keras.Model):
+    """Draws unless it is told not to, and is built when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = keras.Sequential([keras.layers.RandomFlip("horizontal", seed=3)])
+
+    def build(self, shape):
+        self.last = keras.layers.Dense(2, kernel_initializer=seeded(2))
+
+    def call(self, x):
+        images = keras.ops.reshape(x, (-1, 2, 3, 1))
+        return self.last(keras.ops.reshape(self.noise(images), (-1, 6)))
+
+
+def _build_augmenting():
+    model = Augments()
+    model.compile(SGD(), "mse")
+    return model
 
 
 def _mean_of_weighted(y_true, y_pred):

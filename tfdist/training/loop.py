@@ -202,14 +202,7 @@ class FitLoop:
         progress = self._progress
         while True:
             if self._iterator is None:
-                self._opened_at = progress.step
-                iterator = self._steps.iterate_train(
-                    feed,
-                    start_step=progress.step,
-                    steps_per_epoch=self._schedule.steps_per_epoch,
-                    total_steps=self._schedule.total_steps,
-                )
-                self._iterator = self._check(iterator)
+                self._open(feed)
             try:
                 self._run_steps(epoch, self._iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
@@ -220,11 +213,26 @@ class FitLoop:
                 return self._take_end_of_data(epoch)
             is_read = self._ends_with_data or feed.is_read(progress.step)
             if is_read and not self._steps.passes_on:
-                self._iterator = None
-                # Where epochs are parts of a pass, Keras begins the next one at once.
-                if not self._schedule.is_given or progress.step >= self._schedule.total_steps:
-                    feed.drop_pass()
+                self._end_pass(feed)
             return True
+
+    def _open(self, feed: Feed) -> None:
+        self._opened_at = self._progress.step
+        iterator = self._steps.iterate_train(
+            feed,
+            start_step=self._progress.step,
+            steps_per_epoch=self._schedule.steps_per_epoch,
+            total_steps=self._schedule.total_steps,
+        )
+        self._iterator = self._check(iterator)
+
+    def _end_pass(self, feed: Feed) -> None:
+        """Lets go of a dataset that was read to its end, as Keras does, before the validation."""
+        self._iterator = None
+        if self._schedule.is_given and self._progress.step < self._schedule.total_steps:
+            self._open(feed)
+        else:
+            feed.drop_pass()
 
     def _take_end_of_data(self, epoch: int) -> bool:
         """Ends an epoch with its data, as Keras does; returns whether it had any."""

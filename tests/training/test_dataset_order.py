@@ -1,0 +1,116 @@
+"""A dataset gives each epoch the examples, and the order, that it gives Keras."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+
+EPOCHS = 4
+
+
+class Record(keras.callbacks.Callback):
+    """Notes the batches of each epoch: the loss is what the only example holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append([])
+        self._sum = 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        total = logs["loss"] * (batch + 1)
+        self.epochs[-1].append(round(total - self._sum, 2))
+        self._sum = total
+
+
+def _number(index):
+    x = tf.reshape(tf.cast(index, tf.float32), [1])
+    return x, x
+
+
+def _draw(index):
+    x = tf.random.uniform([1]) + tf.cast(index, tf.float32)
+    return x, x
+
+
+def _shuffle(function=_number):
+    return tf.data.Dataset.range(6).shuffle(6, seed=1).map(function).batch(1)
+
+
+DATASETS = {
+    "shuffled": _shuffle,
+    "shuffled and kept": lambda: _shuffle().cache(),
+    "of unknown length": lambda: _shuffle().filter(lambda *_: True),
+    "of unknown length and kept": lambda: _shuffle().filter(lambda *_: True).cache(),
+    "drawn": lambda: _shuffle(_draw),
+}
+
+
+def _build():
+    inputs = keras.Input((1,))
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Model(inputs, dense(inputs))
+    model.compile(keras.optimizers.SGD(0.0), lambda y_true, y_pred: y_pred)
+    return model
+
+
+def _fit(model, name, **options):
+    """Trains, evaluates and trains on, on one dataset; returns the batches of each epoch."""
+    tf.random.set_seed(5)
+    dataset, record = DATASETS[name](), Record()
+    for _ in range(2):
+        model.fit(
+            dataset,
+            validation_data=dataset,
+            epochs=EPOCHS,
+            callbacks=[record],
+            verbose=0,
+            **options,
+        )
+        model.evaluate(dataset, verbose=0)
+    return record.epochs
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_epoch_has_the_order_that_keras_sees(name, strategy_name, deterministic):
+    expected = _fit(_build(), name)
+    assert len({tuple(epoch) for epoch in expected}) > 1 or "kept" in name
+    strategy = zoo.STRATEGIES[strategy_name]()
+    assert _fit(tfdist.Trainer(_build, strategy=strategy, check="on"), name) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
+def test_epochs_may_be_parts_of_a_pass():
+    expected = _fit(_build(), "shuffled", steps_per_epoch=3)
+    assert _fit(tfdist.Trainer(_build), "shuffled", steps_per_epoch=3) == expected
+
+
+def test_refuses_epochs_in_whose_middle_the_data_end():
+    with pytest.raises(tfdist.TfdistError, match="The data have 6 batches, which end in the"):
+        tfdist.Trainer(_build).fit(_shuffle(), steps_per_epoch=4, epochs=2, verbose=0)
+
+
+def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if len(stopped.epochs) == 3 and batch == 1:
+                trainer.request_stop()
+
+    whole, stopped, continued = Record(), Record(), Record()
+    options = {"epochs": EPOCHS, "verbose": 0}
+    tfdist.Trainer(_build).fit(_shuffle(), callbacks=[whole], **options)
+    trainer = tfdist.Trainer(_build, checkpoint_dir=str(tmp_path))
+    trainer.fit(_shuffle(), callbacks=[stopped, Stop()], **options)
+    tfdist.Trainer(_build, checkpoint_dir=str(tmp_path)).fit(
+        _shuffle(), callbacks=[continued], **options
+    )
+    assert stopped.epochs[:2] == whole.epochs[:2]
+    assert continued.epochs[-1] == whole.epochs[-1]
+    assert stopped.epochs[2] == whole.epochs[2][:2]
