@@ -176,7 +176,7 @@ def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
     if strategy == "keras":
         return cell
     files = (directory / f"{name}.npz" for name in ("keras", strategy))
-    difference = compare(*files, program.floatx)
+    difference = compare(*files, program.rounds_to or program.floatx)
     cell = dataclasses.replace(cell, loss_gap=difference.loss, weights_gap=difference.weights)
     return (
         dataclasses.replace(cell, kind="differs", text=difference.text) if difference.text else cell

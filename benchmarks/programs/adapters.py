@@ -38,6 +38,7 @@ class Program:
       examples: of the made data sets that come with Keras, for training and testing.
       epochs: that each call of `fit` trains at most.
       floatx: that Keras computes in; float32 where the program says so itself.
+      rounds_to: float32 where an operation computes in it whatever it is given, such as resizing.
       short_networks: whether the networks of `keras.applications` have fewer blocks.
       needs: modules beside TensorFlow's own.
     """
@@ -56,6 +57,7 @@ class Program:
     examples: tuple[int, int] = (100, 44)
     epochs: int = 2
     floatx: str = "float64"
+    rounds_to: str = ""
     short_networks: bool = True
     needs: tuple[str, ...] = ()
 

@@ -132,7 +132,7 @@ PROGRAMS = (
     ),
     Program(
         name="learnable_resizer",
-        floatx="float32",
+        rounds_to="float32",
         path=f"{_VISION}/learnable_resizer.py",
         constants={"INP_SIZE": (48, 48), "TARGET_SIZE": (32, 32), "BATCH_SIZE": 8},
         names={"tfds": MadeTfds((50, 50, 3), 2, [18, 10])},
