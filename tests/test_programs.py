@@ -136,6 +136,6 @@ def test_the_table_has_a_line_for_each_program():
         "second": {"keras": Cell("not run", "needs pandas")},
     }
     lines = make_table(rows, ["one"]).splitlines()
-    assert lines[2] == "| first | float64 | 2 | refused (no \\| such) |"
-    assert lines[3] == "| second | not run (needs pandas) |  |  |"
-    assert lines[4] == "| **1 programs** |  |  | 1 refused |"
+    assert lines[2] == "| first | float64 | 2 | 0.0 | refused (no \\| such) |"
+    assert lines[3] == "| second | not run (needs pandas) |  |  |  |"
+    assert lines[4] == "| **1 programs** |  |  |  | 1 refused |"

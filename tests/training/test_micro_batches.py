@@ -9,6 +9,7 @@ import models
 import tfdist
 from models.layers import FusedBatchNormalization
 from tests import zoo
+from tests.training.programs import PROGRAMS
 from tfdist.errors import TfdistError
 from tfdist.training.losses import make_loss
 from tfdist.training.randomness import list_seed_generators
@@ -70,6 +71,20 @@ def test_parts_end_where_the_whole_batch_ends(model_name, strategy_name):
 
 def test_with_adam_in_float64_too(float64):
     _compare(EXAMPLES["unet"], "mirrored-2", ADAM, 1e-10)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_row_that_no_example_chose_has_one_gradient(strategy_name):
+    """Adam squares what it is given: a row for each part would be another step."""
+    program = PROGRAMS["positions"]
+    found = []
+    for micro_batches in (1, 3):
+        trainer = tfdist.Trainer(
+            program.build, strategy=zoo.STRATEGIES[strategy_name](), micro_batches=micro_batches
+        )
+        trainer.fit(*program.data, batch_size=8, verbose=0)
+        found.append([weight.numpy() for weight in trainer.model.weights])
+    assert zoo.largest_difference(*found) < 1e-5
 
 
 def test_central_storage_shares_its_variables_with_the_parts():

@@ -20,7 +20,8 @@ def sum_over_micro_batches(
 
     Args:
       compute: (part, place of its first row in the batch, its number of rows) -> a structure of
-        tensors, of `tf.IndexedSlices`, whose rows are kept side by side, and of None. Traced once.
+        tensors, of `tf.IndexedSlices`, whose rows are kept side by side unless each part has the
+        same number, and of None. Traced once.
       batch: one replica's, any structure of [rows, ...] and None.
       micro_batches: the parts, whose sizes differ by at most one row.
     """
@@ -78,18 +79,21 @@ def sum_over_micro_batches(
 def _add(total: Any, part: Any) -> Any:
     if isinstance(part, tf.IndexedSlices):
         values, indices = total
+        if part.values.shape[0] is not None:
+            return values + part.values, part.indices  # rows that no example chose
         return tf.concat([values, part.values], 0), tf.concat([indices, part.indices], 0)
     return total + part
 
 
 def _make_zero(leaf: Any) -> Any:
     if isinstance(leaf, tf.IndexedSlices):
-        values = tf.zeros([0, *leaf.values.shape[1:]], leaf.values.dtype)
-        return values, tf.zeros([0], leaf.indices.dtype)
+        rows = leaf.values.shape[0] or 0
+        values = tf.zeros([rows, *leaf.values.shape[1:]], leaf.values.dtype)
+        return values, tf.zeros([rows], leaf.indices.dtype)
     return tf.zeros(leaf.shape, leaf.dtype)
 
 
 def _make_shape(leaf: Any) -> Any:
     if isinstance(leaf, tf.IndexedSlices):
-        return tf.TensorShape([None, *leaf.values.shape[1:]]), tf.TensorShape([None])
+        return leaf.values.shape, leaf.indices.shape
     return leaf.shape

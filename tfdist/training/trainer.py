@@ -715,7 +715,9 @@ class Trainer:
             if self.num_workers > 1:
                 # Made later, each worker's would have a seed of its own.
                 keras_random.global_seed_generator()
-            build_model(self.model, feed.batch_spec, can_wait=self.num_replicas == 1)
+            must_be_built = self._is_asynchronous or self._step_options.changes_gradient
+            can_wait = self.num_replicas == 1 and not must_be_built
+            build_model(self.model, feed.batch_spec, can_wait=can_wait)
         check_scope(self.model, self.strategy)
         aggregate_variables(self.model, self.strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
