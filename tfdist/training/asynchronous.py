@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.feed import Feed
-from tfdist.training.randomness import count_draws, list_seed_generators
+from tfdist.training.randomness import RowDraws, count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs, is_sum
 from tfdist.training.replica_optimizers import gradients_already_reduced, scale_gradient
 from tfdist.training.shards import Shard, make_shards
@@ -326,9 +326,12 @@ class AsynchronousSteps(TrainingSteps):
             ):
                 tape.watch(weights)
                 state_tape.watch([old for _, old in olds if old.dtype.is_floating])
-                with keras.StatelessScope(
-                    [*mapping, *_make_zeros(counted)], collect_losses=True
-                ) as scope:
+                with (
+                    _refusing_draws(but=self._generators),
+                    keras.StatelessScope(
+                        [*mapping, *_make_zeros(counted)], collect_losses=True
+                    ) as scope,
+                ):
                     loss = _measure(model, batch)
             gradients = tape.gradient(loss, weights)
             for variable, weight in zip(self._trainable, weights, strict=True):
@@ -372,6 +375,7 @@ class AsynchronousSteps(TrainingSteps):
             mapping = [*self._read_weights(), *_make_zeros(counted)]
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
+                _refusing_draws(),
                 keras.StatelessScope(mapping, collect_losses=True) as scope,
             ):
                 self._model.test_step(batch)
@@ -542,6 +546,25 @@ def _read_passes(feed: Feed, start_step: int) -> Iterator[Any]:
 
 def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
     return (batch for batch, _ in dataset)
+
+
+@contextlib.contextmanager
+def _refusing_draws(but: Sequence[keras.random.SeedGenerator] = ()) -> Iterator[None]:
+    """Refuses a step that draws by generators whose state the chief does not move.
+
+    Raises:
+      TfdistError: it does.
+    """
+    draws = RowDraws()
+    with draws.watch():
+        yield
+    known = {id(generator) for generator in but}
+    if any(key not in known for key in draws.seen):
+        raise TfdistError(
+            "Cannot draw under ParameterServerStrategy by a SeedGenerator that no layer of the "
+            "model holds, or in an evaluation: a worker cannot move its state on. Make the layer "
+            "that draws a part of the model, or take another strategy."
+        )
 
 
 @contextlib.contextmanager

@@ -266,7 +266,7 @@ def count_draws(
     def draw(x: Any) -> list[tf.Tensor]:
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
         with keras.StatelessScope(zeros, collect_losses=True) as scope:
-            model(x, training=True)
+            model(x, training=True) if model._call_has_training_arg else model(x)
         return [scope.get_current_value(generator.state) for generator in generators]
 
     if not generators:
