@@ -270,11 +270,23 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
         tfdist.Trainer(dense, checkpoint_dir=str(tmp_path)).fit(data, **FIT)
 
 
-@pytest.mark.parametrize("name", ["Keras's own random numbers", "two optimizers"])
-def test_continues_to_the_same_bits(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "strategy_name"),
+    [
+        ("Keras's own random numbers", "one_device"),
+        ("two optimizers", "one_device"),
+        ("a plain compute_loss", "mirrored-2"),
+    ],
+)
+def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
     def train(directory, stop=None):
         keras.utils.set_random_seed(1)
-        trainer = tfdist.Trainer(PROGRAMS[name].build, checkpoint_dir=str(tmp_path / directory))
+        trainer = tfdist.Trainer(
+            PROGRAMS[name].build,
+            strategy=zoo.STRATEGIES[strategy_name](),
+            checkpoint_dir=str(tmp_path / directory),
+            check="on",
+        )
         stopping = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: trainer.step == stop and trainer.request_stop()
         )
@@ -286,3 +298,4 @@ def test_continues_to_the_same_bits(tmp_path, name):
     parts = train("parts")
     assert parts.resumed_from_step == 5
     assert parts.weights_sha256() == whole.weights_sha256()
+    assert parts.history.history == whole.history.history

@@ -146,6 +146,7 @@ def check_division(
         spec = keras.tree.map_structure(_hide_rows, batch)
         graph = run.get_concrete_function(spec, _to_bounds(parts, strategy)).graph
     seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
+    sums = [state.numpy() for state in steps.read_states()]  # of an epoch that is continued
     divided = compute(parts)
     whole = compute([(0, rows)] * replicas)
     tolerance = _find_tolerance(model, graph)
@@ -169,6 +170,7 @@ def check_division(
             f"together ({part}). Make it a mean over the rows, {gather}train on one device, or "
             'give check="off" to train anyway.'
         )
+    steps.write_states(sums)
     return time.perf_counter() - began
 
 
