@@ -366,6 +366,11 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
     def count() -> int:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
 
+    def read_from(step: int) -> tf.data.Dataset:
+        # Keras does not ask for more than there is, and a cache is not filled before one does.
+        left = dataset.take(cardinality) if cardinality > 0 else dataset
+        return left.skip(step) if step else left
+
     def drop_pass() -> None:
         iter(dataset)
 
@@ -383,10 +388,8 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
         begins_anew=not is_infinite,
         read_passes=read_passes,
         drop_pass=drop_pass if cardinality > 0 else lambda: None,
-        make_train=lambda context, start_step: _place_batches(
-            dataset.skip(start_step) if start_step else dataset, context
-        ),
-        make_eval=lambda context: _place_batches(dataset, context),
+        make_train=lambda context, start_step: _place_batches(read_from(start_step), context),
+        make_eval=lambda context: _place_batches(read_from(0), context),
         make_fingerprint=lambda: {
             **make_header(
                 kind="dataset",
