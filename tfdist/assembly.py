@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 import models
-import models.layers  # registers the models' own layers with Keras
 import tfdist
+from models.portable import to_fused_layers, to_keras_layers
 from tfdist import cluster, devices
 from tfdist.data.augment import Augmentation
 from tfdist.data.cache import SequentialSource
@@ -28,6 +28,7 @@ from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.step_options import StepOptions
+from tfdist.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,13 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
       TfdistError: there is no run, it is not finished, or its files cannot be read.
     """
     with (strategy or tf.distribute.get_strategy()).scope():
-        return read_run(os.path.expanduser(run_dir))
+        run = read_run(os.path.expanduser(run_dir))
+        return dataclasses.replace(run, model=to_fused_layers(run.model))
+
+
+def save_model(trainer: Trainer, path: str) -> None:
+    """Writes a run's model, of Keras's own layers, as a `.keras` file; all workers call it."""
+    trainer.save_model(path, convert=to_keras_layers)
 
 
 def build_predictor(

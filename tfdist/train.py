@@ -287,7 +287,7 @@ def _save_best_model(
       options, run, trainer, data: of the run.
       is_kept: whether the model that is there stays, byte for byte.
     """
-    from models.portable import to_keras_layers
+    from tfdist import assembly
     from tfdist.training.evaluation import evaluate_segmentation, write_curves, write_samples
 
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
@@ -302,7 +302,7 @@ def _save_best_model(
     with tempfile.TemporaryDirectory() as directory:
         # Saving may take all workers, who do not know whether the chief has the model already.
         path = f"{directory}/model.keras" if is_kept else run.model
-        trainer.save_model(path, convert=to_keras_layers)
+        assembly.save_model(trainer, path)
     if trainer.is_chief and not is_kept:
         run.copy_model()
     write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.portable import to_fused_layers
 from tfdist.errors import TfdistError
 from tfdist.options import TrainOptions
 from tfdist.training.run_directory import RunDirectory
@@ -95,4 +94,4 @@ def _load_model(path: str) -> tuple[keras.Model, str]:
         tf.io.gfile.copy(path, local)
         with open(local, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return to_fused_layers(keras.saving.load_model(local, compile=False)), digest
+        return keras.saving.load_model(local, compile=False), digest
