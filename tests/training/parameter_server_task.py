@@ -226,7 +226,6 @@ def run_updates(strategy):
     results = {name: train_constant(strategy, name, 60)[1] for name in OPTIMIZERS}
     results["continued"] = continue_a_run(strategy)
     results["refused"] = list_refusals(strategy)
-    results["late"] = [train_with_late_writes(strategy, in_flight) for in_flight in (1, 3)]
     results["killed"] = {
         name: train_constant(strategy, name, 80, callbacks=[Kill("worker-1", (10, 45))])[1]
         for name in OPTIMIZERS
