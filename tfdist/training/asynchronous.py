@@ -375,7 +375,6 @@ class AsynchronousSteps(TrainingSteps):
             mapping = [*self._read_weights(), *_make_zeros(counted)]
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
-                _refusing_draws(),
                 keras.StatelessScope(mapping, collect_losses=True) as scope,
             ):
                 self._model.test_step(batch)
@@ -549,7 +548,7 @@ def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _refusing_draws(but: Sequence[keras.random.SeedGenerator] = ()) -> Iterator[None]:
+def _refusing_draws(*, but: Sequence[keras.random.SeedGenerator]) -> Iterator[None]:
     """Refuses a step that draws by generators whose state the chief does not move.
 
     Raises:
@@ -562,8 +561,8 @@ def _refusing_draws(but: Sequence[keras.random.SeedGenerator] = ()) -> Iterator[
     if any(key not in known for key in draws.seen):
         raise TfdistError(
             "Cannot draw under ParameterServerStrategy by a SeedGenerator that no layer of the "
-            "model holds, or in an evaluation: a worker cannot move its state on. Make the layer "
-            "that draws a part of the model, or take another strategy."
+            "model holds: a worker cannot move its state on. Make the layer that draws a part of "
+            "the model, or take another strategy."
         )
 
 
