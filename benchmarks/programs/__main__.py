@@ -171,8 +171,13 @@ def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
     if end["status"] != "ended":
         return Cell(end["status"], end["message"])
     fits = sum(call["call"] == "fit" for call in end["calls"])
-    cell = Cell("equal", "", fits=fits, floatx=program.floatx, seconds=end["seconds"])
-    cell = dataclasses.replace(cell, check_s=end.get("check_s", 0.0))
+    cell = Cell(
+        "equal",
+        fits=fits,
+        floatx=program.floatx,
+        seconds=end["seconds"],
+        check_s=end.get("check_s", 0.0),
+    )
     if strategy == "keras":
         return cell
     files = (directory / f"{name}.npz" for name in ("keras", strategy))

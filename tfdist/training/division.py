@@ -114,7 +114,7 @@ def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) ->
         weight=tf.where(is_copy, tf.constant(1 / replicas, tf.float64), share),
         sum_scale=tf.where(is_copy, tf.ones_like(share), 1 / share),
         mean_scale=tf.where(is_copy, tf.ones_like(share), share * replicas),
-        total=total,
+        total=tf.where(is_copy, rows, total),
         static_rows=leaf.shape[0],
     )
 

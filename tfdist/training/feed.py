@@ -372,13 +372,13 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
         return left.skip(step) if step else left
 
     def drop_pass() -> None:
-        iter(dataset)
+        if cardinality > 0:
+            iter(dataset)
 
     def read_passes(passes: int) -> None:
         for _ in range(passes):
             count()
-            if cardinality > 0:
-                drop_pass()
+            drop_pass()
 
     return Feed(
         batch_spec=dataset.element_spec,
@@ -387,7 +387,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
         count_steps=None if is_infinite else count,
         begins_anew=not is_infinite,
         read_passes=read_passes,
-        drop_pass=drop_pass if cardinality > 0 else lambda: None,
+        drop_pass=drop_pass,
         make_train=lambda context, start_step: _place_batches(read_from(start_step), context),
         make_eval=lambda context: _place_batches(read_from(0), context),
         make_fingerprint=lambda: {

@@ -255,9 +255,11 @@ def _find_tolerance(model: keras.Model, graph: Any) -> float:
     """Returns how far two computations of a model may be apart, relative to what they compute."""
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
-    if any(node.op in _FLOAT32 for node in _list_nodes(graph)):
-        dtypes.add("float32")
-    return max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
+    tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
+    least = _TOLERANCES["float32"]
+    if tolerance < least and any(node.op in _FLOAT32 for node in _list_nodes(graph)):
+        return least
+    return tolerance
 
 
 def _move(model: keras.Model, strategy: tf.distribute.Strategy, share: float) -> None:

@@ -174,7 +174,7 @@ class Trainer:
         check_scope(self.model, self.strategy)
         self._steps: Any = None
         self._prediction: Any = None
-        self._checked: set[Any] = set()
+        self._checked: set[str] = set()
         self._compiled: tuple[Any, ...] = ()
         self._num_fits = 0
 
@@ -730,6 +730,7 @@ class Trainer:
             num_replicas=self.num_replicas,
         )
         self._steps = self._make_steps()
+        self._checked.clear()
         self._compiled = compiled
         return self._steps
 
@@ -751,11 +752,13 @@ class Trainer:
         Returns:
           An iterator like that given.
         """
-        is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
         is_divided = self.strategy.num_replicas_in_sync > 1 and not self._is_asynchronous
-        if not is_needed or not is_divided or (kind, self._steps) in self._checked:
+        if not is_divided or kind in self._checked:
             return iterator
-        self._checked.add((kind, self._steps))
+        self._checked.add(kind)
+        is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
+        if not is_needed:
+            return iterator
         batch, iterator = self._steps.look_ahead(iterator, feed, of_training=kind == "train")
         if batch is not None:
             self.check_s += check_division(
