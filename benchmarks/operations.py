@@ -47,7 +47,8 @@ def train(precision: str, directory: str) -> None:
 
     from tfdist import assembly
     from tfdist.benchmarking.measuring import build_model, make_batches
-    from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
+    from tfdist.strategies.options import StrategyOptions
+    from tfdist.train_options import TrainingOptions, TrainOptions
     from tfdist.training.trainer import Trainer
 
     options = TrainOptions(

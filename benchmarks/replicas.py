@@ -127,7 +127,8 @@ def measure(directory: str) -> int:
     start_tensorflow_quietly()
     from tfdist import assembly
     from tfdist.benchmarking.measuring import Clock, build_model, make_batches
-    from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
+    from tfdist.strategies.options import StrategyOptions
+    from tfdist.train_options import TrainingOptions, TrainOptions
     from tfdist.training.trainer import Trainer
 
     split = case.strategy == "mirrored"

@@ -8,7 +8,6 @@ import pytest
 
 from tfdist.cluster import (
     ClusterConfig,
-    choose_cluster_strategy,
     expand_node_list,
     parse_hosts,
     parse_kubernetes,
@@ -20,12 +19,12 @@ from tfdist.cluster import (
     resolve_cluster,
     set_tensorflow_log_level,
     set_tf_config,
-    validate_cluster,
 )
 from tfdist.errors import TfdistError
-from tfdist.options import StrategyOptions
+from tfdist.strategies.registry import AUTO, choose_cluster_strategy, validate_cluster
+from tfdist.strategies.registry import STRATEGIES as STRATEGIES_BY_NAME
 
-STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
+STRATEGIES = (AUTO, *STRATEGIES_BY_NAME)
 
 
 def tf_config(cluster, role="worker", index=0):
@@ -322,7 +321,7 @@ def test_reduction_servers_are_left_out_under_peers(strategy):
     cluster = VERTEX["cluster"] | {"workerpool2": ["r:2222"]}
     environ = {"CLUSTER_SPEC": json.dumps(VERTEX | {"cluster": cluster})}
     assert resolve_cluster(environ=environ).num_ps == 1
-    config = resolve_cluster(environ=environ, strategy=strategy)
+    config = resolve_cluster(environ=environ, has_servers=strategy == "parameter_server")
     assert config.num_ps == 0
     validate_cluster(config, strategy)
 
@@ -332,7 +331,7 @@ def test_a_reduction_server_cannot_run_the_trainer():
     task = {"type": "workerpool2", "index": 0}
     environ = {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": task})}
     with pytest.raises(TfdistError, match="Run the Reduction Server's image"):
-        resolve_cluster(environ=environ, strategy="multi_worker_mirrored")
+        resolve_cluster(environ=environ, has_servers=False)
 
 
 # Slurm.

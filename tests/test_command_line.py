@@ -9,7 +9,8 @@ import pytest
 from tfdist import benchmark, evaluate, export, jobs, launch, predict, train, verify
 from tfdist.command_line import check_arguments
 from tfdist.errors import TfdistError
-from tfdist.flags import parse_train_flags
+from tfdist.flags import parse_flags
+from tfdist.train_options import TrainOptions
 
 COMMANDS = [train, predict, evaluate, export, verify, benchmark, jobs, launch]
 COMMAND_IDS = [command.__name__ for command in COMMANDS]
@@ -50,7 +51,7 @@ def test_the_flags_of_train_after_others_are_looked_at(command, flags, monkeypat
 def test_a_file_of_flags_is_looked_at(tmp_path):
     (tmp_path / "flags").write_text("--seed=3\n--run_dir=a\x1b[2Jb\n")
     with pytest.raises(TfdistError, match=r"\\x1b"):
-        parse_train_flags([f"--flagfile={tmp_path / 'flags'}"])
+        parse_flags(TrainOptions, [f"--flagfile={tmp_path / 'flags'}"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=COMMAND_IDS)

@@ -9,7 +9,9 @@ from tfdist.benchmarking.options import BenchmarkOptions
 from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
 from tfdist.job_files import JobsOptions
 from tfdist.launch import _make_parser
-from tfdist.options import StrategyOptions, TrainOptions, VerifyOptions
+from tfdist.strategies.options import StrategyOptions
+from tfdist.train_options import TrainOptions
+from tfdist.verification.options import VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # docs/errors.md is made of wrong flags; tests/test_errors.py checks it.

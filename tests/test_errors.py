@@ -17,10 +17,10 @@ from tfdist.command import run_command
 from tfdist.evaluate import run_evaluation
 from tfdist.export import run_export
 from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
-from tfdist.options import VerifyOptions
 from tfdist.predict import run_prediction
 from tfdist.train import run_training
 from tfdist.training.run_lock import hold_run_lock
+from tfdist.verification.options import VerifyOptions
 from tfdist.verify import run_verification
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"

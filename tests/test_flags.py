@@ -3,17 +3,18 @@ import dataclasses
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.flags import format_help, parse_train_flags
-from tfdist.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.flags import format_help, parse_flags
 from tfdist.presets import PRESETS
+from tfdist.train_options import AUTO_BATCH_SIZE, TrainOptions
 
 
 def test_without_flags_everything_has_its_default():
-    assert parse_train_flags([]) == TrainOptions()
+    assert parse_flags(TrainOptions, []) == TrainOptions()
 
 
 def test_reads_every_kind_of_value():
-    options = parse_train_flags(
+    options = parse_flags(
+        TrainOptions,
         [
             "--devices=GPU:0,GPU:1",
             "--image_size=128,160",
@@ -22,7 +23,7 @@ def test_reads_every_kind_of_value():
             "--ignore_label=11",
             "--learning_rate=1e-4",
             "--data_dir=a folder with spaces",
-        ]
+        ],
     )
     assert options.strategy.devices == ("GPU:0", "GPU:1")
     assert options.data.image_size == (128, 160)
@@ -34,7 +35,7 @@ def test_reads_every_kind_of_value():
 
 
 def test_a_batch_size_is_a_number_or_to_be_found():
-    read = [parse_train_flags([f"--global_batch_size={text}"]) for text in ("12", "auto")]
+    read = [parse_flags(TrainOptions, [f"--global_batch_size={text}"]) for text in ("12", "auto")]
     assert [options.training.global_batch_size for options in read] == [12, AUTO_BATCH_SIZE]
 
 
@@ -42,21 +43,21 @@ def test_a_batch_size_is_a_number_or_to_be_found():
     ("given", "read"), [("gs://a/b/", "gs://a/b"), ("a b//", "a b"), ("/", "/"), ("a", "a")]
 )
 def test_a_directory_has_no_slash_at_its_end(given, read):
-    options = parse_train_flags([f"--run_dir={given}", f"--data_dir={given}"])
+    options = parse_flags(TrainOptions, [f"--run_dir={given}", f"--data_dir={given}"])
     assert (options.run.run_dir, options.data.data_dir) == (read, read)
 
 
 def test_reads_a_flagfile(path_with_spaces):
     path = path_with_spaces / "flags"
     path.write_text("--epochs=3\n--dataset=shapes\n")
-    assert parse_train_flags([f"--flagfile={path}"]).training.epochs == 3
+    assert parse_flags(TrainOptions, [f"--flagfile={path}"]).training.epochs == 3
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_flags_that_are_given_win_over_the_preset(name, path_with_spaces):
     path = path_with_spaces / "flags"
     path.write_text(f"--preset={name}\n")
-    options = parse_train_flags(["--epochs=3", f"--flagfile={path}", "--nopretrained"])
+    options = parse_flags(TrainOptions, ["--epochs=3", f"--flagfile={path}", "--nopretrained"])
     expected = {"camvid": (368, 480), "oxford_pets": (128, 128)}[name]
     assert options.data.image_size == expected
     assert options.training.epochs == 3
@@ -83,12 +84,12 @@ def test_every_preset_can_be_chosen():
 )
 def test_refuses_in_one_line(argument, message):
     with pytest.raises(TfdistError, match=message) as caught:
-        parse_train_flags([argument])
+        parse_flags(TrainOptions, [argument])
     assert "\n" not in str(caught.value)
 
 
 def test_help_names_every_flag_with_its_default():
-    text = format_help("tfdist.train")
+    text = format_help("tfdist.train", TrainOptions)
     for group in TrainOptions.list_groups().values():
         for item in dataclasses.fields(group):
             assert item.name in text

@@ -7,15 +7,15 @@ from tfdist.errors import TfdistError
 from tfdist.flags import parse_flags
 from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
 from tfdist.job_files import JobsOptions
-from tfdist.options import (
+from tfdist.strategies.options import make_strategy_options
+from tfdist.train_options import (
     DataOptions,
     RunOptions,
-    StrategyOptions,
     TrainingOptions,
     TrainOptions,
-    VerifyOptions,
     parse_label_map,
 )
+from tfdist.verification.options import VerifyOptions
 
 PATHS = [
     (TrainOptions, "run", "run_dir"),
@@ -36,8 +36,8 @@ PATHS = [
 
 
 def test_what_changes_only_the_speed_is_not_part_of_the_result():
-    one = TrainOptions(strategy=StrategyOptions(strategy="one_device"))
-    two = TrainOptions(strategy=StrategyOptions(strategy="mirrored", virtual_devices=2))
+    one = TrainOptions(strategy=make_strategy_options(strategy="one_device"))
+    two = TrainOptions(strategy=make_strategy_options(strategy="mirrored", virtual_devices=2))
     assert one.select_result() == two.select_result()
     other = TrainOptions(training=TrainingOptions(seed=1))
     assert other.select_result() != one.select_result()
@@ -51,9 +51,11 @@ def test_is_json():
 
 def test_what_local_sgd_alone_is_told_belongs_to_its_result_alone():
     here, there = (
-        TrainOptions(strategy=StrategyOptions(strategy=name, sync_every=3)).select_result()
+        TrainOptions(strategy=make_strategy_options(strategy=name, sync_every=3)).select_result()
         for name in ("local_sgd", "mirrored")
     )
+    with pytest.raises(TfdistError, match="`strategy=mirrored` does not take `sync_every`"):
+        make_strategy_options(strategy="mirrored", sync_every=3).select()
     assert here == {
         **there,
         "sync_every": 3,

@@ -22,8 +22,16 @@ from tfdist.errors import TfdistError
 from tfdist.inference.options import DeviceOptions, EvaluateRunOptions, WindowOptions
 from tfdist.inference.predictor import Predictor
 from tfdist.inference.run import TrainedRun, read_run
-from tfdist.options import TrainOptions, parse_label_map
-from tfdist.strategies.registry import choose_local_strategy, make_strategy
+from tfdist.strategies.registry import (
+    AUTO,
+    build,
+    choose_cluster_strategy,
+    choose_local_strategy,
+    find_strategy,
+    make_strategy,
+    validate_cluster,
+)
+from tfdist.train_options import TrainOptions, parse_label_map
 from tfdist.training.losses import make_loss
 from tfdist.training.metrics import SegmentationMetrics
 from tfdist.training.optimizers import make_optimizer
@@ -76,10 +84,11 @@ def join_cluster(options: TrainOptions) -> cluster.ClusterConfig | None:
       TfdistError: the cluster is wrong, or does not suit the strategy.
     """
     name = options.strategy.strategy
-    config = cluster.resolve_cluster(strategy=name)
-    if name == "auto":
-        name = cluster.choose_cluster_strategy(config) or name
-    cluster.validate_cluster(config, name)
+    has_peers = name != AUTO and find_strategy(name).traits.has_workers
+    config = cluster.resolve_cluster(has_servers=not has_peers)
+    if name == AUTO:
+        name = choose_cluster_strategy(config) or name
+    validate_cluster(config, name)
     if config is not None:
         cluster.set_tf_config(config)
     return config
@@ -92,9 +101,9 @@ def resolve_strategy(options: TrainOptions, config: cluster.ClusterConfig | None
       options: the run's. A process by itself has configured its devices by them.
       config: what `join_cluster` returned.
     """
-    if options.strategy.strategy != "auto":
+    if options.strategy.strategy != AUTO:
         return options
-    name = cluster.choose_cluster_strategy(config) or choose_local_strategy()
+    name = choose_cluster_strategy(config) or choose_local_strategy()
     return dataclasses.replace(
         options, strategy=dataclasses.replace(options.strategy, strategy=name)
     )
@@ -102,29 +111,15 @@ def resolve_strategy(options: TrainOptions, config: cluster.ClusterConfig | None
 
 def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
     """Returns the strategy that the options name."""
-    chosen = options.strategy
-    return make_strategy(
-        chosen.strategy,
-        devices=list(chosen.devices) or None,
-        all_reduce=chosen.all_reduce,
-        collective=chosen.collective,
-        bytes_per_pack=chosen.bytes_per_pack,
-        worker_timeout_s=chosen.worker_timeout_s,
-        alike=list_alike(options) if cluster.has_peers() else None,
-        sync_every=chosen.sync_every,
-        average_optimizer=chosen.average_optimizer,
-        outer_learning_rate=chosen.outer_learning_rate,
-        outer_momentum=chosen.outer_momentum,
-        parameter_device=chosen.parameter_device,
-        tpu=chosen.tpu,
-    )
+    alike = list_alike(options) if cluster.has_peers() else None
+    return build(options.strategy.select(), alike=alike)
 
 
 def make_step_options(options: TrainOptions) -> StepOptions:
     """Returns how training steps are computed."""
     return StepOptions(
         micro_batches=options.training.micro_batches,
-        compress_gradients=options.strategy.compress_gradients,
+        compress_gradients=options.training.compress_gradients,
         jit_compile=options.training.jit_compile == "on",
         steps_per_loop=options.training.steps_per_loop,
         rematerialize=options.training.rematerialize,
@@ -136,7 +131,7 @@ def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:
     """Sets the devices of a process that uses a finished run, and returns its strategy."""
     devices.configure_virtual_devices(options.virtual_devices)
     devices.configure_memory_growth()
-    name = choose_local_strategy() if options.strategy == "auto" else options.strategy
+    name = choose_local_strategy() if options.strategy == AUTO else options.strategy
     return make_strategy(name, devices=list(options.devices) or None)
 
 

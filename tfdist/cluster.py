@@ -30,8 +30,6 @@ from tfdist.errors import TfdistError, make_unknown_name_error
 ROLES = ("chief", "worker", "ps", "evaluator")
 LAUNCH_DIR = "TFDIST_LAUNCH_DIR"
 
-_SINGLE_MACHINE_STRATEGIES = ("one_device", "mirrored", "central_storage")
-_PEER_STRATEGIES = ("multi_worker_mirrored", "local_sgd")
 _VERTEX_ROLES = {f"workerpool{position}": role for position, role in enumerate(ROLES)}
 _KUBERNETES_PORT = 2222
 _SLURM_FIRST_PORT, _SLURM_PORTS = 20000, 12000  # below Linux's ephemeral ports, from 32768
@@ -132,7 +130,7 @@ def resolve_cluster(
     hosts: str = "",
     task: str = "",
     environ: Mapping[str, str] | None = None,
-    strategy: str = "",
+    has_servers: bool = True,
 ) -> ClusterConfig | None:
     """Returns the cluster this process belongs to; None means a single process.
 
@@ -142,8 +140,8 @@ def resolve_cluster(
       hosts: the flag --hosts.
       task: the flag --task.
       environ: the environment to read; this process's own by default.
-      strategy: the strategy's name. Vertex AI's pool 2 holds parameter servers or Reduction
-        Servers; under a strategy of peers it is the latter, which TensorFlow does not see.
+      has_servers: whether the strategy may have parameter servers. Vertex AI's pool 2 holds
+        them or Reduction Servers; else it is the latter, which TensorFlow does not see.
 
     Raises:
       TfdistError: the first description found is wrong.
@@ -154,7 +152,7 @@ def resolve_cluster(
         config = parse_tf_config(environ.get("TF_CONFIG", ""))
     if config is None:
         config = parse_vertex(environ.get("CLUSTER_SPEC", ""))
-    if config is not None and environ.get("CLUSTER_SPEC") and strategy in _PEER_STRATEGIES:
+    if config is not None and environ.get("CLUSTER_SPEC") and not has_servers:
         config = _without_reduction_servers(config)
     if config is None:
         config = parse_slurm(environ)
@@ -224,7 +222,7 @@ def parse_tf_config(text: str) -> ClusterConfig | None:
     task = value.get("task")
     if not cluster:
         if isinstance(task, Mapping) and task.get("type") == "evaluator":
-            raise _make_evaluator_error(source)
+            raise make_evaluator_error(source)
         return None
     if not isinstance(task, Mapping) or "type" not in task:
         raise TfdistError(
@@ -367,65 +365,59 @@ def parse_kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     return _make_ranked_config(source, addresses, index, num_ps)
 
 
-def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
-    """Returns the strategy that `auto` stands for in a cluster, the same in each of its tasks.
-
-    Args:
-      config: the cluster; None is a single process.
-
-    Returns:
-      The strategy's name; None for a process that trains by itself, whose devices decide.
-
-    >>> choose_cluster_strategy(parse_hosts("a:1,b:1", "worker:0"))
-    'multi_worker_mirrored'
-    """
-    if config is None:
-        return None
-    if config.num_ps:
-        return "parameter_server"
-    return "multi_worker_mirrored" if config.num_workers > 1 else None
-
-
-def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
-    """Checks that the cluster is sound and suits the strategy.
-
-    Args:
-      config: the cluster; None is a single process.
-      strategy: the strategy's name; an empty one checks the cluster alone.
+def check_cluster(config: ClusterConfig) -> None:
+    """Checks that a cluster is sound, whatever its strategy.
 
     Raises:
-      TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
-        cluster, a role that the strategy needs or forbids, or an evaluator's process.
+      TfdistError: an unknown role, a malformed or repeated address, or a task that is not in it.
     """
-    if config is None:
-        if strategy == "parameter_server":
-            raise TfdistError(
-                "--strategy=parameter_server needs a cluster, but this is a single process. Start "
-                "one with python -m tfdist.launch --workers=2 --ps=1 -- followed by these flags."
-            )
-        return
-    _check_structure(config)
-    if strategy and config.role == "evaluator":
-        raise _make_evaluator_error(config.source)
-    if strategy in _SINGLE_MACHINE_STRATEGIES and config.num_tasks > 1:
+    source = config.source
+    for role in [*config.tasks, config.role]:
+        if role not in ROLES:
+            raise make_unknown_name_error(f"role in {source}:", role, ROLES)
+    if not config.tasks.get("worker") and not config.tasks.get("chief"):
+        raise TfdistError(f"{source} describes no worker and no chief. Add at least one worker.")
+    if len(config.tasks.get("chief", ())) > 1:
         raise TfdistError(
-            f"--strategy={strategy} runs in one process, but {config.source} describes "
-            f"{config.num_tasks} tasks. Use --strategy=multi_worker_mirrored, or start one process "
-            "without a cluster."
+            f"{source} describes {len(config.tasks['chief'])} chiefs. Keep one and make the others "
+            "workers."
         )
-    if strategy in _PEER_STRATEGIES and config.num_ps:
-        raise TfdistError(
-            f"--strategy={strategy} has no parameter servers, but {config.source} describes "
-            f"{config.num_ps}. Leave them out, or use --strategy=parameter_server."
-        )
-    if strategy == "parameter_server":
-        for role, needed in (("chief", "exactly one"), ("worker", "at least one"), ("ps", "")):
-            if not config.tasks.get(role):
+    seen: dict[str, str] = {}
+    for role, addresses in config.tasks.items():
+        for index, address in enumerate(addresses):
+            name = f"{role} {index}"
+            try:
+                host, port = split_address(address)
+            except TfdistError as error:
+                raise TfdistError(f"{source}: {name}: {error}") from None
+            other = seen.setdefault(f"{host.lower()}:{port}", name)
+            if other != name:
                 raise TfdistError(
-                    f"--strategy=parameter_server needs {needed or 'at least one'} {role}, but "
-                    f"{config.source} describes none. Add one (python -m tfdist.launch "
-                    "--workers=2 --ps=1 starts all three roles)."
+                    f"{source}: {other} and {name} have the same address {address}. Give each task "
+                    "a port of its own."
                 )
+    number = len(config.tasks.get(config.role, ()))
+    if config.index < 0 or (config.index >= number and (config.role != "evaluator" or number)):
+        valid = (
+            f"has no {config.role}"
+            if not number
+            else f"has only {config.role} 0"
+            if number == 1
+            else f"has {config.role} 0 to {number - 1}"
+        )
+        raise TfdistError(
+            f"{source}: this process is {config.role} {config.index}, but the cluster {valid}. "
+            "Correct the task, or add it to the cluster."
+        )
+
+
+def make_evaluator_error(source: str) -> TfdistError:
+    """Returns the error for a process that is an evaluator."""
+    return TfdistError(
+        f"{source} makes this process an evaluator, but tfdist has none: the workers evaluate the "
+        "validation data after every epoch. Leave the evaluator out; python -m tfdist.evaluate "
+        "scores a finished run."
+    )
 
 
 def expand_node_list(text: str) -> list[str]:
@@ -500,9 +492,14 @@ def find_metadata_host() -> str | None:
     return "metadata.google.internal" if product.strip() == "Google Compute Engine" else None
 
 
+def find_tf_config() -> ClusterConfig | None:
+    """Returns the cluster that TF_CONFIG describes; None where there is none."""
+    return parse_tf_config(os.environ.get("TF_CONFIG", ""))
+
+
 def has_peers() -> bool:
     """Returns whether TF_CONFIG describes several workers that train in step."""
-    config = parse_tf_config(os.environ.get("TF_CONFIG", ""))
+    config = find_tf_config()
     return config is not None and config.num_workers > 1 and not config.num_ps
 
 
@@ -549,7 +546,7 @@ def _make_config(
         )
     addresses = {name: tuple(hosts) for name, hosts in tasks.items()}
     config = ClusterConfig(addresses, role.strip(), int(index), source)
-    _check_structure(config)
+    check_cluster(config)
     return config
 
 
@@ -571,55 +568,6 @@ def _make_ranked_config(
     if rank < first_ps:
         return _make_config(source, tasks, "worker", rank - 1)
     return _make_config(source, tasks, "ps", rank - first_ps)
-
-
-def _check_structure(config: ClusterConfig) -> None:
-    source = config.source
-    for role in [*config.tasks, config.role]:
-        if role not in ROLES:
-            raise make_unknown_name_error(f"role in {source}:", role, ROLES)
-    if not config.tasks.get("worker") and not config.tasks.get("chief"):
-        raise TfdistError(f"{source} describes no worker and no chief. Add at least one worker.")
-    if len(config.tasks.get("chief", ())) > 1:
-        raise TfdistError(
-            f"{source} describes {len(config.tasks['chief'])} chiefs. Keep one and make the others "
-            "workers."
-        )
-    seen: dict[str, str] = {}
-    for role, addresses in config.tasks.items():
-        for index, address in enumerate(addresses):
-            name = f"{role} {index}"
-            try:
-                host, port = split_address(address)
-            except TfdistError as error:
-                raise TfdistError(f"{source}: {name}: {error}") from None
-            other = seen.setdefault(f"{host.lower()}:{port}", name)
-            if other != name:
-                raise TfdistError(
-                    f"{source}: {other} and {name} have the same address {address}. Give each task "
-                    "a port of its own."
-                )
-    number = len(config.tasks.get(config.role, ()))
-    if config.index < 0 or (config.index >= number and (config.role != "evaluator" or number)):
-        valid = (
-            f"has no {config.role}"
-            if not number
-            else f"has only {config.role} 0"
-            if number == 1
-            else f"has {config.role} 0 to {number - 1}"
-        )
-        raise TfdistError(
-            f"{source}: this process is {config.role} {config.index}, but the cluster {valid}. "
-            "Correct the task, or add it to the cluster."
-        )
-
-
-def _make_evaluator_error(source: str) -> TfdistError:
-    return TfdistError(
-        f"{source} makes this process an evaluator, but tfdist has none: the workers evaluate the "
-        "validation data after every epoch. Leave the evaluator out; python -m tfdist.evaluate "
-        "scores a finished run."
-    )
 
 
 def _without_reduction_servers(config: ClusterConfig) -> ClusterConfig:

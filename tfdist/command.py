@@ -8,9 +8,10 @@ from typing import Any
 from tfdist import cluster
 from tfdist.command_line import print_help
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.flags import format_help, parse_flags
-from tfdist.options import CommandOptions, TrainOptions
+from tfdist.flags import format_help, name_flags, parse_flags
+from tfdist.options import CommandOptions
 from tfdist.stopping import EXIT_INTERRUPTED
+from tfdist.train_options import TrainOptions
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
@@ -47,7 +48,7 @@ def run_command(
             start_tensorflow_quietly()
         return run(options)
     except TfdistError as error:
-        _print_error(error)
+        _print_error(name_flags(error, options_class, TrainOptions))
         return EXIT_BAD_INPUT
     except (TrainingError, OSError) as error:
         _print_error(error)

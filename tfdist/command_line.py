@@ -1,9 +1,10 @@
 """What all command lines have in common: arguments that are text, and readers that go away."""
 
 import os
+import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tfdist.errors import TfdistError
 
@@ -27,6 +28,24 @@ def check_arguments(arguments: Iterable[str]) -> None:
                     f"Cannot take the argument {argument!r}: it holds {character!r}, which is no "
                     "printable text. Remove that character."
                 )
+
+
+def find_flag(arguments: Sequence[str], name: str) -> str | None:
+    """Returns a flag's value among absl's, the last one as absl does; None if it is not there.
+
+    >>> find_flag(["--epochs=3", "--epochs", "4"], "epochs")
+    '4'
+    """
+    found = None
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        match = re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL)
+        if match and match[1] is not None:
+            found = match[1]
+        elif match and position + 1 < len(arguments):
+            found = arguments[position + 1]
+    return found
 
 
 def print_help(text: str) -> None:

@@ -14,11 +14,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import memory
-from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.errors import TfdistError
 
 ACCELERATORS = ("GPU", "TPU")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
-PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
 def configure_virtual_devices(count: int) -> None:
@@ -40,7 +39,7 @@ def configure_virtual_devices(count: int) -> None:
     physical = gpus or tf.config.list_physical_devices("CPU")
     if count < 1 or count % len(physical):
         raise TfdistError(
-            f"--virtual_devices={count} does not divide over {len(physical)} "
+            f"`virtual_devices={count}` does not divide over {len(physical)} "
             f"{physical[0].device_type}s. Give a positive multiple of {len(physical)}."
         )
     share = count // len(physical)
@@ -82,12 +81,7 @@ def configure_precision(precision: str) -> None:
       precision: `float32`, `float64` (for comparisons: slow on GPUs), `mixed_bfloat16` or
         `mixed_float16` (computation in these, float32 variables; float16 with a scaled loss, for
         GPUs without bfloat16).
-
-    Raises:
-      TfdistError: an unknown precision.
     """
-    if precision not in PRECISIONS:
-        raise make_unknown_name_error("--precision", precision, PRECISIONS)
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
 
@@ -132,12 +126,15 @@ def list_devices() -> tuple[str, ...]:
     return tuple(_shorten(device.name) for device in tf.config.list_logical_devices("CPU"))
 
 
-def resolve_devices(names: Sequence[str] | None, *, purpose: str) -> tuple[str, ...]:
+def resolve_devices(
+    names: Sequence[str] | None, *, purpose: str, name: str = "devices"
+) -> tuple[str, ...]:
     """Returns checked device names such as `GPU:0`; all computing devices when none is named.
 
     Args:
       names: device names, `GPU:0` or `/device:GPU:0`; None or empty for `list_devices()`.
       purpose: what the devices are for, the start of the error message.
+      name: of the parameter that names them.
 
     Raises:
       TfdistError: a name that is malformed, given twice, or not there.
@@ -146,26 +143,26 @@ def resolve_devices(names: Sequence[str] | None, *, purpose: str) -> tuple[str, 
         return list_devices()
     resolved = tuple(_shorten(name) for name in names)
     there = tuple(_shorten(device.name) for device in tf.config.list_logical_devices())
-    for name, given in zip(resolved, names, strict=True):
-        kind, _, index = name.partition(":")
+    for device, given in zip(resolved, names, strict=True):
+        kind, _, index = device.partition(":")
         if not kind.isalpha() or not index.isdigit():
             raise TfdistError(
                 f"Cannot build {purpose}: {given!r} is not a device name. "
                 f"Write KIND:INDEX, for example {there[0]}."
             )
-        if name not in there:
+        if device not in there:
             same_kind = [other for other in there if other.startswith(f"{kind}:")]
             seen = f"{len(same_kind)} {kind}s are visible"
             if same_kind:
                 seen += f" ({', '.join(same_kind)})"
             fix = {
                 "GPU": "Name only those, or check CUDA_VISIBLE_DEVICES and the driver.",
-                "CPU": f"Name only those, or ask for --virtual_devices={int(index) + 1}.",
+                "CPU": f"Name only those, or ask for `virtual_devices={int(index) + 1}`.",
             }.get(kind, f"Visible: {', '.join(there)}.")
-            raise TfdistError(f"Cannot build {purpose}: --devices names {name}, but {seen}. {fix}")
+            raise TfdistError(f"Cannot build {purpose}: `{name}` names {device}, but {seen}. {fix}")
     if len(set(resolved)) < len(resolved):
         raise TfdistError(
-            f"Cannot build {purpose}: --devices names a device twice ({', '.join(resolved)}). "
+            f"Cannot build {purpose}: `{name}` names a device twice ({', '.join(resolved)}). "
             "Name each once."
         )
     return resolved

@@ -13,7 +13,8 @@ from tfdist.data.pipeline import steps_per_epoch
 from tfdist.data.registry import make_examples
 from tfdist.data.tfds_source import is_prepared
 from tfdist.devices import ACCELERATORS, list_devices
-from tfdist.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
+from tfdist.strategies.registry import find_strategy
+from tfdist.train_options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
 from tfdist.training.rematerialize import count_kept
@@ -65,7 +66,8 @@ def describe_dry_run(options: TrainOptions) -> str:
     options = recall_batch_size(options, find_run_directory(options.run.run_dir))
     training = options.training
     name, replicas, where = _find_replicas(options, cluster)
-    asynchronous = name == "parameter_server"
+    traits = find_strategy(name).traits
+    asynchronous = traits.has_servers
     sharing = 1 if asynchronous else replicas
     # Until it is found, the smallest that it may be.
     size = training.global_batch_size or sharing * training.micro_batches
@@ -83,7 +85,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         assembly.make_step_options(options),
         model,
         tf.TensorSpec(model.input.shape, model.input.dtype),
-        is_mirrored=name not in ("one_device", "central_storage", "parameter_server"),
+        is_mirrored=traits.copies_variables,
         num_replicas=sharing,
     )
     memory = estimate_memory(
@@ -150,15 +152,16 @@ def estimate_memory(
 def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:
     """Returns the strategy's name, how many replicas it has, and a text about them."""
     name = options.strategy.strategy
-    if name in ("one_device", "mirrored", "central_storage"):
+    traits = find_strategy(name).traits
+    if traits.is_local:
         strategy = assembly.build_strategy(options)
         places = [d.rpartition("device:")[2] for d in strategy.extended.worker_devices]
         return name, len(places), f"{_count(len(places), 'replica')} on {', '.join(places)}"
-    if name == "tpu":
+    if traits.is_remote:
         return name, 1, "as many replicas as the TPU has cores, which only connecting tells"
     workers = cluster.num_workers if cluster else 1
     accelerators = [d for d in list_devices() if d.partition(":")[0] in ACCELERATORS]
-    each = 1 if name == "parameter_server" else max(1, len(accelerators))
+    each = 1 if traits.has_servers else max(1, len(accelerators))
     return (
         name,
         workers * each,

@@ -1,26 +1,21 @@
-"""The command line's flags, made from `tfdist.options`, and the only reader of absl's FLAGS."""
+"""The command line's flags, made from options, and the only reader of absl's FLAGS."""
 
 import dataclasses
 import re
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
 
-from tfdist.command_line import check_arguments
+from tfdist.command_line import check_arguments, find_flag
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.options import CommandOptions, TrainOptions
+from tfdist.options import CommandOptions
 from tfdist.presets import PRESETS
 
 Options = TypeVar("Options", bound=CommandOptions)
-
-
-def parse_train_flags(arguments: Sequence[str]) -> TrainOptions:
-    """Turns the arguments of `tfdist.train` into options; see `parse_flags`."""
-    return parse_flags(TrainOptions, arguments)
 
 
 def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
@@ -36,21 +31,47 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
     """
     arguments = expand_flag_files(arguments)
     check_arguments(arguments)
-    values = _parse(command, arguments)
-    if "preset" in values and values["preset"].value in PRESETS:
-        # Of a flag that is given twice, the last one counts.
-        values = _parse(command, [*PRESETS[values["preset"].value], *arguments])
-    return command(
-        **{
-            name: group(**{item.name: _read(values, item) for item in dataclasses.fields(group)})
-            for name, group in command.list_groups().items()
-        }
-    )
+    try:
+        groups = _list_groups(command, arguments)
+        values = _parse(groups, arguments)
+        if "preset" in values and values["preset"].value in PRESETS:
+            # Of a flag that is given twice, the last one counts.
+            values = _parse(groups, [*PRESETS[values["preset"].value], *arguments])
+        return command(
+            **{
+                name: group(**{i.name: _read(values, i) for i in dataclasses.fields(group)})
+                for name, group in groups.items()
+            }
+        )
+    except TfdistError as error:
+        raise name_flags(error, command) from error
 
 
-def _parse(command: type[CommandOptions], arguments: Sequence[str]) -> flags.FlagValues:
+def name_flags(error: TfdistError, *commands: type[CommandOptions]) -> TfdistError:
+    """Returns an error of the library in the words of a command line.
+
+    Args:
+      error: it names parameters, as in `epochs=0` in backquotes.
+      *commands: whose flags they are.
+    """
+    names = {item.name for command in commands for item in _list_items(command.list_groups())}
+
+    def write(match: re.Match[str]) -> str:
+        return f"--{match[1]}{match[2]}" if match[1] in names else match[0]
+
+    return type(error)(re.sub(r"`(\w+)((?:=[^`]*)?)`", write, str(error)))
+
+
+def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, type]:
+    """Returns a command's groups, with the options that the choice of others brings."""
+    items = _list_items(command.list_groups())
+    given = {item.name: find_flag(arguments, item.name) for item in items}
+    return command.list_groups({name: text for name, text in given.items() if text is not None})
+
+
+def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
-    items = _list_items(command)
+    items = _list_items(groups)
     _define(values, items)
     try:
         rest = values(["tfdist", *arguments])[1:]
@@ -97,7 +118,7 @@ def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
     return kept
 
 
-def format_help(program: str, command: type[CommandOptions] = TrainOptions) -> str:
+def format_help(program: str, command: type[CommandOptions]) -> str:
     """Returns the help text: every flag in its group, with default and valid values."""
     lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
     for group in command.list_groups().values():
@@ -148,13 +169,13 @@ def _define(values: flags.FlagValues, items: Sequence[dataclasses.Field]) -> Non
 
 def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     value: Any = values[item.name].value
-    choices = item.metadata.get("choices")
-    if choices and value not in choices:
-        raise make_unknown_name_error(f"--{item.name}", value, choices)
-    if value == "auto" and _find_type(item) is int:
-        return item.metadata["auto"]
+    auto = item.metadata.get("auto")
+    if auto is not None and value == "auto":
+        return auto
+    if auto is not None and value == auto:
+        least = item.metadata["minimum"]
+        raise TfdistError(f"`{item.name}={value}` is too small: give {least} or more.")
     if _find_type(item) is not tuple:
-        _check_range(item, value)
         return value
     members = typing.get_args(item.type)
     many = members[-1] is ...
@@ -190,16 +211,6 @@ def _make_value_error(message: str, items: Sequence[dataclasses.Field]) -> Tfdis
     return TfdistError(f"{match[1]} is not {text}.")
 
 
-def _check_range(item: dataclasses.Field, value: Any) -> None:
-    if value is None:
-        return
-    minimum, above = item.metadata.get("minimum"), item.metadata.get("above")
-    if minimum is not None and not value >= minimum:
-        raise TfdistError(f"--{item.name}={value} is too small: give {minimum} or more.")
-    if above is not None and not value > above:
-        raise TfdistError(f"--{item.name}={value} is too small: give more than {above}.")
-
-
 def _find_type(item: dataclasses.Field) -> type:
     annotation: Any = item.type
     if isinstance(annotation, types.UnionType):
@@ -207,9 +218,8 @@ def _find_type(item: dataclasses.Field) -> type:
     return typing.get_origin(annotation) or annotation
 
 
-def _list_items(command: type[CommandOptions]) -> list[dataclasses.Field]:
-    groups = command.list_groups().values()
-    return [item for group in groups for item in dataclasses.fields(group)]
+def _list_items(groups: Mapping[str, type]) -> list[dataclasses.Field]:
+    return [item for group in groups.values() for item in dataclasses.fields(group)]
 
 
 def _to_text(value: Any) -> Any:

@@ -22,15 +22,17 @@ from tfdist.cluster import (
     parse_host_list,
     parse_hosts,
     resolve_cluster,
-    validate_cluster,
 )
 from tfdist.command_line import check_arguments, print_help
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.flags import name_flags
 from tfdist.launching.places import ISOLATION
 from tfdist.launching.report import say
 from tfdist.launching.results import ClusterResult, TaskResult
 from tfdist.launching.run import STALL_TIMEOUT_S, run_local_cluster, run_task
 from tfdist.launching.signals import signal_number, signals_as_exceptions
+from tfdist.strategies.registry import validate_cluster
+from tfdist.train_options import TrainOptions
 
 __all__ = ["ClusterResult", "TaskResult", "main", "run_local_cluster", "run_task"]
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_as_exceptions():
             return _run_command(list(sys.argv[1:] if argv is None else argv))
     except TfdistError as error:
-        say(str(error))
+        say(str(name_flags(error, TrainOptions)))
         return 2
     except KeyboardInterrupt as interrupt:
         return 128 + signal_number(interrupt)

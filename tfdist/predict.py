@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tfdist.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError
 from tfdist.inference.options import PredictOptions
-from tfdist.options import parse_label_map
+from tfdist.train_options import parse_label_map
 
 if TYPE_CHECKING:
     from tfdist.inference.prediction import Prediction

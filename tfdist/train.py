@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cluster import find_launch_dir
 from tfdist.command import run_command
 from tfdist.launching.progress import summarize_record
-from tfdist.options import TrainOptions
 from tfdist.stopping import EXIT_TERMINATED, StopSignals, watch_for_maintenance
+from tfdist.train_options import TrainOptions
 
 if TYPE_CHECKING:
     import keras
@@ -59,7 +59,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist import assembly
     from tfdist.batch_size.choice import find_batch_size, recall_batch_size
     from tfdist.data.pipeline import steps_per_epoch
-    from tfdist.strategies.parameter_server import run_server
+    from tfdist.strategies.servers import run_server
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
@@ -73,7 +73,8 @@ def run_training(options: TrainOptions) -> int:
     assembly.configure_process(options)
     options = assembly.resolve_strategy(options, cluster)
     options = recall_batch_size(options, run)
-    if options.strategy.strategy == "parameter_server" and cluster and not cluster.is_chief:
+    chosen = options.strategy.select()
+    if chosen.traits.has_servers and cluster and not cluster.is_chief:
         run_server(cluster)
         return 0 if run.is_finished else EXIT_TERMINATED
     strategy = assembly.build_strategy(options)
@@ -102,7 +103,6 @@ def run_training(options: TrainOptions) -> int:
         seed=training.seed,
         **dataclasses.asdict(assembly.make_step_options(options)),
         check=training.check,
-        max_in_flight=options.strategy.max_in_flight,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
     with contextlib.ExitStack() as held:
@@ -126,9 +126,7 @@ def run_training(options: TrainOptions) -> int:
         throughput = Throughput(trainer, training.global_batch_size)
         # The chief of parameter servers cannot measure the workers' devices.
         utilization = (
-            None
-            if options.strategy.strategy == "parameter_server"
-            else Utilization(trainer, training.global_batch_size)
+            None if chosen.traits.has_servers else Utilization(trainer, training.global_batch_size)
         )
         callbacks = (
             _make_callbacks(options, run, trainer, throughput, utilization)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tfdist.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.options import ModelOptions, StrategyOptions, VerifyOptions
+from tfdist.train_options import ModelOptions
+from tfdist.verification.options import VerifyOptions
 
 
 def main() -> int:
@@ -57,16 +58,11 @@ def check_options(options: VerifyOptions) -> None:
     """Refuses what cannot be compared.
 
     Raises:
-      TfdistError: no strategy, or an unknown strategy or model.
+      TfdistError: no strategy, or an unknown model.
     """
     names = options.verification.strategies
     if not names:
         raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")
-    valid = list(StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"])
-    valid.remove("auto")
-    for name in names:
-        if name not in valid:
-            raise make_unknown_name_error("--strategies", name, valid)
     if ":" not in options.model.model:
         models = ModelOptions.__dataclass_fields__["model"].metadata["choices"]
         if options.model.model not in models:

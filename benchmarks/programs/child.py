@@ -26,7 +26,7 @@ from benchmarks.programs.adapters import Program
 from benchmarks.programs.record import Recorder
 from benchmarks.programs.stubs import install_stubs
 from tfdist.cluster import resolve_cluster
-from tfdist.strategies.parameter_server import run_server
+from tfdist.strategies.servers import run_server
 
 LOGICAL_CPUS = 3
 

@@ -12,8 +12,8 @@ import pytest
 from tfdist.batch_size.trials import run_trial
 from tfdist.command import run_command
 from tfdist.memory import FreeMemory
-from tfdist.options import DataOptions, ModelOptions, TrainOptions
 from tfdist.train import run_training
+from tfdist.train_options import DataOptions, ModelOptions, TrainOptions
 
 ROOT = pathlib.Path(__file__).parents[2]
 MIB = 2**20

@@ -15,7 +15,7 @@ from tfdist.data.graph_errors import as_user_error
 from tfdist.data.masks import MaskFormatError, decode_mask, encode_mask
 from tfdist.data.pipeline import make_eval_dataset
 from tfdist.errors import TfdistError
-from tfdist.options import parse_label_map
+from tfdist.train_options import parse_label_map
 
 
 def write(path, data):

@@ -26,12 +26,12 @@ def test_takes_all_cpus_without_accelerators():
 
 
 def test_refuses_nccl_on_cpus():
-    with pytest.raises(TfdistError, match="nccl needs GPUs.*Take auto, hierarchical_copy"):
+    with pytest.raises(TfdistError, match="nccl` needs GPUs.*Take auto, hierarchical_copy"):
         make_mirrored(devices=["CPU:0", "CPU:1"], all_reduce="nccl")
 
 
 def test_refuses_an_unknown_algorithm():
-    with pytest.raises(TfdistError, match=r"Unknown --all_reduce 'ncl'. Valid: nccl"):
+    with pytest.raises(TfdistError, match=r"Unknown `all_reduce` 'ncl'. Valid: nccl"):
         make_mirrored(all_reduce="ncl")
 
 
@@ -39,7 +39,7 @@ def test_refuses_an_unknown_algorithm():
     ("devices", "message"),
     [
         (["GPU:3"], r"names GPU:3, but 0 GPUs are visible\. .*CUDA_VISIBLE_DEVICES"),
-        (["CPU:0", "CPU:7"], r"names CPU:7, but 3 CPUs are visible .*--virtual_devices=8"),
+        (["CPU:0", "CPU:7"], r"names CPU:7, but 3 CPUs are visible .*`virtual_devices=8`"),
         (["CPU:0", "CPU:0"], "names a device twice"),
         (["gpu"], "'gpu' is not a device name"),
     ],

@@ -13,19 +13,19 @@ def undivided_cpu(monkeypatch):
 
 
 def test_refuses_an_unknown_collective():
-    with pytest.raises(TfdistError, match=r"Unknown --collective 'rings'. Valid: ring, "):
+    with pytest.raises(TfdistError, match=r"Unknown `collective` 'rings'. Valid: ring, "):
         strategies.make_multi_worker_mirrored(collective="rings")
 
 
 @pytest.mark.skipif(tf.config.list_physical_devices("GPU") != [], reason="there are GPUs")
 def test_refuses_nccl_without_gpus():
-    with pytest.raises(TfdistError, match="nccl needs GPUs, but this worker sees none. Take auto"):
+    with pytest.raises(TfdistError, match="nccl` needs GPUs, but this worker sees none. Take auto"):
         strategies.make_multi_worker_mirrored(collective="nccl")
 
 
 @pytest.mark.skipif(tf.config.list_physical_devices("GPU") != [], reason="there are GPUs")
 def test_refuses_a_divided_cpu():
-    with pytest.raises(TfdistError, match="one replica, but --virtual_devices splits"):
+    with pytest.raises(TfdistError, match="one replica, but `virtual_devices` splits"):
         strategies.make_multi_worker_mirrored()
 
 

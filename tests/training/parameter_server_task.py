@@ -20,7 +20,7 @@ import tfdist
 from tests import zoo
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
-from tfdist.strategies.parameter_server import make_parameter_server, run_server
+from tfdist.strategies import make_parameter_server, run_server
 from tfdist.training import coordination
 
 BATCH = 16

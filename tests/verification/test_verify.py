@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tfdist.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
 from tfdist.verification import runs
+from tfdist.verification.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
 from tfdist.verification.table import format_table
 
 ROOT = pathlib.Path(__file__).parents[2]

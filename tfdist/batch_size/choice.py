@@ -6,18 +6,11 @@ from tfdist.batch_size.search import Usage, search_largest
 from tfdist.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.errors import TfdistError
 from tfdist.memory import find_free_memory
-from tfdist.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.strategies.base import Traits
+from tfdist.train_options import AUTO_BATCH_SIZE, TrainOptions
 from tfdist.training.run_directory import RunDirectory
 
-_FLAG = "--global_batch_size=auto"
-# Strategies of other processes than this one alone -> where their number can be found.
-_ELSEWHERE = {
-    "multi_worker_mirrored": "what --strategy=mirrored finds on one of the machines, times the "
-    "workers",
-    "local_sgd": "what --strategy=mirrored finds on one of the machines, times the workers",
-    "parameter_server": "what --strategy=one_device finds on a worker's machine",
-    "tpu": "a few dozen examples a core",
-}
+_FLAG = "`global_batch_size=auto`"
 
 
 def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
@@ -35,11 +28,11 @@ def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
     before = run.read_result()
     if before is not None:
         return _set(options, before["global_batch_size"])
-    name = options.strategy.strategy
-    if name in _ELSEWHERE:
+    strategy = options.strategy.select()
+    if not strategy.traits.is_local:
         raise TfdistError(
-            f"--strategy={name} does not take {_FLAG}, which one process finds by itself on CPUs "
-            f"or GPUs. Give a number: {_ELSEWHERE[name]}."
+            f"`strategy={strategy.name}` does not take {_FLAG}, which one process finds by itself "
+            f"on CPUs or GPUs. Give a number: {_find_advice(strategy.traits)}."
         )
     return options
 
@@ -99,6 +92,15 @@ def find_batch_size(
     )
     say(f"{size}, {why}. The result depends on it: from now on, give --global_batch_size={size}.")
     return _set(options, size)
+
+
+def _find_advice(traits: Traits) -> str:
+    """Returns where the number can be found for a strategy of other processes than this one."""
+    if traits.is_remote:
+        return "a few dozen examples a core"
+    if traits.has_servers:
+        return "what `strategy=one_device` finds on a worker's machine"
+    return "what `strategy=mirrored` finds on one of the machines, times the workers"
 
 
 def _set(options: TrainOptions, global_batch_size: int) -> TrainOptions:

@@ -7,7 +7,7 @@ from tensorflow.python.client import device_lib
 
 from tfdist import assembly, devices, memory
 from tfdist.data.source import BatchSource
-from tfdist.options import TrainOptions
+from tfdist.train_options import TrainOptions
 from tfdist.training.trainer import Trainer
 
 _STEPS = 3  # the first traces and plans, the others are as all that follow

@@ -16,7 +16,7 @@ from tfdist.errors import TfdistError
 from tfdist.launching.logs import last_lines
 from tfdist.launching.machine import find_sources
 from tfdist.memory import FreeMemory
-from tfdist.options import TrainOptions
+from tfdist.train_options import TrainOptions
 
 EXIT_OUT_OF_MEMORY = 3
 SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and what else runs here

@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist.batch_size.trials import EXIT_OUT_OF_MEMORY
 from tfdist.command import EXIT_BAD_INPUT, EXIT_FAILED, start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.options import TrainOptions
+from tfdist.train_options import TrainOptions
 
 
 def main(directory: str) -> int:

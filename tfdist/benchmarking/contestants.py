@@ -4,12 +4,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tfdist.benchmarking.options import BASELINES, BenchmarkOptions
-from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.options import StrategyOptions, TrainingOptions
+from tfdist.benchmarking.options import BenchmarkOptions
+from tfdist.strategies.registry import STRATEGIES
 
-_SINGLE_PROCESS = ("mirrored", "central_storage")
-_CLUSTER = ("multi_worker_mirrored", "local_sgd", "parameter_server")
 _NAMES = {
     "ceiling": "convolutions alone",
     "loop": "loop by hand",
@@ -54,27 +51,10 @@ def list_contestants(options: BenchmarkOptions) -> list[Contestant]:
 
     Several workers of one machine are compared with one process on a worker's share of its
     cores, which is added.
-
-    Raises:
-      TfdistError: an unknown strategy, precision or baseline, or too few replicas or workers.
     """
-    chosen = options.contest
-    strategies = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
-    precisions = TrainingOptions.__dataclass_fields__["precision"].metadata["choices"]
-    for flag, names, valid in (
-        ("--strategies", chosen.strategies, [s for s in strategies if s != "auto"]),
-        ("--precisions", chosen.precisions, [p for p in precisions if p != "auto"]),
-        ("--baselines", chosen.baselines, BASELINES),
-    ):
-        for name in names:
-            if name not in valid:
-                raise make_unknown_name_error(flag, name, valid)
-    for flag, counts in (("--replicas", chosen.replicas), ("--workers", chosen.workers)):
-        if min(counts, default=2) < 2:
-            raise TfdistError(f"{flag}={min(counts)} is too small: give 2 or more.")
     found = [
         contestant
-        for precision in chosen.precisions
+        for precision in options.contest.precisions
         for contestant in _list_of_precision(options, precision)
     ]
     return list(dict.fromkeys(found))
@@ -92,10 +72,11 @@ def _list_of_precision(options: BenchmarkOptions, precision: str) -> Iterator[Co
     for kind in chosen.baselines:
         yield Contestant(kind=kind, precision=precision)
     for strategy in chosen.strategies:
-        if strategy in _SINGLE_PROCESS:
+        traits = STRATEGIES[strategy].traits
+        if traits.is_local and not traits.is_single:
             for count in chosen.replicas:
                 yield Contestant(strategy=strategy, precision=precision, replicas=count)
-        elif strategy in _CLUSTER:
+        elif traits.has_processes:
             for count in chosen.workers:
                 worker = Contestant(strategy=strategy, precision=precision, workers=count)
                 yield from filter(None, [find_lone_worker(worker)])

@@ -13,8 +13,10 @@ from models.layers import FusedBatchNormalization
 from tfdist import assembly, devices
 from tfdist.benchmarking.contestants import Contestant
 from tfdist.benchmarking.options import BenchmarkOptions, MeasuredModelOptions
-from tfdist.options import StrategyOptions, TrainingOptions, TrainOptions
-from tfdist.strategies.parameter_server import run_server
+from tfdist.strategies.options import make_strategy_options
+from tfdist.strategies.registry import STRATEGIES
+from tfdist.strategies.servers import run_server
+from tfdist.train_options import TrainingOptions, TrainOptions
 from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.training.trainer import Trainer
 
@@ -36,7 +38,7 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
         assembly.configure_process(train_options)
     else:  # as its user would have it, without what tfdist sets up
         devices.configure_precision(contestant.precision)
-    if config and contestant.strategy == "parameter_server" and not config.is_chief:
+    if config and not config.is_chief and STRATEGIES[contestant.strategy].traits.has_servers:
         run_server(config)
         return None
     clock = Clock()
@@ -171,7 +173,7 @@ def _make_train_options(contestant: Contestant, options: BenchmarkOptions) -> Tr
     split = contestant.replicas if accelerators < contestant.replicas > 1 else 0
     names = tuple(f"{'GPU' if accelerators else 'CPU'}:{i}" for i in range(contestant.replicas))
     return TrainOptions(
-        strategy=StrategyOptions(
+        strategy=make_strategy_options(
             strategy=contestant.strategy,
             virtual_devices=split,
             devices=names if contestant.workers == 1 else (),

@@ -2,16 +2,10 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import (
-    FIXED_BATCH_SIZE,
-    CommandOptions,
-    ModelOptions,
-    OptionGroup,
-    RunOptions,
-    TrainingOptions,
-    inherit,
-    option,
-)
+from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.strategies.registry import STRATEGIES
+from tfdist.train_options import PRECISIONS, ModelOptions, RunOptions, TrainingOptions
+from tfdist.verification.options import FIXED_BATCH_SIZE
 
 BASELINES = ("loop", "keras_fit", "keras_layers_fit")
 
@@ -21,27 +15,36 @@ class ContestOptions(OptionGroup):
     """What is compared."""
 
     strategies: tuple[str, ...] = option(
-        ("one_device", "mirrored"), "strategies to measure", metavar="one_device,mirrored"
+        ("one_device", "mirrored"),
+        "strategies to measure",
+        metavar="one_device,mirrored",
+        choices=tuple(STRATEGIES),
     )
     precisions: tuple[str, ...] = option(
         ("float32", "mixed_bfloat16"),
         "precisions of each",
         metavar="float32,mixed_bfloat16",
+        choices=PRECISIONS,
     )
     replicas: tuple[int, ...] = option(
         (2,),
         "mirrored, central_storage: devices of each contestant; the CPU is split where there are "
         "fewer",
         metavar="2,4",
+        minimum=2,
     )
     workers: tuple[int, ...] = option(
-        (2,), "strategies of several processes: workers of each contestant", metavar="2,4"
+        (2,),
+        "strategies of several processes: workers of each contestant",
+        metavar="2,4",
+        minimum=2,
     )
     baselines: tuple[str, ...] = option(
         BASELINES,
         "what to measure beside the trainer: a loop written by hand, and Keras's fit, with "
         "tfdist's layers and with Keras's own",
         metavar="loop,keras_fit",
+        choices=BASELINES,
     )
     rounds: int = option(3, "times that each is measured, in turns", minimum=1)
     steps: int = option(12, "measured steps a round", minimum=1)

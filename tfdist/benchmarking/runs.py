@@ -14,6 +14,7 @@ from tfdist.benchmarking.contestants import Contestant
 from tfdist.benchmarking.options import BenchmarkOptions
 from tfdist.launch import run_local_cluster
 from tfdist.launching.logs import last_lines
+from tfdist.strategies.registry import STRATEGIES
 
 _GRACE_S = 10.0
 
@@ -68,7 +69,7 @@ def run_contestant(contestant: Contestant, options: BenchmarkOptions) -> dict[st
         {"contestant": dataclasses.asdict(contestant), "options": options.to_dict()},
         [sys.executable, "-m", "tfdist.benchmarking.worker"],
         workers=contestant.workers,
-        ps=int(contestant.strategy == "parameter_server"),
+        ps=int(STRATEGIES[contestant.strategy].traits.has_servers),
         timeout_s=options.contest.timeout_s,
     )
 

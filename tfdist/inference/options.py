@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-from tfdist.options import CommandOptions, DataOptions, OptionGroup, inherit, option
+from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.strategies.base import devices_option
+from tfdist.strategies.options import StrategyOptions
+from tfdist.strategies.registry import AUTO, STRATEGIES
+from tfdist.train_options import DataOptions
 
 _LABEL_MAP_HELP = (
     "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
@@ -14,20 +18,13 @@ class DeviceOptions(OptionGroup):
     """Where it runs."""
 
     strategy: str = option(
-        "auto",
+        AUTO,
         "how the work is distributed over this machine's devices",
-        choices=("auto", "one_device", "mirrored", "central_storage"),
+        choices=(AUTO, *(name for name, kind in STRATEGIES.items() if kind.traits.is_local)),
         result=False,
     )
-    devices: tuple[str, ...] = option(
-        (),
-        "devices to compute on; all accelerators by default",
-        metavar="GPU:0,GPU:1",
-        result=False,
-    )
-    virtual_devices: int = option(
-        0, "split the CPU, or the GPUs, into this many logical devices; 0 does not", result=False
-    )
+    devices: tuple[str, ...] = devices_option()
+    virtual_devices: int = inherit(StrategyOptions, "virtual_devices")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.options import TrainOptions
+from tfdist.train_options import TrainOptions
 from tfdist.training.run_directory import RunDirectory
 
 

@@ -5,11 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.cluster import ClusterConfig, validate_cluster
+from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.flags import expand_flag_files, parse_train_flags
+from tfdist.flags import expand_flag_files, parse_flags
 from tfdist.job_files.options import ClusterOptions, JobsOptions
-from tfdist.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.strategies.base import Traits
+from tfdist.strategies.registry import AUTO, find_strategy, validate_cluster
+from tfdist.train_options import AUTO_BATCH_SIZE, TrainOptions
 
 TARGETS = ("vertex", "kubernetes", "slurm")
 COMMAND = ("python", "-m", "tfdist.train")
@@ -80,7 +82,7 @@ def make_job(options: JobsOptions, train_arguments: Sequence[str]) -> Job:
         cluster=cluster,
         accelerator=cluster.accelerator or _DEFAULT_ACCELERATORS[target],
         arguments=arguments,
-        options=parse_train_flags(arguments),
+        options=parse_flags(TrainOptions, arguments),
     )
     job.options.check()
     _check_numbers(cluster)
@@ -124,12 +126,13 @@ def _check_name(name: str) -> None:
 
 def _check_strategy(job: Job) -> None:
     strategy = job.options.strategy.strategy
-    if strategy == "tpu":
+    traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
+    if traits.is_remote:
         raise TfdistError(
-            "--strategy=tpu: no job files are written for TPUs. Start tfdist.train on the TPU VM "
-            "with --tpu=local."
+            f"--strategy={strategy}: no job files are written for TPUs. Start tfdist.train on the "
+            "TPU VM with --tpu=local."
         )
-    if (strategy == "parameter_server") != bool(job.cluster.ps):
+    if traits.has_servers != bool(job.cluster.ps):
         raise TfdistError(
             f"--strategy={strategy} with --ps={job.cluster.ps}: parameter servers and "
             "--strategy=parameter_server go together. Give both, or neither."

@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster import LAUNCH_DIR, ClusterConfig, read_environment, validate_cluster
+from tfdist.cluster import LAUNCH_DIR, ClusterConfig, read_environment
+from tfdist.command_line import find_flag
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.launching.logs import Logs
 from tfdist.launching.machine import without_gpus_of
@@ -18,6 +18,7 @@ from tfdist.launching.restarts import Restarts
 from tfdist.launching.results import ClusterResult, TaskResult
 from tfdist.launching.supervise import Outcome, Supervisor
 from tfdist.launching.tasks import make_configs
+from tfdist.strategies.registry import STRATEGIES, validate_cluster
 
 # Longer than a file server's short breaks, in which nothing of a task runs either.
 STALL_TIMEOUT_S = 120.0
@@ -56,7 +57,7 @@ class _Launch:
     @property
     def strategy(self) -> str:
         """The strategy that the flags name, "" if they do not."""
-        return _find_flag(self.train_flags, "strategy") or ""
+        return find_flag(self.train_flags, "strategy") or ""
 
     @property
     def argv(self) -> list[str]:
@@ -72,7 +73,7 @@ class _Launch:
 
     def make_logs(self) -> Logs:
         """Makes the directory of the logs."""
-        run_dir = self.run_dir or _find_flag(self.train_flags, "run_dir")
+        run_dir = self.run_dir or find_flag(self.train_flags, "run_dir")
         return Logs(os.path.expanduser(run_dir) if run_dir else None)
 
     def make_environment(self, logs: Logs) -> dict[str, str]:
@@ -172,7 +173,8 @@ def run_local_cluster(
         )
     if isolate not in ISOLATION:
         raise make_unknown_name_error("--isolate", isolate, ISOLATION)
-    has_ps = ps > 0 or launch.strategy == "parameter_server"
+    named = STRATEGIES.get(launch.strategy)
+    has_ps = ps > 0 or (named is not None and named.traits.has_servers)
     counts = {"chief": int(chief or has_ps), "worker": workers, "ps": ps}
     if min_workers is None:
         min_workers = 1 if has_ps else workers
@@ -320,17 +322,3 @@ def _check_counts(counts: Mapping[str, int], min_workers: int) -> None:
             f"--min_workers={min_workers} is not between 1 and --workers={counts['worker']}. Give "
             "the fewest workers that are worth training with."
         )
-
-
-def _find_flag(flags: Sequence[str], name: str) -> str | None:
-    """Returns a flag's value among absl flags, the last one as absl does; None if not there."""
-    found = None
-    for position, flag in enumerate(flags):
-        if flag == "--":
-            break
-        match = re.match(rf"--?{name}(?:=(.*))?$", flag, re.DOTALL)
-        if match and match[1] is not None:
-            found = match[1]
-        elif match and position + 1 < len(flags):
-            found = flags[position + 1]
-    return found

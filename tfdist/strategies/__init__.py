@@ -19,7 +19,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "LocalSgdStrategy": "tfdist.strategies.local_sgd:LocalSgdStrategy",
+        "LocalSgdStrategy": "tfdist.strategies.local_sgd_strategy:LocalSgdStrategy",
         "STRATEGIES": "tfdist.strategies.registry:STRATEGIES",
         "make_central_storage": "tfdist.strategies.central_storage:make_central_storage",
         "make_local_sgd": "tfdist.strategies.local_sgd:make_local_sgd",
@@ -31,6 +31,6 @@ __getattr__, __dir__ = lazy_exports(
         "make_parameter_server": "tfdist.strategies.parameter_server:make_parameter_server",
         "make_strategy": "tfdist.strategies.registry:make_strategy",
         "make_tpu": "tfdist.strategies.tpu:make_tpu",
-        "run_server": "tfdist.strategies.parameter_server:run_server",
+        "run_server": "tfdist.strategies.servers:run_server",
     },
 )

@@ -1,32 +1,66 @@
 """CentralStorageStrategy: one copy of the variables, computation on every device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
+from tfdist.options import option
+from tfdist.strategies.base import Strategy, Traits, devices_option
 
-from tfdist.devices import resolve_devices
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def make_central_storage(
-    *, devices: Sequence[str] | None = None, parameter_device: str = "CPU:0"
-) -> tf.distribute.experimental.CentralStorageStrategy:
-    """Builds a CentralStorageStrategy: for models whose variables do not fit every device.
+@dataclass(frozen=True, kw_only=True)
+class CentralStorage(Strategy):
+    """The options of a CentralStorageStrategy: for models whose variables do not fit every device.
 
     Args:
       devices: the devices that compute; all accelerators by default, or all logical CPUs.
       parameter_device: where the variables live.
 
-    Returns:
-      A `tf.distribute.experimental.CentralStorageStrategy`.
-
-    Raises:
-      TfdistError: a device that is not there.
-
     Source:
       https://www.tensorflow.org/guide/distributed_training#centralstoragestrategy
     """
-    purpose = "CentralStorageStrategy"
-    return tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=list(resolve_devices(devices, purpose=purpose)),
-        parameter_device=resolve_devices([parameter_device], purpose=purpose)[0],
+
+    name: ClassVar[str] = "central_storage"
+    summary: ClassVar[str] = "variables on the CPU, computation on the accelerators"
+    traits: ClassVar[Traits] = Traits(shares_variables=True)
+
+    devices: tuple[str, ...] = devices_option()
+    parameter_device: str = option(
+        "CPU:0", "where the variables live", metavar="CPU:0", result=False
     )
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.experimental.CentralStorageStrategy
+
+    def build(
+        self, *, alike: Mapping[str, str] | None = None
+    ) -> "tf.distribute.experimental.CentralStorageStrategy":
+        import tensorflow as tf
+
+        from tfdist.devices import resolve_devices
+
+        purpose = "CentralStorageStrategy"
+        (parameter_device,) = resolve_devices(
+            [self.parameter_device], purpose=purpose, name="parameter_device"
+        )
+        return tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=list(resolve_devices(self.devices, purpose=purpose)),
+            parameter_device=parameter_device,
+        )
+
+
+def make_central_storage(
+    **options: Any,
+) -> "tf.distribute.experimental.CentralStorageStrategy":
+    """Returns the CentralStorageStrategy of the options of `CentralStorage`.
+
+    Raises:
+      TfdistError: a device that is not there.
+    """
+    return CentralStorage(**options).build()

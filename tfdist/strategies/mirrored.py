@@ -1,24 +1,28 @@
 """MirroredStrategy: one copy of the model a device, gradients all-reduced every step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
+from tfdist.errors import TfdistError
+from tfdist.options import option
+from tfdist.strategies.base import Strategy, Traits, devices_option
 
-from tfdist.devices import resolve_devices
-from tfdist.errors import TfdistError, make_unknown_name_error
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-_ALL_REDUCE: dict[str, Callable[[], tf.distribute.CrossDeviceOps] | None] = {
-    "auto": None,
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
-    "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
+# Name -> class of `tf.distribute`; none is TensorFlow's choice.
+_ALL_REDUCE = {
+    "auto": "",
+    "nccl": "NcclAllReduce",
+    "hierarchical_copy": "HierarchicalCopyAllReduce",
+    "reduction_to_one_device": "ReductionToOneDevice",
 }
 
 
-def make_mirrored(
-    *, devices: Sequence[str] | None = None, all_reduce: str = "auto"
-) -> tf.distribute.MirroredStrategy:
-    """Builds a MirroredStrategy: synchronous data parallelism on one machine.
+@dataclass(frozen=True, kw_only=True)
+class Mirrored(Strategy):
+    """The options of a MirroredStrategy: synchronous data parallelism on one machine.
 
     Args:
       devices: device names, such as `["GPU:0", "GPU:1"]`; all accelerators by default, or
@@ -27,30 +31,53 @@ def make_mirrored(
         `hierarchical_copy` (GPUs without NCCL), `reduction_to_one_device` (anything), or
         `auto`: TensorFlow's choice on GPUs, `reduction_to_one_device` on CPUs.
 
-    Returns:
-      A `tf.distribute.MirroredStrategy`.
-
-    Raises:
-      TfdistError: a device that is not there, an unknown algorithm, or NCCL without GPUs.
-
     Source:
       https://www.tensorflow.org/guide/distributed_training#mirroredstrategy
     """
-    if all_reduce not in _ALL_REDUCE:
-        raise make_unknown_name_error("--all_reduce", all_reduce, _ALL_REDUCE)
-    names = resolve_devices(devices, purpose="MirroredStrategy")
-    not_gpus = [name for name in names if not name.startswith("GPU:")]
-    if all_reduce == "nccl" and not_gpus:
-        raise TfdistError(
-            f"Cannot build MirroredStrategy: --all_reduce=nccl needs GPUs, but the devices are "
-            f"{', '.join(names)}. Take auto, hierarchical_copy or reduction_to_one_device."
-        )
-    if all_reduce == "auto" and not_gpus:
-        # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy:
-        # a second strategy of another size in the same process aborts both.
-        all_reduce = "reduction_to_one_device"
-    make_cross_device_ops = _ALL_REDUCE[all_reduce]
-    return tf.distribute.MirroredStrategy(
-        devices=list(names),
-        cross_device_ops=make_cross_device_ops() if make_cross_device_ops else None,
+
+    name: ClassVar[str] = "mirrored"
+    summary: ClassVar[str] = "several devices of one machine"
+    traits: ClassVar[Traits] = Traits(copies_variables=True)
+
+    devices: tuple[str, ...] = devices_option()
+    all_reduce: str = option(
+        "auto", "how gradients are summed", choices=tuple(_ALL_REDUCE), result=False
     )
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.MirroredStrategy
+
+    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.MirroredStrategy":
+        import tensorflow as tf
+
+        from tfdist.devices import resolve_devices
+
+        names = resolve_devices(self.devices, purpose="MirroredStrategy")
+        not_gpus = [name for name in names if not name.startswith("GPU:")]
+        all_reduce = self.all_reduce
+        if all_reduce == "nccl" and not_gpus:
+            raise TfdistError(
+                f"Cannot build MirroredStrategy: `all_reduce=nccl` needs GPUs, but the devices are "
+                f"{', '.join(names)}. Take auto, hierarchical_copy or reduction_to_one_device."
+            )
+        if all_reduce == "auto" and not_gpus:
+            # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy:
+            # a second strategy of another size in the same process aborts both.
+            all_reduce = "reduction_to_one_device"
+        kind = _ALL_REDUCE[all_reduce]
+        return tf.distribute.MirroredStrategy(
+            devices=list(names),
+            cross_device_ops=getattr(tf.distribute, kind)() if kind else None,
+        )
+
+
+def make_mirrored(**options: Any) -> "tf.distribute.MirroredStrategy":
+    """Returns the MirroredStrategy of the options of `Mirrored`.
+
+    Raises:
+      TfdistError: a device that is not there, an unknown algorithm, or NCCL without GPUs.
+    """
+    return Mirrored(**options).build()

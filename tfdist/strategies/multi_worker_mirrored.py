@@ -1,24 +1,21 @@
 """MultiWorkerMirroredStrategy: one copy of the model a device, on several machines."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
+from tfdist.cluster import find_tf_config
+from tfdist.errors import TfdistError
+from tfdist.options import option
+from tfdist.strategies.base import Strategy, Traits, collective_option, worker_timeout_option
 
-from tfdist.cluster import parse_tf_config, read_environment, validate_cluster
-from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.strategies.rendezvous import wait_for_peers
-
-_COLLECTIVES = ("auto", "ring", "nccl")
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def make_multi_worker_mirrored(
-    *,
-    collective: str = "auto",
-    bytes_per_pack: int = 4 * 2**20,
-    worker_timeout_s: float = 600.0,
-    alike: Mapping[str, str] | None = None,
-) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Builds a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
+@dataclass(frozen=True, kw_only=True)
+class MultiWorkerMirrored(Strategy):
+    """The options of a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
 
     The cluster is TF_CONFIG's; without one, this process is the only worker. All GPUs that a
     worker sees are replicas, its CPU where there is none. TensorFlow allows one such strategy
@@ -30,49 +27,84 @@ def make_multi_worker_mirrored(
       bytes_per_pack: gradients are summed in packs of about this size, each as soon as it is
         there, while the backward pass goes on; 0 for one pack of all.
       worker_timeout_s: how long to wait for the other workers to start.
-      alike: what all workers must have alike, name -> value: flags, versions.
 
-    Returns:
-      A `tf.distribute.MultiWorkerMirroredStrategy`.
+    Source:
+      https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy
+    """
+
+    name: ClassVar[str] = "multi_worker_mirrored"
+    summary: ClassVar[str] = "the devices of several workers"
+    traits: ClassVar[Traits] = Traits(has_workers=True, copies_variables=True)
+
+    collective: str = collective_option()
+    bytes_per_pack: int = option(
+        4 * 2**20,
+        "bytes of gradients that are summed at a time, while the backward pass goes on; 0 for all "
+        "at once, after it",
+        result=False,
+        alike=True,
+        minimum=0,
+    )
+    worker_timeout_s: float = worker_timeout_option()
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.MultiWorkerMirroredStrategy
+
+    def build(
+        self, *, alike: Mapping[str, str] | None = None
+    ) -> "tf.distribute.MultiWorkerMirroredStrategy":
+        import tensorflow as tf
+
+        from tfdist.strategies.rendezvous import wait_for_peers
+
+        if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
+            raise TfdistError(
+                "Cannot build MultiWorkerMirroredStrategy: `collective=nccl` needs GPUs, but this "
+                "worker sees none. Take auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
+            )
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        if not tf.config.list_physical_devices("GPU") and (
+            len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
+        ):
+            raise TfdistError(
+                "Cannot build MultiWorkerMirroredStrategy: a worker without GPUs is one replica, "
+                "but `virtual_devices` splits its CPU. Leave it out, or start more workers."
+            )
+        config = find_tf_config()
+        self.check_cluster(config)
+        if config is not None:
+            wait_for_peers(config, timeout_s=self.worker_timeout_s, alike=alike)
+        kinds = tf.distribute.experimental.CommunicationImplementation
+        options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]
+        )
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        except RuntimeError as error:
+            if "program startup" not in str(error):
+                raise
+            raise TfdistError(
+                "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in "
+                "use. Make the strategy first, and one in a process."
+            ) from error
+
+
+def make_multi_worker_mirrored(
+    *, alike: Mapping[str, str] | None = None, **options: Any
+) -> "tf.distribute.MultiWorkerMirroredStrategy":
+    """Returns the MultiWorkerMirroredStrategy of the options of `MultiWorkerMirrored`.
+
+    Args:
+      alike: what all workers must have alike, name -> value: flags, versions.
+      **options: see there.
 
     Raises:
       TfdistError: an unknown algorithm, NCCL without GPUs, a CPU split into virtual devices, a
         TF_CONFIG that describes no such cluster, a worker that is not alike (the difference is
         named), or TensorFlow's devices are in use already.
       TrainingError: a worker did not come in time; it is named.
-
-    Source:
-      https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy
     """
-    if collective not in _COLLECTIVES:
-        raise make_unknown_name_error("--collective", collective, _COLLECTIVES)
-    if collective == "nccl" and not tf.config.list_physical_devices("GPU"):
-        raise TfdistError(
-            "Cannot build MultiWorkerMirroredStrategy: --collective=nccl needs GPUs, but this "
-            "worker sees none. Take auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
-        )
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if not tf.config.list_physical_devices("GPU") and (
-        len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
-    ):
-        raise TfdistError(
-            "Cannot build MultiWorkerMirroredStrategy: a worker without GPUs is one replica, but "
-            "--virtual_devices splits its CPU. Leave it out, or start more workers."
-        )
-    config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
-    validate_cluster(config, "multi_worker_mirrored")
-    if config is not None:
-        wait_for_peers(config, timeout_s=worker_timeout_s, alike=alike)
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=bytes_per_pack, implementation=kinds[collective.upper()]
-    )
-    try:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except RuntimeError as error:
-        if "program startup" not in str(error):
-            raise
-        raise TfdistError(
-            "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in use. "
-            "Make the strategy first, and one in a process."
-        ) from error
+    return MultiWorkerMirrored(**options).build(alike=alike)

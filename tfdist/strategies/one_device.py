@@ -1,33 +1,58 @@
 """OneDeviceStrategy: everything on one device; what every other strategy is compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
-
-from tfdist.devices import resolve_devices
 from tfdist.errors import TfdistError
+from tfdist.strategies.base import Strategy, Traits, devices_option
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def make_one_device(*, devices: Sequence[str] | None = None) -> tf.distribute.OneDeviceStrategy:
-    """Builds a OneDeviceStrategy.
+@dataclass(frozen=True, kw_only=True)
+class OneDevice(Strategy):
+    """The options of a OneDeviceStrategy.
 
     Args:
       devices: at most one device name, such as `GPU:0`; the first accelerator by default,
         or the CPU.
 
-    Returns:
-      A `tf.distribute.OneDeviceStrategy`.
-
-    Raises:
-      TfdistError: a device that is not there, or more than one.
-
     Source:
       https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy
     """
-    names = resolve_devices(devices, purpose="OneDeviceStrategy")
-    if devices and len(names) > 1:
-        raise TfdistError(
-            f"Cannot build OneDeviceStrategy: --devices names {len(names)} devices "
-            f"({', '.join(names)}). Name one, or take --strategy=mirrored."
-        )
-    return tf.distribute.OneDeviceStrategy(names[0])
+
+    name: ClassVar[str] = "one_device"
+    summary: ClassVar[str] = "one device"
+    traits: ClassVar[Traits] = Traits(is_single=True)
+
+    devices: tuple[str, ...] = devices_option()
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.OneDeviceStrategy
+
+    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.OneDeviceStrategy":
+        import tensorflow as tf
+
+        from tfdist.devices import resolve_devices
+
+        names = resolve_devices(self.devices, purpose="OneDeviceStrategy")
+        if self.devices and len(names) > 1:
+            raise TfdistError(
+                f"Cannot build OneDeviceStrategy: `devices` names {len(names)} devices "
+                f"({', '.join(names)}). Name one, or take `strategy=mirrored`."
+            )
+        return tf.distribute.OneDeviceStrategy(names[0])
+
+
+def make_one_device(**options: Any) -> "tf.distribute.OneDeviceStrategy":
+    """Returns the OneDeviceStrategy of the options of `OneDevice`.
+
+    Raises:
+      TfdistError: a device that is not there, or more than one.
+    """
+    return OneDevice(**options).build()

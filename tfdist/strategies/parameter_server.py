@@ -1,172 +1,79 @@
 """ParameterServerStrategy: parameters on some tasks, asynchronous computation on others."""
 
-import signal
-import socket
-import time
-import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
+from tfdist.cluster import ClusterConfig
+from tfdist.options import option
+from tfdist.strategies.base import Strategy, Traits, worker_timeout_option
 
-from tfdist.cluster import ClusterConfig, resolve_cluster, split_address, validate_cluster
-from tfdist.strategies.rendezvous import check_own_address, wait_for_servers
-
-_POLL_S = 0.25
-_CONNECT_TIMEOUT_S = 1.0
-# A chief that starts many processes at once may not answer for a moment.
-_GONE_AFTER = 4
-_GRACE_S = 30.0
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def make_parameter_server(
-    *, cluster: ClusterConfig | None = None, worker_timeout_s: float = 600.0
-) -> tf.distribute.ParameterServerStrategy:
-    """Builds a ParameterServerStrategy in the chief, which coordinates the other tasks.
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Strategy):
+    """The options of a ParameterServerStrategy, in the chief, which coordinates the other tasks.
 
-    Blocks until the workers and parameter servers answer; each of them runs `run_server`.
+    Building it blocks until the workers and parameter servers answer; each of them runs
+    `run_server`. The cluster is that of the environment.
 
     Variables go round robin over the parameter servers, whatever their size, unless they are
     created under `tf.variable_creator_scope(make_placement(strategy))`, as `tfdist.Trainer`
     does. None is split: Keras neither trains nor saves a variable that is.
 
     Args:
-      cluster: the cluster; that of the environment by default.
       worker_timeout_s: how long to wait for the other tasks to start.
+      max_in_flight: of `tfdist.Trainer`: how many steps are given out to workers at a time, one
+        more than the highest staleness; 0 for one a worker.
 
-    Returns:
-      A `tf.distribute.ParameterServerStrategy`.
+    Source:
+      https://www.tensorflow.org/tutorials/distribute/parameter_server_training
+    """
+
+    name: ClassVar[str] = "parameter_server"
+    summary: ClassVar[str] = "parameters on some tasks, asynchronous workers on others"
+    traits: ClassVar[Traits] = Traits(has_servers=True)
+    exact: ClassVar[Mapping[str, Any]] = {"max_in_flight": 1}
+
+    worker_timeout_s: float = worker_timeout_option()
+    max_in_flight: int = option(
+        0,
+        "steps given out to workers at a time, one more than the highest staleness; 0 for one a "
+        "worker",
+        result=False,
+        minimum=0,
+    )
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.ParameterServerStrategy
+
+    def build(
+        self, *, alike: Mapping[str, str] | None = None
+    ) -> "tf.distribute.ParameterServerStrategy":
+        from tfdist.strategies.servers import connect
+
+        return connect(timeout_s=self.worker_timeout_s)
+
+
+def make_parameter_server(
+    *, cluster: ClusterConfig | None = None, **options: Any
+) -> "tf.distribute.ParameterServerStrategy":
+    """Returns the ParameterServerStrategy of the options of `ParameterServer`.
+
+    Args:
+      cluster: the cluster; that of the environment by default.
+      **options: see there.
 
     Raises:
       TfdistError: no cluster, one without a chief, a worker or a parameter server, or this
         task's port is in use.
       TrainingError: a task did not start in time; it is named.
-
-    Source:
-      https://www.tensorflow.org/tutorials/distribute/parameter_server_training
     """
-    config = _find_cluster(cluster)
-    check_own_address(config)
-    wait_for_servers(config, timeout_s=worker_timeout_s)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        _make_cluster_spec(config), task_type="chief", task_id=0, rpc_layer="grpc"
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    make_coordinator(strategy)
-    return strategy
+    from tfdist.strategies.servers import connect
 
-
-def make_coordinator(
-    strategy: tf.distribute.ParameterServerStrategy,
-) -> tf.distribute.coordinator.ClusterCoordinator:
-    """Returns the strategy's coordinator, of which there is one, made at the first call."""
-    return _Coordinator(strategy)
-
-
-def run_server(cluster: ClusterConfig | None = None) -> int:
-    """Serves the chief as a worker or parameter server, until the chief is gone.
-
-    Signals meant for the whole cluster reach this task too: SIGINT and SIGTERM let it serve on
-    for the chief's last checkpoint, up to 30 seconds; the second one ends it at once.
-
-    Args:
-      cluster: the cluster and this process's task; those of the environment by default.
-
-    Returns:
-      0, an exit status.
-
-    Raises:
-      TfdistError: as in `make_parameter_server`.
-    """
-    config = _find_cluster(cluster)
-    check_own_address(config)
-    chief = split_address(config.tasks["chief"][0])
-    end_at = float("inf")
-
-    def prepare_to_end(number: int, _: Any) -> None:
-        nonlocal end_at
-        if end_at < float("inf"):
-            raise KeyboardInterrupt
-        end_at = time.monotonic() + _GRACE_S
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, prepare_to_end)
-    server = tf.distribute.Server(
-        _make_cluster_spec(config),
-        job_name=config.role,
-        task_index=config.index,
-        protocol="grpc",
-        start=True,
-    )
-    seen = False
-    failures = 0
-    while failures < _GONE_AFTER and time.monotonic() < end_at:
-        time.sleep(_POLL_S)
-        answers = _is_listening(chief)
-        seen = seen or answers
-        failures = 0 if answers or not seen else failures + 1
-    del server
-    return 0
-
-
-def make_placement(
-    strategy: tf.distribute.ParameterServerStrategy,
-) -> Callable[..., tf.Variable]:
-    """Returns a variable creator: each variable goes to the parameter server with fewest bytes.
-
-    TensorFlow counts variables instead, which puts all kernels on one of two servers and all
-    biases on the other. Optimisers' slots stay with their variables, and are counted. What
-    metrics sum up stays in the chief, which alone writes and reads it.
-
-    Args:
-      strategy: for `tf.variable_creator_scope` inside its scope.
-    """
-    extended = strategy.extended
-    num_bytes = [0] * extended._num_ps
-    # Stands for a variable there: making one is not allowed where the strategy's scope is open.
-    in_chief = types.SimpleNamespace(device="/device:CPU:0", name="the chief")
-
-    def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        # TensorFlow 2.21 offers no other way to choose the server: whichever is next in turn.
-        extended._variable_count = num_bytes.index(min(num_bytes))
-        if arguments.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            arguments["colocate_with"] = in_chief
-        variable = next_creator(**arguments)
-        spec = tf.DeviceSpec.from_string(variable.device)
-        if spec.job == "ps":
-            num_bytes[spec.task] += (variable.shape.num_elements() or 0) * variable.dtype.size
-        return variable
-
-    return create
-
-
-class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
-    """A coordinator whose process can end while a worker is gone.
-
-    TensorFlow 2.21 stops its threads when the coordinator is deleted, and waits for one that
-    waits for the worker to come back. They are daemons: they need not be stopped.
-    """
-
-    def __del__(self) -> None:
-        pass
-
-
-def _find_cluster(cluster: ClusterConfig | None) -> ClusterConfig:
-    config = cluster or resolve_cluster(strategy="parameter_server")
-    validate_cluster(config, "parameter_server")
-    assert config is not None
-    return config
-
-
-def _make_cluster_spec(config: ClusterConfig) -> tf.train.ClusterSpec:
-    return tf.train.ClusterSpec(config.to_tf_config()["cluster"])
-
-
-def _is_listening(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S):
-            return True
-    except TimeoutError:
-        return True  # it is there, and busy
-    except OSError:
-        return False
+    return connect(cluster, timeout_s=ParameterServer(**options).worker_timeout_s)

@@ -1,126 +1,216 @@
-"""The table of strategies: name -> factory, and what `auto` chooses.
+"""The table of strategies: name -> class, what `auto` chooses, and what a strategy object is.
 
-To add a strategy: its factory in a file of its own, and one row in `STRATEGIES`. The
-conformance tests and `--help` take their lists from here.
+A new strategy is a file with a subclass of `Strategy` and its name in `STRATEGIES`. One that is
+kept elsewhere is named `package.module:Class`, or is an entry point of the group
+`tfdist.strategies`.
 """
 
+import dataclasses
+import importlib
+import importlib.metadata
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tensorflow as tf
-
-from tfdist.cluster import choose_cluster_strategy, parse_tf_config, read_environment
-from tfdist.devices import ACCELERATORS, list_devices
+from tfdist import cluster
+from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.strategies.central_storage import make_central_storage
-from tfdist.strategies.local_sgd import make_local_sgd
-from tfdist.strategies.mirrored import make_mirrored
-from tfdist.strategies.multi_worker_mirrored import make_multi_worker_mirrored
-from tfdist.strategies.one_device import make_one_device
-from tfdist.strategies.parameter_server import make_parameter_server
-from tfdist.strategies.tpu import make_tpu
+from tfdist.strategies.base import Strategy, Traits
+from tfdist.strategies.central_storage import CentralStorage
+from tfdist.strategies.local_sgd import LocalSgd
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirrored
+from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.parameter_server import ParameterServer
+from tfdist.strategies.tpu import Tpu
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-@dataclass(frozen=True)
-class StrategyEntry:
-    """One row of the table.
+AUTO = "auto"
+_ENTRY_POINTS = "tfdist.strategies"
 
-    Attributes:
-      make: the factory, with keyword arguments only.
-      arguments: the factory's arguments, with their defaults.
-      summary: what it is for, in a few words.
-    """
-
-    make: Callable[..., tf.distribute.Strategy]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    summary: str = ""
-
-
-STRATEGIES: dict[str, StrategyEntry] = {
-    "one_device": StrategyEntry(make_one_device, {"devices": None}, "one device"),
-    "mirrored": StrategyEntry(
-        make_mirrored, {"devices": None, "all_reduce": "auto"}, "several devices of one machine"
-    ),
-    "central_storage": StrategyEntry(
-        make_central_storage,
-        {"devices": None, "parameter_device": "CPU:0"},
-        "variables on the CPU, computation on the accelerators",
-    ),
-    "parameter_server": StrategyEntry(
-        make_parameter_server,
-        {"worker_timeout_s": 600.0},
-        "parameters on some tasks, asynchronous workers on others",
-    ),
-    "multi_worker_mirrored": StrategyEntry(
-        make_multi_worker_mirrored,
-        {
-            "collective": "auto",
-            "bytes_per_pack": 4 * 2**20,
-            "worker_timeout_s": 600.0,
-            "alike": None,
-        },
-        "the devices of several workers",
-    ),
-    "local_sgd": StrategyEntry(
-        make_local_sgd,
-        {
-            "collective": "auto",
-            "worker_timeout_s": 600.0,
-            "alike": None,
-            "sync_every": 8,
-            "average_optimizer": True,
-            "outer_learning_rate": 1.0,
-            "outer_momentum": 0.0,
-        },
-        "workers that train by themselves and average their weights every few steps",
-    ),
-    "tpu": StrategyEntry(make_tpu, {"tpu": ""}, "the cores of a TPU"),
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy
+    for strategy in (
+        OneDevice,
+        Mirrored,
+        CentralStorage,
+        MultiWorkerMirrored,
+        ParameterServer,
+        LocalSgd,
+        Tpu,
+    )
 }
-"""Name, as `--strategy` takes it -> entry."""
+"""Name, as `--strategy` takes it -> class."""
+
+# The options that a strategy object was built from.
+_built: "weakref.WeakKeyDictionary[Any, Strategy]" = weakref.WeakKeyDictionary()
 
 
-def make_strategy(name: str, **arguments: Any) -> tf.distribute.Strategy:
+def list_names() -> tuple[str, ...]:
+    """Returns the names of all strategies, those of other packages last."""
+    others = importlib.metadata.entry_points(group=_ENTRY_POINTS).names
+    return (*STRATEGIES, *sorted(others - STRATEGIES.keys()))
+
+
+def find_strategy(name: str) -> type[Strategy]:
+    """Returns the class of a strategy.
+
+    Args:
+      name: a key of `STRATEGIES`, an entry point's name, or `package.module:NAME`, a subclass of
+        `Strategy` or a function that returns a `tf.distribute.Strategy` of one process.
+
+    Raises:
+      TfdistError: there is none of this name.
+    """
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    if ":" not in name:
+        found = importlib.metadata.entry_points(group=_ENTRY_POINTS, name=name)
+        if not found:
+            raise make_unknown_name_error("`strategy`", name, [AUTO, *list_names()])
+        return _adopt(name, next(iter(found)).load())
+    module, _, attribute = name.partition(":")
+    try:
+        return _adopt(name, getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise TfdistError(
+            f"`strategy={name}`: {error}. Write package.module:Class, with the package in the "
+            "present directory or installed."
+        ) from error
+
+
+def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":
     """Builds a strategy by name.
 
     Args:
-      name: a key of `STRATEGIES`, or `auto`: in a cluster the one that its roles are for,
+      name: as of `find_strategy`, or `auto`: in a cluster the one that its roles are for,
         else mirrored where there are two or more accelerators, else one device.
-      **arguments: the factories' arguments. One that the chosen strategy does not take may
-        be given only with its default value (None, or as in `STRATEGIES`).
+      **options: the strategy's options; for those of several workers also `alike`, what all of
+        them must have alike, name -> value.
 
     Raises:
-      TfdistError: an unknown name, or an argument that the strategy does not take.
+      TfdistError: an unknown name, or an option that the strategy does not take.
     """
-    if name == "auto":
-        name = choose_strategy()
-    if name not in STRATEGIES:
-        raise make_unknown_name_error("--strategy", name, ["auto", *STRATEGIES])
-    entry = STRATEGIES[name]
-    for argument, value in arguments.items():
-        if argument not in entry.arguments and value != _find_default(argument):
-            takers = [other for other, row in STRATEGIES.items() if argument in row.arguments]
-            raise TfdistError(
-                f"--strategy={name} does not take --{argument} (given: {value}). "
-                f"Leave it out, or take --strategy={' or '.join(takers)}."
-            )
-    return entry.make(**{key: value for key, value in arguments.items() if key in entry.arguments})
+    alike = options.pop("alike", None)
+    chosen = find_strategy(choose_strategy() if name == AUTO else name)
+    taken = {item.name for item in dataclasses.fields(chosen)}
+    for option in options.keys() - taken:
+        raise make_not_taken_error(chosen.name, option, options[option])
+    return build(chosen(**options), alike=alike)
+
+
+def build(strategy: Strategy, *, alike: Mapping[str, str] | None = None) -> Any:
+    """Builds a strategy from its options, which `find_options` then knows.
+
+    Args:
+      strategy: the options.
+      alike: what all workers must have alike, name -> value.
+    """
+    built = strategy.build(alike=alike)
+    _built[built] = strategy
+    return built
+
+
+def find_options(strategy: "tf.distribute.Strategy") -> Strategy | None:
+    """Returns the options that `build` was given for a strategy; None for one of the user's own."""
+    return _built.get(strategy)
+
+
+def find_traits(strategy: "tf.distribute.Strategy") -> Traits:
+    """Returns the traits of a strategy, whoever built it."""
+    options = find_options(strategy)
+    if options is not None:
+        return options.traits
+    by_type = {entry.find_type(): entry.traits for entry in STRATEGIES.values()}
+    return next((by_type[kind] for kind in type(strategy).__mro__ if kind in by_type), Traits())
+
+
+def make_not_taken_error(name: str, option: str, value: Any) -> TfdistError:
+    """Returns the error for an option that a strategy does not take."""
+    takers = [
+        other.name
+        for other in STRATEGIES.values()
+        if option in {item.name for item in dataclasses.fields(other)}
+    ]
+    advice = f", or take `strategy={' or '.join(takers)}`" if takers else ""
+    return TfdistError(
+        f"`strategy={name}` does not take `{option}` (given: {value}). Leave it out{advice}."
+    )
 
 
 def choose_strategy() -> str:
     """Returns the name that `auto` stands for: in TF_CONFIG's cluster, or on this machine."""
-    config = parse_tf_config(read_environment().get("TF_CONFIG", ""))
-    return choose_cluster_strategy(config) or choose_local_strategy()
+    return choose_cluster_strategy(cluster.find_tf_config()) or choose_local_strategy()
+
+
+def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
+    """Returns the strategy that `auto` stands for in a cluster, the same in each of its tasks.
+
+    Args:
+      config: the cluster; None is a single process.
+
+    Returns:
+      The strategy's name; None for a process that trains by itself, whose devices decide.
+
+    >>> choose_cluster_strategy(cluster.parse_hosts("a:1,b:1", "worker:0"))
+    'multi_worker_mirrored'
+    """
+    if config is None:
+        return None
+    if config.num_ps:
+        return ParameterServer.name
+    return MultiWorkerMirrored.name if config.num_workers > 1 else None
 
 
 def choose_local_strategy() -> str:
     """Returns the name that `auto` stands for on one machine."""
+    from tfdist.devices import ACCELERATORS, list_devices
+
     accelerators = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
-    return "mirrored" if len(accelerators) > 1 else "one_device"
+    return Mirrored.name if len(accelerators) > 1 else OneDevice.name
 
 
-def _find_default(argument: str) -> Any:
-    for entry in STRATEGIES.values():
-        if argument in entry.arguments:
-            return entry.arguments[argument]
-    raise TypeError(f"no strategy takes an argument {argument!r}")
+def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
+    """Checks that a cluster is sound and suits a strategy.
+
+    Args:
+      config: the cluster; None is a single process.
+      strategy: the strategy's name, or `auto`; an empty one checks the cluster alone.
+
+    Raises:
+      TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
+        cluster, a role that the strategy needs or forbids, or an evaluator's process.
+    """
+    if config is not None:
+        cluster.check_cluster(config)
+        if strategy and config.role == "evaluator":
+            raise cluster.make_evaluator_error(config.source)
+    if strategy not in ("", AUTO):
+        find_strategy(strategy).check_cluster(config)
+
+
+def _adopt(name: str, found: Any) -> type[Strategy]:
+    """Returns the class of a strategy of another package, under the name that it is given by."""
+    if isinstance(found, type) and issubclass(found, Strategy):
+        return found
+    if not callable(found):
+        raise TfdistError(
+            f"`strategy={name}` is a {type(found).__name__}, neither a tfdist.strategies.Strategy "
+            "nor a function that returns a tf.distribute.Strategy."
+        )
+    return _wrap(name, found)
+
+
+def _wrap(given_name: str, factory: Callable[[], Any]) -> type[Strategy]:
+    @dataclass(frozen=True, kw_only=True)
+    class Given(Strategy):
+        name: ClassVar[str] = given_name
+        summary: ClassVar[str] = "of another package"
+
+        def build(self, *, alike: Mapping[str, str] | None = None) -> Any:
+            return factory()
+
+    return Given

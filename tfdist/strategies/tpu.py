@@ -1,43 +1,75 @@
 """TPUStrategy: synchronous data parallelism over the cores of a TPU."""
 
-import tensorflow as tf
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import TfdistError
+from tfdist.options import option
+from tfdist.strategies.base import Strategy, Traits
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def make_tpu(*, tpu: str = "") -> tf.distribute.TPUStrategy:
-    """Connects to a TPU, initialises it and builds a TPUStrategy.
+@dataclass(frozen=True, kw_only=True)
+class Tpu(Strategy):
+    """The options of a TPUStrategy.
 
     Args:
       tpu: `local` on a TPU VM; a Cloud TPU's name or `grpc://` address; empty to look where
         Colab and Cloud TPU leave it.
 
-    Returns:
-      A `tf.distribute.TPUStrategy`.
-
-    Raises:
-      TfdistError: no TPU was found.
-
     Source:
       https://www.tensorflow.org/guide/tpu
     """
-    where = (
-        f"--tpu={tpu}"
-        if tpu
-        else "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME and the TPU configuration"
+
+    name: ClassVar[str] = "tpu"
+    summary: ClassVar[str] = "the cores of a TPU"
+    traits: ClassVar[Traits] = Traits(copies_variables=True, fixes_shapes=True, is_remote=True)
+
+    tpu: str = option(
+        "",
+        "local on a TPU VM, a TPU's name, or empty to look for one",
+        metavar="NAME",
+        result=False,
     )
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
-        if tpu != "local":
-            tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    # TensorFlow raises ValueError, NotFoundError, UnavailableError, InvalidArgumentError or a
-    # plain googleapiclient or urllib error, according to where the search ends.
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TfdistError(
-            f"Cannot build TPUStrategy: no TPU found (looked at {where}: {reason[:120]}). "
-            "Run on a TPU machine with --tpu=local, name one with --tpu=NAME, or take "
-            "--strategy=auto."
-        ) from error
-    return tf.distribute.TPUStrategy(resolver)
+
+    @classmethod
+    def find_type(cls) -> type:
+        import tensorflow as tf
+
+        return tf.distribute.TPUStrategy
+
+    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.TPUStrategy":
+        import tensorflow as tf
+
+        where = (
+            f"`tpu={self.tpu}`"
+            if self.tpu
+            else "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME and the TPU configuration"
+        )
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=self.tpu)
+            if self.tpu != "local":
+                tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+        # TensorFlow raises ValueError, NotFoundError, UnavailableError, InvalidArgumentError or a
+        # plain googleapiclient or urllib error, according to where the search ends.
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise TfdistError(
+                f"Cannot build TPUStrategy: no TPU found (looked at {where}: {reason[:120]}). "
+                "Run on a TPU machine with `tpu=local`, name one with `tpu=NAME`, or take "
+                "`strategy=auto`."
+            ) from error
+        return tf.distribute.TPUStrategy(resolver)
+
+
+def make_tpu(**options: Any) -> "tf.distribute.TPUStrategy":
+    """Connects to a TPU, initialises it and returns the TPUStrategy of the options of `Tpu`.
+
+    Raises:
+      TfdistError: no TPU was found.
+    """
+    return Tpu(**options).build()

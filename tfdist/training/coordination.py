@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TrainingError
-from tfdist.strategies.parameter_server import make_coordinator
 from tfdist.strategies.rendezvous import find_problem
+from tfdist.strategies.servers import make_coordinator
 
 _RETRY_S = 0.05
 # A worker that its launcher or scheduler starts again answers within a minute or so; when none

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.strategies.registry import find_traits
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Steps
 from tfdist.training.step_options import overrides
@@ -198,7 +199,7 @@ def _hide_rows(leaf: Any) -> Any:
 
 def _to_bounds(bounds: list[tuple[int, int]], strategy: tf.distribute.Strategy) -> Any:
     """Returns where replicas' rows begin and end, as a tensor unless sizes must be known."""
-    if isinstance(strategy, tf.distribute.TPUStrategy):
+    if find_traits(strategy).fixes_shapes:
         return tuple(bounds)
     return tf.constant(bounds, tf.int64)
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
 from tfdist.training.randomness import list_seed_generators
 from tfdist.training.step_options import StepOptions
 from tfdist.training.synchronous import SynchronousSteps, to_numbers
@@ -34,7 +34,7 @@ class LocalSteps(SynchronousSteps):
         super().__init__(
             model, strategy, workers, options, create_variable=create_variable, is_apart=True
         )
-        self._sync_every = strategy.sync_every
+        self._sync_every = strategy.options.sync_every
         self._averager = WeightAverager(model, strategy, workers)
         self._is_settled = True
 
@@ -101,13 +101,15 @@ class WeightAverager:
         slots = [v for v in model.optimizer.variables if v is not model.optimizer._learning_rate]
         weights = [*trainable, *_select_floats(others)]
         slots = _select_floats(slots)
-        own_slots = [] if strategy.average_optimizer else slots
-        self._averaged = _Vector(weights + (slots if strategy.average_optimizer else []))
+        own_slots = [] if strategy.options.average_optimizer else slots
+        self._averaged = _Vector(weights + (slots if strategy.options.average_optimizer else []))
         self._own = _Vector(own_slots)
         self._seeds = [generator.state for generator in list_seed_generators(model)]
         self._num_trainable = sum(_count(v) for v in trainable)
         self._examples = 0.0
-        self._has_outer_step = strategy.outer_momentum > 0 or strategy.outer_learning_rate != 1
+        self._has_outer_step = (
+            strategy.options.outer_momentum > 0 or strategy.options.outer_learning_rate != 1
+        )
         self._anchor = np.zeros(0)
         self._momentum = _make_state([self._num_trainable], self._averaged.dtype)
         self._slots_of_workers = _make_state([workers.count, self._own.size], self._own.dtype)
@@ -141,10 +143,10 @@ class WeightAverager:
         mean = total[:-1] / total[-1]
         if self._has_outer_step:
             end = self._num_trainable
-            momentum = self._strategy.outer_momentum * self._momentum.numpy()
+            momentum = self._strategy.options.outer_momentum * self._momentum.numpy()
             momentum += self._anchor[:end] - mean[:end]
             self._momentum.assign(momentum)
-            mean[:end] = self._anchor[:end] - self._strategy.outer_learning_rate * momentum
+            mean[:end] = self._anchor[:end] - self._strategy.options.outer_learning_rate * momentum
         self._averaged.write(mean)
         self._anchor = mean
         self._examples = 0.0

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist.options import TrainingOptions
+from tfdist.train_options import TrainingOptions
 
 
 def make_schedule(

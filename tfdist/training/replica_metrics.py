@@ -21,6 +21,7 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 
 from tfdist.errors import TfdistError
+from tfdist.strategies.registry import find_traits
 from tfdist.training.division import Division
 from tfdist.training.reduction import SUM
 from tfdist.training.replacing import list_subclasses, replaced
@@ -68,8 +69,7 @@ class ReplicaMetrics:
         self._model = model
         self._strategy = strategy
         self._division = division
-        # CentralStorageStrategy keeps one variable for all replicas, and no other does.
-        self._is_shared = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        self._is_shared = find_traits(strategy).shares_variables
         self._seen: dict[int, keras.metrics.Metric] = {}
         self._inside: set[tf.distribute.ReplicaContext] = set()
         self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras.src import backend
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfdist.strategies.registry import find_traits
 from tfdist.training.division import Division, make_part, penalties_in_floatx
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.randomness import hide_rows, list_seed_generators
@@ -82,7 +83,7 @@ class Steps:
         )
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
-        needs_sizes = options.jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)
+        needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
         draws = self._division.draws
         self._call = make_call(model, draws) if options.rematerialize else None

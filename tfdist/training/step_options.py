@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
 from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.randomness import list_seed_generators
@@ -57,40 +57,35 @@ def check_strategy(
       TfdistError: they cannot.
     """
     name = type(strategy).__name__
-    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    traits = find_traits(strategy)
     if options.steps_per_loop > 1 and _trains_apart(strategy, num_workers):
         raise TfdistError(
             f"{name} does not take --steps_per_loop (given: {options.steps_per_loop}): its host "
             "has work of its own at each step. Leave it out, or take another strategy."
         )
-    if options.micro_batches > 1 and is_asynchronous:
+    if options.micro_batches > 1 and traits.has_servers:
         raise TfdistError(
             f"{name} does not take --micro_batches (given: {options.micro_batches}): a worker "
             "computes its whole batch at once. Give a smaller --global_batch_size, or take another "
             "strategy."
         )
-    crosses_network = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    crosses_network = traits.has_workers and not traits.trains_apart
     if options.compress_gradients and not crosses_network:
         raise TfdistError(
             f"{name} does not take --compress_gradients: no gradient crosses a network. Leave it "
             "out, or take --strategy=multi_worker_mirrored."
         )
-    keeps_variables_elsewhere = isinstance(
-        strategy, tf.distribute.experimental.CentralStorageStrategy
-    )
-    if options.jit_compile and (is_asynchronous or keeps_variables_elsewhere):
+    if options.jit_compile and (traits.has_servers or traits.shares_variables):
         raise TfdistError(
             f"{name} does not take --jit_compile=on: XLA reads variables of its own device only. "
             "Leave it out, or take another strategy."
         )
-    if options.rematerialize and (
-        options.jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)
-    ):
+    if options.rematerialize and (options.jit_compile or traits.fixes_shapes):
         raise TfdistError(
             "XLA does not take --rematerialize: it decides by itself what it computes again. Leave "
             "it out, or leave out --jit_compile and take another strategy than tpu."
         )
-    if options.gather_outputs and isinstance(strategy, LocalSgdStrategy) and num_workers > 1:
+    if options.gather_outputs and traits.trains_apart and num_workers > 1:
         raise TfdistError(
             f"{name} does not take --gather_outputs: each worker trains on batches of its own. "
             "Leave it out, or take --strategy=multi_worker_mirrored."
@@ -101,7 +96,7 @@ def check_strategy(
             f"--gather_outputs does not go with {other}, which computes the loss of a part of a "
             "replica's rows, or where no replica sees another. Leave one of them out."
         )
-    if options.rematerialize and is_asynchronous:
+    if options.rematerialize and traits.has_servers:
         raise TfdistError(
             f"{name} does not take --rematerialize: a worker computes its whole model at once. "
             "Leave it out, or take another strategy."
@@ -117,7 +112,7 @@ def check_program(
       TfdistError: it cannot.
     """
     name = type(strategy).__name__
-    is_asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
     functions = overrides(
         model, "make_train_function", "make_test_function", "make_predict_function"
@@ -214,8 +209,8 @@ def check_model(
 
 def _trains_apart(strategy: tf.distribute.Strategy, num_workers: int) -> bool:
     """Whether each worker makes steps of its own."""
-    is_local = isinstance(strategy, LocalSgdStrategy) and num_workers > 1
-    return is_local or isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    is_local = find_traits(strategy).trains_apart and num_workers > 1
+    return is_local or find_traits(strategy).has_servers
 
 
 def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:

@@ -19,8 +19,8 @@ from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.strategies.local_sgd import LocalSgdStrategy
-from tfdist.strategies.parameter_server import make_placement
+from tfdist.strategies.registry import find_options, find_traits
+from tfdist.strategies.servers import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.feed import Feed, make_feed
@@ -46,12 +46,6 @@ from tfdist.training.step_options import (
 )
 from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers, explain_lost_worker
-
-_MIRRORED = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.TPUStrategy,
-)
 
 # Where only the data's end ends an epoch.
 _UNKNOWN_STEPS = 1 << 40
@@ -107,7 +101,7 @@ class Trainer:
         without an effect, and a program refused that gives something else (`guard`). `auto` does
         so for programs that are not known to be divisible; `on`; `off`.
       max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
-        at a time; 0 for one a worker.
+        at a time; 0 for what its options say, or one a worker.
     """
 
     def __init__(
@@ -129,6 +123,7 @@ class Trainer:
         max_in_flight: int = 0,
     ):
         self.strategy = strategy or _find_strategy(build_model)
+        self._traits = find_traits(self.strategy)
         self.seed = seed
         self.history = keras.callbacks.History()
         self._progress = Progress()
@@ -145,7 +140,8 @@ class Trainer:
             raise make_unknown_name_error("check", check, CHECKS)
         self._check = check
         self.check_s = 0.0
-        self._max_in_flight = max_in_flight
+        chosen = find_options(self.strategy)
+        self._max_in_flight = max_in_flight or getattr(chosen, "max_in_flight", 0)
         self._step_options = StepOptions(
             micro_batches=micro_batches,
             compress_gradients=compress_gradients,
@@ -156,7 +152,7 @@ class Trainer:
             gather_outputs=gather_outputs,
         )
         check_strategy(self._step_options, self.strategy, num_workers=self.num_workers)
-        self._is_asynchronous = isinstance(self.strategy, tf.distribute.ParameterServerStrategy)
+        self._is_asynchronous = self._traits.has_servers
         self._create_variable = (
             make_placement(self.strategy) if self._is_asynchronous else aggregate_state
         )
@@ -721,7 +717,7 @@ class Trainer:
         check_scope(self.model, self.strategy)
         aggregate_variables(self.model, self.strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
-        is_mirrored = isinstance(self.strategy, _MIRRORED)
+        is_mirrored = self._traits.copies_variables
         check_model(
             self._step_options,
             self.model,
@@ -737,7 +733,7 @@ class Trainer:
     def _make_steps(self) -> Any:
         if self._is_asynchronous:
             return AsynchronousSteps(self.model, self.strategy, max_in_flight=self._max_in_flight)
-        trains_apart = self.num_workers > 1 and isinstance(self.strategy, LocalSgdStrategy)
+        trains_apart = self.num_workers > 1 and self._traits.trains_apart
         return (LocalSteps if trains_apart else SynchronousSteps)(
             self.model,
             self.strategy,

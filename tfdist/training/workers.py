@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.devices import measure_peak_memory_per_device
 from tfdist.errors import TrainingError
-from tfdist.strategies.local_sgd import LocalSgdStrategy
+from tfdist.strategies.registry import find_traits
 
 # What TensorFlow raises where a peer is gone.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -32,7 +32,7 @@ class Workers:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        channel = strategy.channel if isinstance(strategy, LocalSgdStrategy) else strategy
+        channel = strategy.channel if find_traits(strategy).trains_apart else strategy
         self.count, self.index = _find_place(channel)
         self._channel = channel
         # Under local SGD each worker has a strategy of its own, which knows of no other.
@@ -138,7 +138,7 @@ class Workers:
 
 def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns how many workers there are, and which of them this process is."""
-    if not isinstance(channel, tf.distribute.MultiWorkerMirroredStrategy):
+    if not find_traits(channel).has_workers:
         return 1, 0
     resolver = channel.cluster_resolver
     cluster: dict[str, Sequence[Any]] = resolver.cluster_spec().as_dict()

@@ -9,14 +9,9 @@ import keras
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.options import (
-    DataOptions,
-    ModelOptions,
-    TrainingOptions,
-    TrainOptions,
-    VerifiedModelOptions,
-    VerifyOptions,
-)
+from tfdist.strategies.options import make_strategy_options
+from tfdist.train_options import DataOptions, ModelOptions, TrainingOptions, TrainOptions
+from tfdist.verification.options import VerifiedModelOptions, VerifyOptions
 
 _PLAIN_RATE = 0.05
 _USER_EXAMPLES = 40
@@ -110,7 +105,7 @@ def make_train_options(
     chosen, base = options.model, TrainOptions()
     is_own = ":" not in chosen.model
     return TrainOptions(
-        strategy=replace(base.strategy, strategy=strategy),
+        strategy=make_strategy_options(strategy=strategy),
         data=DataOptions(
             image_size=chosen.image_size,
             train_examples=_SHAPES_EXAMPLES,

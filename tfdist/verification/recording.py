@@ -166,9 +166,7 @@ def _train(
         return model
 
     problem.reset_process()
-    trainer = Trainer(
-        build_model, strategy=strategy, seed=problem.seed, max_in_flight=1, check="off"
-    )
+    trainer = Trainer(build_model, strategy=strategy, seed=problem.seed, check="off")
     x, y, sample_weight = (*problem.train, None, None)[:3]
     trainer.fit(
         x,

@@ -14,20 +14,14 @@ from tfdist import assembly, cluster, devices
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch import run_local_cluster
 from tfdist.launching.logs import last_lines
-from tfdist.options import VerifyOptions
-from tfdist.strategies.parameter_server import run_server
-from tfdist.strategies.registry import make_strategy
+from tfdist.strategies.registry import find_strategy, make_strategy
+from tfdist.strategies.servers import run_server
 from tfdist.verification.comparison import TOLERANCES, Comparison, compare
 from tfdist.verification.diagnosis import diagnose, find_batch_layers
+from tfdist.verification.options import VerifyOptions
 from tfdist.verification.problem import Problem, make_problem, make_train_options
 from tfdist.verification.recording import Recording, record
 
-SINGLE_PROCESS = ("one_device", "mirrored", "central_storage")
-# The forms that can be equal: elsewhere these two compute something else by design.
-_FORMS = {
-    "local_sgd": "sync_every=1, plain SGD, batches of {batch}",
-    "parameter_server": "max_in_flight=1",
-}
 _GROUP_NORM = "group"
 _GRACE_S = 5.0  # what a cluster leaves is written when its chief ends
 
@@ -75,7 +69,8 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
     for name in options.verification.strategies:
         form, expected, chosen = "", reference, problem
         try:
-            if name == "local_sgd":
+            traits = find_strategy(name).traits
+            if traits.trains_apart:
                 chosen = make_local_problem(options)
                 is_own = ":" not in options.model.model
                 layers = [] if is_own else find_batch_layers(chosen, one_device)
@@ -87,14 +82,14 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
             form = _describe_form(name, options, chosen)
             if name == "one_device":
                 found = reference
-            elif name in (*SINGLE_PROCESS, "tpu"):
+            elif not traits.has_processes:
                 strategy = _make_strategy(name, options)
                 found = _record(name, chosen, strategy, options, report)
             else:
                 found = _run_cluster(name, options, report)
         except (TfdistError, TrainingError, ValueError, RuntimeError, tf.errors.OpError) as error:
             text = " ".join(str(error).split())
-            yield Verdict(name, form, problem=text, excuse="not here" if name == "tpu" else "")
+            yield Verdict(name, form, problem=text, excuse="not here" if traits.is_remote else "")
             continue
         tolerance = TOLERANCES[options.model.precision]
         comparison = compare(found, expected, tolerance)
@@ -131,10 +126,11 @@ def run_worker(directory: str, name: str) -> int:
     config = assembly.join_cluster(train_options)
     assert config is not None
     assembly.configure_process(train_options)
-    if name == "parameter_server" and not config.is_chief:
+    kind = find_strategy(name)
+    if kind.traits.has_servers and not config.is_chief:
         return run_server(config)
-    strategy = make_strategy(name, **({"sync_every": 1} if name == "local_sgd" else {}))
-    problem = make_local_problem(options) if name == "local_sgd" else make_problem(options)
+    strategy = make_strategy(name, **kind.exact)
+    problem = make_local_problem(options) if kind.traits.trains_apart else make_problem(options)
     recording = record(problem, strategy, steps=options.verification.steps)
     if config.is_chief:
         recording.save(str(Path(directory) / "recording.npz"))
@@ -147,7 +143,7 @@ def _run_cluster(name: str, options: VerifyOptions, report: Report) -> Recording
         (Path(directory) / "options.json").write_text(json.dumps(options.to_dict()))
         result = run_local_cluster(
             workers=options.verification.workers,
-            ps=int(name == "parameter_server"),
+            ps=int(find_strategy(name).traits.has_servers),
             command=[sys.executable, "-m", "tfdist.verification.worker", directory, name],
             run_dir=directory,
             timeout_s=options.verification.timeout_s,
@@ -178,22 +174,26 @@ def _record(
 
 
 def _make_strategy(name: str, options: VerifyOptions) -> tf.distribute.Strategy:
-    if name == "tpu":
+    kind = find_strategy(name)
+    if "devices" not in {item.name for item in dataclasses.fields(kind)}:
         return make_strategy(name)
-    count = 1 if name == "one_device" else options.verification.replicas
-    return make_strategy(name, devices=list(devices.list_devices()[:count]))
+    count = 1 if kind.traits.is_single else options.verification.replicas
+    return make_strategy(name, devices=devices.list_devices()[:count])
 
 
 def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) -> str:
     """Returns what a strategy runs with, in words."""
-    if name in ("one_device", "tpu"):
+    kind = find_strategy(name)
+    if kind.traits.is_single or kind.traits.is_remote:
         return ""
-    if name in SINGLE_PROCESS:
+    if kind.traits.is_local:
         return f"{options.verification.replicas} replicas"
-    form = _FORMS.get(name, "").format(batch=local_problem.global_batch_size)
-    if name == "local_sgd" and _must_change_norm(options):
-        form += f", norm={_GROUP_NORM}"
-    return ", ".join(filter(None, (f"{options.verification.workers} workers", form)))
+    parts = [f"{options.verification.workers} workers"]
+    parts += [f"{option}={value}" for option, value in kind.exact.items()]
+    if kind.traits.trains_apart:
+        parts += ["plain SGD", f"batches of {local_problem.global_batch_size}"]
+        parts += [f"norm={_GROUP_NORM}"] if _must_change_norm(options) else []
+    return ", ".join(parts)
 
 
 def _must_change_norm(options: VerifyOptions) -> bool:

@@ -1,0 +1,31 @@
+"""The strategy object of local SGD."""
+
+import tensorflow as tf
+
+from tfdist.devices import list_devices
+from tfdist.strategies.local_sgd import LocalSgd
+
+
+class LocalSgdStrategy(tf.distribute.MirroredStrategy):
+    """A MirroredStrategy over this worker's own devices, with a channel to the other workers.
+
+    By itself it trains each worker alone. `tfdist.Trainer` deals the workers their parts of the
+    global batches and averages what they learn.
+
+    Attributes:
+      channel: a MultiWorkerMirroredStrategy over all workers, for communication only.
+      options: when and how the workers average.
+    """
+
+    def __init__(
+        self,
+        channel: tf.distribute.MultiWorkerMirroredStrategy,
+        options: LocalSgd | None = None,
+    ):
+        # Not TensorFlow's choice, which numbers its collectives as the channel does.
+        super().__init__(
+            devices=list(list_devices()) if tf.config.list_physical_devices("GPU") else ["CPU:0"],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        self.channel = channel
+        self.options = options or LocalSgd()
