@@ -34,7 +34,7 @@ faults: setup
 # Needs Google's client library, 190 MB.
 test-vertex: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,vertex-test]
-	$(BIN)/python -m pytest tests/job_files/test_vertex.py
+	$(BIN)/python -m pytest tests/jobs/test_vertex.py
 
 # Fails on a broken reference, an undocumented public name, and any other warning.
 docs: setup

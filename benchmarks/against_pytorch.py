@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark import describe_machine
-from tfdist.benchmarking import runs, table
-from tfdist.benchmarking.contestants import Contestant
-from tfdist.benchmarking.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
-from tfdist.command import start_tensorflow_quietly
+from tfdist.benchmark import runs, table
+from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
+from tfdist.cli.command import start_tensorflow_quietly
 
 F32, BF16 = "float32", "mixed_bfloat16"
 SCRIPT = Path(__file__).with_name("pytorch_unet.py")
@@ -126,7 +126,7 @@ def list_ratios(rows: list[table.Row]) -> list[str]:
 
 
 def run_pytorch(contestant: Contestant, options: BenchmarkOptions, python: str) -> dict[str, Any]:
-    """Measures PyTorch once, as `tfdist.benchmarking.runs.run_contestant` does tfdist."""
+    """Measures PyTorch once, as `tfdist.benchmark.runs.run_contestant` does tfdist."""
     task = {
         **_describe_model(options.model),
         "compiled": contestant.kind == TORCH_COMPILED,
@@ -150,7 +150,7 @@ def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, f
     start_tensorflow_quietly()
     import numpy as np
 
-    from tfdist.benchmarking.measuring import build_model
+    from tfdist.benchmark.measuring import build_model
 
     model = build_model(options)
     random = np.random.default_rng(0)

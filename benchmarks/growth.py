@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark import describe_machine
-from tfdist.benchmarking.contestants import Contestant
-from tfdist.benchmarking.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
-from tfdist.benchmarking.runs import run_contestant
+from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
+from tfdist.benchmark.runs import run_contestant
 
 SMALL = MeasuredModelOptions(image_size=(64, 64), base_filters=16, depth=3, global_batch_size=16)
 EXAMPLES = (10_000, 1_000_000)

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tfdist.benchmark import describe_machine
-from tfdist.benchmarking.options import MeasuredModelOptions
-from tfdist.command import start_tensorflow_quietly
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.options import MeasuredModelOptions
+from tfdist.cli.command import start_tensorflow_quietly
 
 FIRST, LAST = 5, 8  # of the profiled steps
 LEAST = 0.01  # the share of a kind that has a line of its own
@@ -46,9 +46,9 @@ def train(precision: str, directory: str) -> None:
     import tensorflow as tf
 
     from tfdist import assembly
-    from tfdist.benchmarking.measuring import build_model, make_batches
+    from tfdist.benchmark.measuring import build_model, make_batches
+    from tfdist.runs.options import TrainingOptions, TrainOptions
     from tfdist.strategies.options import StrategyOptions
-    from tfdist.train_options import TrainingOptions, TrainOptions
     from tfdist.training.trainer import Trainer
 
     options = TrainOptions(

@@ -26,7 +26,7 @@ class UNet(nn.Module):
     """tfdist's `unet` with batch normalisation; its layers have the same names.
 
     Args:
-      num_classes, base_filters, depth: as of `models.make_model`.
+      num_classes, base_filters, depth: as of `tfdist.models.make_model`.
     """
 
     def __init__(self, *, num_classes: int, base_filters: int, depth: int):

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark import describe_machine
-from tfdist.benchmarking.options import MeasuredModelOptions
-from tfdist.benchmarking.runs import run_task
-from tfdist.command import start_tensorflow_quietly
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.options import MeasuredModelOptions
+from tfdist.benchmark.runs import run_task
+from tfdist.cli.command import start_tensorflow_quietly
 
 BATCH = 16
 WARMUP_STEPS = 4
@@ -126,9 +126,9 @@ def measure(directory: str) -> int:
         is_first = cluster.get("task", {}).get("index", 0) == 0
     start_tensorflow_quietly()
     from tfdist import assembly
-    from tfdist.benchmarking.measuring import Clock, build_model, make_batches
+    from tfdist.benchmark.measuring import Clock, build_model, make_batches
+    from tfdist.runs.options import TrainingOptions, TrainOptions
     from tfdist.strategies.options import StrategyOptions
-    from tfdist.train_options import TrainingOptions, TrainOptions
     from tfdist.training.trainer import Trainer
 
     split = case.strategy == "mirrored"
@@ -170,7 +170,7 @@ def _measure_small_sums(trainer: Any) -> float:
     """Returns the seconds of the sums over the replicas by which batches are normalised."""
     import tensorflow as tf
 
-    from models.layers import FusedBatchNormalization
+    from tfdist.models.layers import FusedBatchNormalization
 
     layers = [x for x in trainer.model.layers if isinstance(x, FusedBatchNormalization)]
     # Forwards a row of each replica: a count, means and variances; backwards two sums.

@@ -15,9 +15,9 @@ from docutils.statemachine import StringList
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-import models
 import tfdist
-from tfdist.command import start_tensorflow_quietly
+from tfdist import models
+from tfdist.cli.command import start_tensorflow_quietly
 
 project = "tfdist"
 author = "the tfdist authors"

@@ -10,10 +10,10 @@ from typing import Any
 __all__ = ["MODELS", "make_model"]
 
 MODELS = {
-    "efficientnet_v2_b0_unet": "models.backbones:efficientnet_v2_b0_unet",
-    "mobilenet_v2_unet": "models.backbones:mobilenet_v2_unet",
-    "resnet50_unet": "models.backbones:resnet50_unet",
-    "unet": "models.unet:unet",
+    "efficientnet_v2_b0_unet": "tfdist.models.backbones:efficientnet_v2_b0_unet",
+    "mobilenet_v2_unet": "tfdist.models.backbones:mobilenet_v2_unet",
+    "resnet50_unet": "tfdist.models.backbones:resnet50_unet",
+    "unet": "tfdist.models.unet:unet",
 }
 """Name -> "module:function" of what builds it."""
 
@@ -39,7 +39,7 @@ def make_model(
       channels: how many an image has.
       base_filters: of the first level; each level below has twice as many.
       depth: how many times the image is halved.
-      norm: one of `models.layers.NORMS`.
+      norm: one of `tfdist.models.layers.NORMS`.
       pretrained: whether the encoder starts from ImageNet weights.
       seed: of the initial weights.
 

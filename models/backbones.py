@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from models.layers import FusedBatchNormalization, ReverseChannels, make_norm
-from models.stages import check_image_size, check_positive, layer_seed
-from models.unet import (
+from tfdist.models.layers import FusedBatchNormalization, ReverseChannels, make_norm
+from tfdist.models.stages import check_image_size, check_positive, layer_seed
+from tfdist.models.unet import (
     check_norm,
     conv_block,
     decoder_stage,
@@ -109,7 +109,7 @@ def make_backbone_unet(
       channels: how many an image has.
       base_filters: of the decoder's last level; each level below has twice as many.
       depth: how many times the encoder halves the image: 2 to 5; with 5 it is the whole encoder.
-      norm: one of `models.layers.NORMS`, in the encoder too; with `none`, its convolutions have
+      norm: one of `NORMS` of `layers`, in the encoder too; with `none`, its convolutions have
         biases instead.
       pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
       seed: of the initial weights, which are a pure function of it (and of the ImageNet weights).
@@ -118,7 +118,7 @@ def make_backbone_unet(
     Returns:
       A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
       (float64 under that policy) [batch, height, width, num_classes]. The application's own
-      preprocessing is part of it. Its stages are those of `models.stages.stage_names(depth)`.
+      preprocessing is part of it. Its stages are those of `stages.stage_names(depth)`.
 
     Raises:
       ValueError: an image size that does not halve `depth` times; a count below 1; an unknown

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from models.layers import FusedBatchNormalization, ReverseChannels
+from tfdist.models.layers import FusedBatchNormalization, ReverseChannels
 
 Makers = Mapping[type, Callable[[Any], keras.layers.Layer]]
 _OPTIONS = ("name", "momentum", "epsilon", "center", "scale", "dtype", "trainable")

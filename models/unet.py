@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from models.layers import NORMS, make_norm
-from models.stages import (
+from tfdist.models.layers import NORMS, make_norm
+from tfdist.models.stages import (
     StageScope,
     any_device,
     check_image_size,
@@ -41,7 +41,7 @@ def unet(
       channels: how many an image has.
       base_filters: of the first level; each level below has twice as many. 64 in the paper.
       depth: how many 2x2 poolings there are. 4 in the paper.
-      norm: one of `models.layers.NORMS`; with `none`, the convolutions have biases instead.
+      norm: one of `tfdist.models.layers.NORMS`; with `none`, the convolutions have biases instead.
       pretrained: not available: there are no such weights.
       seed: of the initial weights, which are a pure function of it.
       mean: what is subtracted from the images, for all channels or for each.
@@ -51,7 +51,7 @@ def unet(
     Returns:
       A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
       (float64 under that policy) [batch, height, width, num_classes]. Its stages are those of
-      `models.stages.stage_names(depth)`.
+      `tfdist.models.stages.stage_names(depth)`.
 
     Raises:
       ValueError: an image size that does not halve `depth` times; a count below 1; an unknown norm;
@@ -161,7 +161,7 @@ def make_rescaling(
 
 
 def check_norm(norm: str, *, model: str) -> None:
-    """Checks that `norm` is one of `models.layers.NORMS`.
+    """Checks that `norm` is one of `tfdist.models.layers.NORMS`.
 
     Raises:
       ValueError: it is not.

@@ -60,7 +60,7 @@ def deterministic(_allow_all_kernels):
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A finished run: a tiny U-Net for images of 16x16, of the 4 classes of `shapes`."""
-    from tfdist.command import run_command
+    from tfdist.cli.command import run_command
     from tfdist.train import run_training
 
     path = tmp_path_factory.mktemp("trained run") / "run"
@@ -87,7 +87,7 @@ def labelled_images(tmp_path_factory):
     """A `folder` data set: val/images and val/masks of three sizes, one below a window's."""
     import numpy as np
 
-    from tfdist.data.shapes import make_shapes
+    from tfdist.tasks.segmentation.shapes import make_shapes
 
     path = tmp_path_factory.mktemp("labelled images")
     for directory in ("images", "masks"):

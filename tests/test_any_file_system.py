@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.command import run_command
-from tfdist.data.masks import decode_mask
-from tfdist.data.shapes import make_shapes
+from tfdist.cli.command import run_command
 from tfdist.evaluate import run_evaluation
 from tfdist.export import run_export
-from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
 from tfdist.predict import run_prediction
-from tfdist.stopping import EXIT_INTERRUPTED
+from tfdist.runs.stopping import EXIT_INTERRUPTED
+from tfdist.tasks.segmentation.inference.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PredictOptions,
+)
+from tfdist.tasks.segmentation.masks import decode_mask
+from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 
 STEPS = 150

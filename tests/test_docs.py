@@ -5,13 +5,17 @@ import re
 
 import pytest
 
-from tfdist.benchmarking.options import BenchmarkOptions
-from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
-from tfdist.job_files import JobsOptions
-from tfdist.launch import _make_parser
+from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.jobs import JobsOptions
+from tfdist.launch.__main__ import _make_parser
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
-from tfdist.train_options import TrainOptions
-from tfdist.verification.options import VerifyOptions
+from tfdist.tasks.segmentation.inference.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PredictOptions,
+)
+from tfdist.verify.options import VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # docs/errors.md is made of wrong flags; tests/test_errors.py checks it.

@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import jobs, launch
-from tfdist.command import run_command
+from tfdist.cli.command import run_command
 from tfdist.evaluate import run_evaluation
 from tfdist.export import run_export
-from tfdist.inference.options import EvaluateOptions, ExportOptions, PredictOptions
+from tfdist.jobs import __main__ as jobs
+from tfdist.launch import __main__ as launch
 from tfdist.predict import run_prediction
+from tfdist.tasks.segmentation.inference.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PredictOptions,
+)
 from tfdist.train import run_training
 from tfdist.training.run_lock import hold_run_lock
-from tfdist.verification.options import VerifyOptions
-from tfdist.verify import run_verification
+from tfdist.verify.__main__ import run_verification
+from tfdist.verify.options import VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
 SMALL = [

@@ -10,10 +10,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework import tensor_pb2
 
 import tfdist
-from tfdist.command import run_command
-from tfdist.data.folder import resize_image
+from tfdist.cli.command import run_command
 from tfdist.export import run_export
-from tfdist.inference.options import ExportOptions
+from tfdist.tasks.segmentation.folder import resize_image
+from tfdist.tasks.segmentation.inference.options import ExportOptions
 
 SERVE = """
 import sys

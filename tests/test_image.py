@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 
-from tfdist.job_files.job import COMMAND
-from tfdist.job_files.kubernetes import USER
+from tfdist.jobs.job import COMMAND
+from tfdist.jobs.kubernetes import USER
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.command import run_command
-from tfdist.data.masks import decode_mask
+from tfdist.cli.command import run_command
 from tfdist.evaluate import run_evaluation
-from tfdist.inference.options import EvaluateOptions, PredictOptions
 from tfdist.predict import run_prediction
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
+from tfdist.tasks.segmentation.masks import decode_mask
 
 
 def predict(*flags):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.command import run_command
+from tfdist.cli.command import run_command
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.strategies.test_rendezvous import find_free_ports
 from tfdist.launch import run_local_cluster
-from tfdist.launching.progress import StepFile
+from tfdist.launch.progress import StepFile
 
 pytestmark = [
     pytest.mark.cluster,

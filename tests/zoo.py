@@ -8,11 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import models
-from models.layers import FusedBatchNormalization
-from tfdist import strategies
-from tfdist.training.losses import make_loss
-from tfdist.training.metrics import SegmentationMetrics
+from tfdist import models, strategies
+from tfdist.models.layers import FusedBatchNormalization
+from tfdist.tasks.segmentation.losses import make_loss
+from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
 # What every synchronous strategy is compared with comes first.
 STRATEGIES: dict[str, Callable[[], tf.distribute.Strategy]] = {

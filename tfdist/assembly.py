@@ -9,19 +9,13 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-import models
 import tfdist
-from models.portable import to_fused_layers, to_keras_layers
-from tfdist import cluster, devices
-from tfdist.data.augment import Augmentation
+from tfdist import cluster, devices, models
 from tfdist.data.cache import SequentialSource
-from tfdist.data.class_weights import count_classes, make_class_weights
-from tfdist.data.registry import make_examples, make_source
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
-from tfdist.inference.options import DeviceOptions, EvaluateRunOptions, WindowOptions
-from tfdist.inference.predictor import Predictor
-from tfdist.inference.run import TrainedRun, read_run
+from tfdist.models.portable import to_fused_layers, to_keras_layers
+from tfdist.runs.options import TrainOptions, parse_label_map
 from tfdist.strategies.registry import (
     AUTO,
     build,
@@ -31,9 +25,18 @@ from tfdist.strategies.registry import (
     make_strategy,
     validate_cluster,
 )
-from tfdist.train_options import TrainOptions, parse_label_map
-from tfdist.training.losses import make_loss
-from tfdist.training.metrics import SegmentationMetrics
+from tfdist.tasks.segmentation.augment import Augmentation
+from tfdist.tasks.segmentation.class_weights import count_classes, make_class_weights
+from tfdist.tasks.segmentation.inference.options import (
+    DeviceOptions,
+    EvaluateRunOptions,
+    WindowOptions,
+)
+from tfdist.tasks.segmentation.inference.predictor import Predictor
+from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
+from tfdist.tasks.segmentation.losses import make_loss
+from tfdist.tasks.segmentation.metrics import SegmentationMetrics
+from tfdist.tasks.segmentation.registry import make_examples, make_source
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer

@@ -4,9 +4,9 @@ import sys
 
 import numpy as np
 
-from tfdist.command import run_command
+from tfdist.cli.command import run_command
 from tfdist.errors import TfdistError
-from tfdist.inference.options import EvaluateOptions
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     """
     from tfdist import assembly
     from tfdist.data.cache import read_examples
-    from tfdist.inference import files, scores
+    from tfdist.tasks.segmentation.inference import files, scores
 
     chosen = options.run
     strategy = assembly.start_devices(options.devices)

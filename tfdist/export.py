@@ -2,9 +2,9 @@
 
 import sys
 
-from tfdist.command import run_command
+from tfdist.cli.command import run_command
 from tfdist.errors import TfdistError
-from tfdist.inference.options import ExportOptions
+from tfdist.tasks.segmentation.inference.options import ExportOptions
 
 
 def main() -> int:
@@ -26,7 +26,11 @@ def run_export(options: ExportOptions) -> int:
       OSError: `--output` cannot be written.
     """
     from tfdist import assembly
-    from tfdist.inference.servable import ENCODED_SIGNATURE, TENSOR_SIGNATURE, export_servable
+    from tfdist.tasks.segmentation.inference.servable import (
+        ENCODED_SIGNATURE,
+        TENSOR_SIGNATURE,
+        export_servable,
+    )
 
     chosen = options.run
     if not chosen.output:

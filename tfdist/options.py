@@ -1,7 +1,7 @@
 """What options are: frozen dataclasses whose fields are also the command line's flags.
 
 Standard library only. A field says once what a flag needs: its group, its help, its unit and
-what it may be. The module that consumes an option owns its dataclass; `tfdist.flags` turns the
+what it may be. The module that consumes an option owns its dataclass; `tfdist.cli.flags` turns the
 fields into flags and the flags into these.
 """
 

@@ -4,13 +4,13 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from tfdist.command import EXIT_FAILED, run_command
+from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError
-from tfdist.inference.options import PredictOptions
-from tfdist.train_options import parse_label_map
+from tfdist.runs.options import parse_label_map
+from tfdist.tasks.segmentation.inference.options import PredictOptions
 
 if TYPE_CHECKING:
-    from tfdist.inference.prediction import Prediction
+    from tfdist.tasks.segmentation.inference.prediction import Prediction
 
 
 def main() -> int:
@@ -32,9 +32,9 @@ def run_prediction(options: PredictOptions) -> int:
       OSError: `--output` cannot be written.
     """
     from tfdist import assembly
-    from tfdist.inference import files, prediction
-    from tfdist.inference.scores import format_scores
-    from tfdist.pictures import make_palette
+    from tfdist.tasks.segmentation.inference import files, prediction
+    from tfdist.tasks.segmentation.inference.scores import format_scores
+    from tfdist.tasks.segmentation.pictures import make_palette
 
     chosen = options.run
     if not chosen.images or not chosen.output:

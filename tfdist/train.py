@@ -12,21 +12,21 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+from tfdist.cli.command import run_command
 from tfdist.cluster import find_launch_dir
-from tfdist.command import run_command
-from tfdist.launching.progress import summarize_record
-from tfdist.stopping import EXIT_TERMINATED, StopSignals, watch_for_maintenance
-from tfdist.train_options import TrainOptions
+from tfdist.launch.progress import summarize_record
+from tfdist.runs.options import TrainOptions
+from tfdist.runs.stopping import EXIT_TERMINATED, StopSignals, watch_for_maintenance
 
 if TYPE_CHECKING:
     import keras
 
     from tfdist.assembly import Data
-    from tfdist.data.augment import Augmentation
+    from tfdist.runs.utilization import Utilization
+    from tfdist.tasks.segmentation.augment import Augmentation
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
-    from tfdist.utilization import Utilization
 
 SAMPLES = 6
 _INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
@@ -52,18 +52,18 @@ def run_training(options: TrainOptions) -> int:
       TrainingError: the loss is not finite.
     """
     if options.run.dry_run:
-        from tfdist.dry_run import describe_dry_run
+        from tfdist.runs.dry_run import describe_dry_run
 
         print(describe_dry_run(options))
         return 0
     from tfdist import assembly
-    from tfdist.batch_size.choice import find_batch_size, recall_batch_size
     from tfdist.data.pipeline import steps_per_epoch
+    from tfdist.runs.batch_size.choice import find_batch_size, recall_batch_size
+    from tfdist.runs.utilization import Utilization
     from tfdist.strategies.servers import run_server
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
-    from tfdist.utilization import Utilization
 
     started = time.perf_counter()
     options.check()
@@ -286,7 +286,11 @@ def _save_best_model(
       is_kept: whether the model that is there stays, byte for byte.
     """
     from tfdist import assembly
-    from tfdist.training.evaluation import evaluate_segmentation, write_curves, write_samples
+    from tfdist.tasks.segmentation.evaluation import (
+        evaluate_segmentation,
+        write_curves,
+        write_samples,
+    )
 
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
     history = trainer.history.history

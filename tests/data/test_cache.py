@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfdist.data import checked_files
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.pipeline import make_train_dataset
-from tfdist.data.shapes import make_shapes
 from tfdist.data.source import ArraySource, BatchSource
 from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.shapes import make_shapes
 
 
 class Ramp(SequentialSource):

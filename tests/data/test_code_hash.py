@@ -105,7 +105,7 @@ def test_what_methods_close_over_counts():
 
 def test_other_processes_find_the_same():
     code = (
-        "from tfdist.data.folder import FolderSource\n"
+        "from tfdist.tasks.segmentation.folder import FolderSource\n"
         "from tfdist.data.code_hash import hash_code\n"
         "print(hash_code(FolderSource))"
     )

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.fingerprint import describe_difference
-from tfdist.data.folder import make_folder
-from tfdist.data.shapes import make_shapes
 from tfdist.data.source import ArraySource, BatchSource
+from tfdist.tasks.segmentation.folder import make_folder
+from tfdist.tasks.segmentation.shapes import make_shapes
 
 
 def png(index, channels):

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.augment import Augmentation
 from tfdist.data.graph_errors import as_user_error
 from tfdist.data.pipeline import (
     make_eval_dataset,
@@ -11,9 +10,10 @@ from tfdist.data.pipeline import (
     split_rows,
     steps_per_epoch,
 )
-from tfdist.data.shapes import make_shapes
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.augment import Augmentation
+from tfdist.tasks.segmentation.shapes import make_shapes
 
 AUGMENTATION = Augmentation(flip=True, scale=(0.6, 1.7), colour=0.3, ignore_label=9)
 

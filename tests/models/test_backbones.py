@@ -7,17 +7,17 @@ import keras
 import numpy as np
 import pytest
 
-import models.backbones
-from models import MODELS, make_model
-from models.backbones import (
+import tfdist.models.backbones
+from tfdist.models import MODELS, make_model
+from tfdist.models.backbones import (
     efficientnet_v2_b0_unet,
     make_backbone_unet,
     mobilenet_v2_unet,
     resnet50_unet,
 )
-from models.layers import FusedBatchNormalization
-from models.portable import to_fused_layers, to_keras_layers
-from models.stages import stage_layers, stage_names
+from tfdist.models.layers import FusedBatchNormalization
+from tfdist.models.portable import to_fused_layers, to_keras_layers
+from tfdist.models.stages import stage_layers, stage_names
 
 BACKBONES = {
     "mobilenet_v2_unet": (mobilenet_v2_unet, "MobileNetV2", "mobilenet_v2"),
@@ -44,7 +44,7 @@ def imagenet(monkeypatch):
         loaded[name] = model
         return model
 
-    monkeypatch.setattr(models.backbones, "_load_imagenet", load)
+    monkeypatch.setattr(tfdist.models.backbones, "_load_imagenet", load)
     return loaded
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.layers import NORMS, FusedBatchNormalization, make_norm
+from tfdist.models.layers import NORMS, FusedBatchNormalization, make_norm
 
 CHANNELS = 5
 KEY_BASES = itertools.count(1_000_000, 1_000)

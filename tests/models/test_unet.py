@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import models.unet
-from models import MODELS, make_model
-from models.layers import NORMS
-from models.stages import layer_seed, split_stages, stage_layers, stage_names
-from models.unet import unet
+import tfdist.models.unet
+from tfdist.models import MODELS, make_model
+from tfdist.models.layers import NORMS
+from tfdist.models.stages import layer_seed, split_stages, stage_layers, stage_names
+from tfdist.models.unet import unet
 
 SMALL = {"image_size": (16, 16), "num_classes": 3, "base_filters": 4, "depth": 2}
 
@@ -36,7 +36,9 @@ def dtype_policy(request):
 
 
 def test_importing_models_imports_no_tensorflow():
-    code = "import models, sys; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    code = (
+        "import tfdist.models, sys; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -262,7 +264,7 @@ def test_bad_arguments_are_refused(options, message):
 
 def test_make_model_passes_its_arguments_on(monkeypatch):
     given = {}
-    monkeypatch.setattr(models.unet, "unet", lambda **options: given.update(options))
+    monkeypatch.setattr(tfdist.models.unet, "unet", lambda **options: given.update(options))
     options = {
         "image_size": (32, 48),
         "num_classes": 5,

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import models
 import tfdist
-from models.layers import FusedBatchNormalization
 from tests import zoo
 from tests.training.programs import PROGRAMS
+from tfdist import models
 from tfdist.errors import TfdistError
-from tfdist.training.losses import make_loss
+from tfdist.models.layers import FusedBatchNormalization
+from tfdist.tasks.segmentation.losses import make_loss
 from tfdist.training.randomness import list_seed_generators
 
 STEPS = 4

@@ -1,7 +1,7 @@
 import keras
 import pytest
 
-from tfdist.train_options import TrainingOptions
+from tfdist.runs.options import TrainingOptions
 from tfdist.training.optimizers import make_optimizer, make_schedule
 
 

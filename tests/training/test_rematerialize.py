@@ -7,12 +7,12 @@ import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase
 from tensorflow.python.eager import context
 
-import models
 import tfdist
 from tests import zoo
+from tfdist import models
 from tfdist.errors import TfdistError
-from tfdist.training.losses import make_loss
-from tfdist.training.metrics import SegmentationMetrics
+from tfdist.tasks.segmentation.losses import make_loss
+from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
 

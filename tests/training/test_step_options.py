@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import models
 import tfdist
 from tests import zoo
-from tfdist.command import run_command
+from tfdist import models
+from tfdist.cli.command import run_command
 from tfdist.errors import TfdistError
 from tfdist.train import run_training
 

@@ -29,7 +29,7 @@ _SHUFFLE_ROUNDS = 4
 
 
 class BatchAugmentation(Protocol):
-    """What `make_train_dataset` calls; `tfdist.data.Augmentation` is one."""
+    """What `make_train_dataset` calls; `tfdist.tasks.segmentation.Augmentation` is one."""
 
     def augment_batch(self, images: Any, masks: Any, seeds: Any) -> tuple[Any, Any]:
         """Returns a batch changed; row i must depend on row i of the arguments alone."""

@@ -384,7 +384,7 @@ class Division:
         return moments
 
     def _pool_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the moments of all replicas' inputs; see `models.layers`."""
+        """Returns the moments of all replicas' inputs; see `tfdist.models.layers`."""
         mean, variance = tf.nn.moments(inputs, axes)
         context = tf.distribute.get_replica_context()
         place = tf.one_hot(context.replica_id_in_sync_group, self._replicas, dtype=mean.dtype)

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist.train_options import TrainingOptions
+from tfdist.runs.options import TrainingOptions
 
 
 def make_schedule(

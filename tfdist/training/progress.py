@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tfdist.launching.progress import StepFile, append_record
+from tfdist.launch.progress import StepFile, append_record
 from tfdist.training.trainer import Trainer
 
 

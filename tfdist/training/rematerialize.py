@@ -23,8 +23,8 @@ from keras.src import backend
 from keras.src.models.functional import Functional
 from tensorflow.python.eager import record
 
-from models.stages import Stage, split_stages
 from tfdist.errors import TfdistError
+from tfdist.models.stages import Stage, split_stages
 from tfdist.training.randomness import RowDraws
 
 # Of the operations with an effect, those that may have it twice.
@@ -83,7 +83,7 @@ def check_stages(model: keras.Model, x_spec: Any) -> None:
         raise TfdistError(
             f"Cannot compute the model {model.name!r} again by stages: it is not "
             "keras.Model(input, output) of one input and one output. Make it so, with a stage's "
-            "name at the start of each layer's (models.stages), or leave out --rematerialize."
+            "name at the start of each layer's (tfdist.models.stages), or leave out rematerialize."
         )
     problem = _find_odd_operation(model)
     if problem is None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError, shorten_error
-from tfdist.train_options import RunOptions
+from tfdist.runs.options import RunOptions
 from tfdist.training.durable_files import (
     append_durably,
     make_directories,

@@ -91,7 +91,7 @@ class Trainer:
         or `stop_training`, counts from the next loop on.
       rematerialize: whether activations are computed again in the backward pass, so that only those
         between the model's stages stay in memory. For functional models whose layers' names start
-        with a stage's (`models.stages`).
+        with a stage's (`tfdist.models.stages`).
       batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
         batch on replicas too; or `per_replica`, as Keras does.
       gather_outputs: whether every replica computes the loss of the global batch, from the outputs

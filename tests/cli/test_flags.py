@@ -1,0 +1,97 @@
+import dataclasses
+
+import pytest
+
+from tfdist.cli.flags import format_help, parse_flags
+from tfdist.errors import TfdistError
+from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.runs.presets import PRESETS
+
+
+def test_without_flags_everything_has_its_default():
+    assert parse_flags(TrainOptions, []) == TrainOptions()
+
+
+def test_reads_every_kind_of_value():
+    options = parse_flags(
+        TrainOptions,
+        [
+            "--devices=GPU:0,GPU:1",
+            "--image_size=128,160",
+            "--scale=0.5,2",
+            "--noflip",
+            "--ignore_label=11",
+            "--learning_rate=1e-4",
+            "--data_dir=a folder with spaces",
+        ],
+    )
+    assert options.strategy.devices == ("GPU:0", "GPU:1")
+    assert options.data.image_size == (128, 160)
+    assert options.data.scale == (0.5, 2.0)
+    assert options.data.flip is False
+    assert options.data.ignore_label == 11
+    assert options.training.learning_rate == 1e-4
+    assert options.data.data_dir == "a folder with spaces"
+
+
+def test_a_batch_size_is_a_number_or_to_be_found():
+    read = [parse_flags(TrainOptions, [f"--global_batch_size={text}"]) for text in ("12", "auto")]
+    assert [options.training.global_batch_size for options in read] == [12, AUTO_BATCH_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("gs://a/b/", "gs://a/b"), ("a b//", "a b"), ("/", "/"), ("a", "a")]
+)
+def test_a_directory_has_no_slash_at_its_end(given, read):
+    options = parse_flags(TrainOptions, [f"--run_dir={given}", f"--data_dir={given}"])
+    assert (options.run.run_dir, options.data.data_dir) == (read, read)
+
+
+def test_reads_a_flagfile(path_with_spaces):
+    path = path_with_spaces / "flags"
+    path.write_text("--epochs=3\n--dataset=shapes\n")
+    assert parse_flags(TrainOptions, [f"--flagfile={path}"]).training.epochs == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_flags_that_are_given_win_over_the_preset(name, path_with_spaces):
+    path = path_with_spaces / "flags"
+    path.write_text(f"--preset={name}\n")
+    options = parse_flags(TrainOptions, ["--epochs=3", f"--flagfile={path}", "--nopretrained"])
+    expected = {"camvid": (368, 480), "oxford_pets": (128, 128)}[name]
+    assert options.data.image_size == expected
+    assert options.training.epochs == 3
+    assert options.model.pretrained is False
+    assert options.training.learning_rate != TrainOptions().training.learning_rate
+
+
+def test_every_preset_can_be_chosen():
+    choices = TrainOptions.list_groups()["training"].__dataclass_fields__["preset"].metadata
+    assert choices["choices"] == ("none", *PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--stratgy=mirrored", r"Unknown flag '--stratgy'\. Did you mean --strategy"),
+        ("--strategy=miror", r"Unknown --strategy 'miror'\. Valid: mirrored, "),
+        ("--epochs=three", r"--epochs=three is not a whole number"),
+        ("--image_size=128", r"--image_size=128 is not H,W\. .*--image_size=96,96"),
+        ("--image_size=a,b", r"--image_size=a,b is not H,W"),
+        ("--model=unett", r"Unknown --model 'unett'\. Valid: unet, "),
+        ("shapes", r"Cannot read the argument 'shapes'"),
+    ],
+)
+def test_refuses_in_one_line(argument, message):
+    with pytest.raises(TfdistError, match=message) as caught:
+        parse_flags(TrainOptions, [argument])
+    assert "\n" not in str(caught.value)
+
+
+def test_help_names_every_flag_with_its_default():
+    text = format_help("tfdist.train", TrainOptions)
+    for group in TrainOptions.list_groups().values():
+        for item in dataclasses.fields(group):
+            assert item.name in text
+    assert "[sync_batch]" in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,87 @@
+"""The command says equal of what is, and names the part that makes a model wrong."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.verify import runs
+from tfdist.verify.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
+from tfdist.verify.table import format_table
+
+ROOT = pathlib.Path(__file__).parents[2]
+MODULE = "tests.verify.wrong_models"
+
+
+@pytest.fixture
+def verify():
+    """Compares mirrored replicas of a model with one device, in float64."""
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+    def run(build, strategies=("mirrored",)):
+        options = VerifyOptions(
+            verification=VerificationOptions(strategies=strategies, steps=3),
+            model=VerifiedModelOptions(model=f"{MODULE}:{build}"),
+        )
+        return list(runs.run_strategies(options, lambda name, step: None))
+
+    yield run
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def test_a_model_that_is_right_is_equal(verify):
+    verdicts = verify("build_right", ("one_device", "mirrored", "central_storage"))
+    assert all(verdict.holds for verdict in verdicts), format_table(verdicts)
+    assert "equal" in format_table(verdicts)
+
+
+@pytest.mark.parametrize(
+    ("build", "start", "cause"),
+    [
+        ("build_loss_per_replica", "loss", "mean_of_valid.*averaged per replica"),
+        ("build_clipping", "gradient of below/kernel", "clips it before the reduction"),
+        ("build_dropout_per_replica", "above/kernel", "'drop'.*seeded per replica"),
+        ("build_dropout_seeded_by_replica", "above/kernel", "'drop'.*per replica"),
+    ],
+)
+def test_names_what_makes_a_model_wrong(verify, build, start, cause):
+    (verdict,) = verify(build)
+    text = format_table([verdict])
+    assert not verdict.holds, text
+    assert verdict.comparison.start.startswith("step 1:")
+    assert start in verdict.comparison.start, text
+    assert re.search(cause, verdict.problem), text
+
+
+def test_local_sgd_is_not_compared_where_a_layer_sees_the_batch(verify):
+    (verdict,) = verify("build_right", ("local_sgd",))
+    assert verdict.holds
+    assert "not comparable" in format_table([verdict])
+    assert "'batch_normalization'" in verdict.problem
+
+
+@pytest.mark.cluster
+def test_all_strategies_are_equal_and_a_wrong_model_is_not(tmp_path):
+    def run(*flags):
+        command = [sys.executable, "-m", "tfdist.verify", f"--json={tmp_path}/found.json", *flags]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+        return done, json.loads((tmp_path / "found.json").read_text())
+
+    done, found = run(f"--model={MODULE}:build_random", "--steps=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["verdict"] for row in found] == ["equal"] * 6, done.stdout
+    assert done.stderr == ""
+    done, (row,) = run(
+        f"--model={MODULE}:build_loss_per_replica",
+        "--steps=3",
+        "--strategies=multi_worker_mirrored",
+    )
+    assert done.returncode == 1
+    assert "mean_of_valid" in row["problem"]

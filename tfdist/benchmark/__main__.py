@@ -1,0 +1,86 @@
+"""`python -m tfdist.benchmark`: how fast strategies and precisions are, against baselines.
+
+Every contestant runs in processes of its own, in turns, on the same batches in memory.
+"""
+
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.benchmark.contestants import Contestant, list_contestants
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.cli.command import EXIT_FAILED, run_command
+
+
+def main() -> int:
+    """Runs the command line and returns the exit status."""
+    return run_command(
+        "tfdist.benchmark", run_benchmark, options_class=BenchmarkOptions, needs_tensorflow=False
+    )
+
+
+def run_benchmark(options: BenchmarkOptions) -> int:
+    """Measures the contestants and prints a table.
+
+    Returns:
+      0, or 1 if one of them failed.
+
+    Raises:
+      TfdistError: bad input.
+    """
+    from tfdist.benchmark import runs, table
+
+    contestants = list_contestants(options)
+    began = time.monotonic()
+    if not options.run.quiet:
+        print(_describe(options, contestants), flush=True)
+    done = 0
+
+    def report(number: int, contestant: Contestant, finding: dict[str, Any]) -> None:
+        nonlocal done
+        done += 1
+        if not options.run.quiet:
+            ceilings = sum(c.kind == "ceiling" for c in contestants)
+            total = len(contestants) * options.contest.rounds + ceilings
+            rate = finding.get("images_per_second")
+            text = finding.get("error") or (f"{rate:.2f} images/s" if rate else "measured")
+            print(
+                f"[{done}/{total}, round {number}] {contestant.name}, "
+                f"{contestant.precision}: {text}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    found = runs.run_rounds(contestants, options, report)
+    rows = table.make_rows(found)
+    print("", table.format_table(rows), f"{time.monotonic() - began:.0f} s", sep="\n")
+    if options.run.output:
+        output = Path(options.run.output)
+        output.mkdir(parents=True, exist_ok=True)
+        about = {
+            "date": datetime.date.today().isoformat(),
+            "machine": describe_machine(),
+            "options": options.to_dict(),
+        }
+        content = json.dumps(about | table.to_json(found), indent=2)
+        (output / "results.json").write_text(content + "\n")
+        (output / "throughput.svg").write_text(table.draw_bars(rows))
+    return EXIT_FAILED if any(row.error for row in rows) else 0
+
+
+def _describe(options: BenchmarkOptions, contestants: list[Contestant]) -> str:
+    model, contest = options.model, options.contest
+    height, width = model.image_size
+    return (
+        f"{model.model} of {model.base_filters} filters, depth {model.depth}, "
+        f"{height}x{width}x3, batches of {model.global_batch_size}; {len(contestants)} "
+        f"contestants, {contest.rounds} rounds of {contest.steps} steps; {describe_machine()}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

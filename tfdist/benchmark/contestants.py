@@ -1,0 +1,85 @@
+"""Who takes part in a benchmark."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.strategies.registry import STRATEGIES
+
+_NAMES = {
+    "ceiling": "convolutions alone",
+    "loop": "loop by hand",
+    "keras_fit": "Keras fit, tfdist's layers",
+    "keras_layers_fit": "Keras fit, Keras's layers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One thing to measure.
+
+    Attributes:
+      kind: `trainer`, one of `BASELINES`, `ceiling` for the convolutions alone, or what another
+        benchmark measures.
+      strategy, precision: as of `tfdist.train`.
+      replicas: of one process.
+      workers: processes that train; parameter servers come on top.
+      cores: what the process may use; 0 for all.
+    """
+
+    kind: str = "trainer"
+    strategy: str = "one_device"
+    precision: str = "float32"
+    replicas: int = 1
+    workers: int = 1
+    cores: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables, the precision aside."""
+        name = self.strategy if self.kind == "trainer" else _NAMES.get(self.kind, self.kind)
+        if self.cores:
+            return f"{name}, {self.cores} core{'s' * (self.cores > 1)}"
+        if self.workers > 1:
+            return f"{name}, {self.workers} workers"
+        return f"{name}, {self.replicas} replicas" if self.replicas > 1 else name
+
+
+def list_contestants(options: BenchmarkOptions) -> list[Contestant]:
+    """Returns everything that the options ask for, each once.
+
+    Several workers of one machine are compared with one process on a worker's share of its
+    cores, which is added.
+    """
+    found = [
+        contestant
+        for precision in options.contest.precisions
+        for contestant in _list_of_precision(options, precision)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def find_lone_worker(contestant: Contestant) -> Contestant | None:
+    """Returns one process on the cores that a contestant's worker has; None if it has no core."""
+    cores = len(os.sched_getaffinity(0)) // contestant.workers
+    return Contestant(precision=contestant.precision, cores=cores) if cores else None
+
+
+def _list_of_precision(options: BenchmarkOptions, precision: str) -> Iterator[Contestant]:
+    chosen = options.contest
+    yield Contestant(kind="ceiling", precision=precision)
+    for kind in chosen.baselines:
+        yield Contestant(kind=kind, precision=precision)
+    for strategy in chosen.strategies:
+        traits = STRATEGIES[strategy].traits
+        if traits.is_local and not traits.is_single:
+            for count in chosen.replicas:
+                yield Contestant(strategy=strategy, precision=precision, replicas=count)
+        elif traits.has_processes:
+            for count in chosen.workers:
+                worker = Contestant(strategy=strategy, precision=precision, workers=count)
+                yield from filter(None, [find_lone_worker(worker)])
+                yield worker
+        else:
+            yield Contestant(strategy=strategy, precision=precision)

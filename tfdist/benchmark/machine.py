@@ -1,0 +1,13 @@
+"""What a benchmark ran on."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+
+def describe_machine() -> str:
+    """Returns the processor and the cores that this process may use, in words."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"

@@ -1,0 +1,89 @@
+"""What `python -m tfdist.benchmark` takes; see `tfdist.options`."""
+
+from dataclasses import dataclass
+
+from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.runs.options import PRECISIONS, ModelOptions, RunOptions, TrainingOptions
+from tfdist.strategies.registry import STRATEGIES
+from tfdist.verify.options import FIXED_BATCH_SIZE
+
+BASELINES = ("loop", "keras_fit", "keras_layers_fit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestOptions(OptionGroup):
+    """What is compared."""
+
+    strategies: tuple[str, ...] = option(
+        ("one_device", "mirrored"),
+        "strategies to measure",
+        metavar="one_device,mirrored",
+        choices=tuple(STRATEGIES),
+    )
+    precisions: tuple[str, ...] = option(
+        ("float32", "mixed_bfloat16"),
+        "precisions of each",
+        metavar="float32,mixed_bfloat16",
+        choices=PRECISIONS,
+    )
+    replicas: tuple[int, ...] = option(
+        (2,),
+        "mirrored, central_storage: devices of each contestant; the CPU is split where there are "
+        "fewer",
+        metavar="2,4",
+        minimum=2,
+    )
+    workers: tuple[int, ...] = option(
+        (2,),
+        "strategies of several processes: workers of each contestant",
+        metavar="2,4",
+        minimum=2,
+    )
+    baselines: tuple[str, ...] = option(
+        BASELINES,
+        "what to measure beside the trainer: a loop written by hand, and Keras's fit, with "
+        "tfdist's layers and with Keras's own",
+        metavar="loop,keras_fit",
+        choices=BASELINES,
+    )
+    rounds: int = option(3, "times that each is measured, in turns", minimum=1)
+    steps: int = option(12, "measured steps a round", minimum=1)
+    warmup_steps: int = option(4, "steps before those, not measured", minimum=1)
+    timeout_s: float = option(600.0, "seconds after which a contestant has failed", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredModelOptions(OptionGroup):
+    """What is trained for it."""
+
+    model: str = inherit(ModelOptions, "model")
+    image_size: tuple[int, int] = option((128, 128), "height and width in pixels", metavar="H,W")
+    num_classes: int = option(3, "classes", minimum=2)
+    base_filters: int = inherit(ModelOptions, "base_filters")
+    depth: int = inherit(ModelOptions, "depth")
+    norm: str = inherit(ModelOptions, "norm")
+    global_batch_size: int = inherit(TrainingOptions, "global_batch_size", **FIXED_BATCH_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkReportOptions(OptionGroup):
+    """What is said of it."""
+
+    output: str = option(
+        "", "write results.json and throughput.svg to this directory", metavar="DIR"
+    )
+    quiet: bool = inherit(RunOptions, "quiet")
+    verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(CommandOptions):
+    """Everything that `python -m tfdist.benchmark` takes.
+
+    Attributes:
+      contest, model, run: the groups.
+    """
+
+    contest: ContestOptions = ContestOptions()
+    model: MeasuredModelOptions = MeasuredModelOptions()
+    run: BenchmarkReportOptions = BenchmarkReportOptions()

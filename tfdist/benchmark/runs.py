@@ -1,0 +1,120 @@
+"""Runs the contestants in turns, each time in processes of its own."""
+
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist import cluster
+from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.launch import run_local_cluster
+from tfdist.launch.logs import last_lines
+from tfdist.strategies.registry import STRATEGIES
+
+_GRACE_S = 10.0
+
+Findings = dict[Contestant, list[dict[str, Any]]]
+Measure = Callable[[Contestant, BenchmarkOptions], dict[str, Any]]
+
+
+def run_rounds(
+    contestants: Sequence[Contestant],
+    options: BenchmarkOptions,
+    report: Callable[[int, Contestant, dict[str, Any]], None],
+    *,
+    measure: Measure | None = None,
+) -> Findings:
+    """Measures every contestant once a round; every other round goes backwards.
+
+    The machine itself, the ceilings, is measured once more when all is done.
+
+    Args:
+      contestants: whom.
+      options: of the benchmark.
+      report: told each finding as it is there, with the number of its round from 1.
+      measure: measures one of them once; `run_contestant` by default.
+
+    Returns:
+      Each one's findings, one a round, and one more of a ceiling; `error` is in those that
+      failed, which are not tried again.
+    """
+    measure = measure or run_contestant
+    found: Findings = {contestant: [] for contestant in contestants}
+    for number in range(1, options.contest.rounds + 1):
+        for contestant in contestants if number % 2 else reversed(contestants):
+            if any("error" in finding for finding in found[contestant]):
+                continue
+            finding = measure(contestant, options)
+            found[contestant].append(finding)
+            report(number, contestant, finding)
+    for contestant in contestants:
+        if contestant.kind == "ceiling" and not any("error" in f for f in found[contestant]):
+            found[contestant].append(measure(contestant, options))
+            report(options.contest.rounds, contestant, found[contestant][-1])
+    return found
+
+
+def run_contestant(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
+    """Measures one contestant once.
+
+    Returns:
+      What `measure` or `measure_ceilings` found; `error` alone, one line, if it failed.
+    """
+    return run_task(
+        {"contestant": dataclasses.asdict(contestant), "options": options.to_dict()},
+        [sys.executable, "-m", "tfdist.benchmark.worker"],
+        workers=contestant.workers,
+        ps=int(STRATEGIES[contestant.strategy].traits.has_servers),
+        timeout_s=options.contest.timeout_s,
+    )
+
+
+def run_task(
+    task: dict[str, Any],
+    command: Sequence[str],
+    *,
+    workers: int = 1,
+    ps: int = 0,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Runs a command in one process or a cluster of them, without a word.
+
+    Args:
+      task: what is in `task.json` of the directory whose name the command gets.
+      command: and its arguments before the directory.
+      workers, ps: processes.
+      timeout_s: seconds after which they have failed.
+
+    Returns:
+      What they left in `result.json` there; `error` alone, one line, if one of them failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+        (Path(directory) / "task.json").write_text(json.dumps(task))
+        result = run_local_cluster(
+            workers=workers,
+            ps=ps,
+            command=[*command, directory],
+            run_dir=directory,
+            timeout_s=timeout_s,
+            grace_s=_GRACE_S,
+            stream=False,
+            environ=dict(cluster.read_environment()) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        if result.timed_out:
+            return {"error": f"not done after {timeout_s:g} s (--timeout_s)"}
+        if result.status:
+            task_result = next(t for t in result.tasks if t.name == result.first_failed)
+            said = last_lines(task_result.log.read_bytes()) or ["it said nothing"]
+            return {"error": f"{task_result.name}: {said[-1]}"}
+        return json.loads((Path(directory) / "result.json").read_text())
+
+
+def median_of(findings: Sequence[dict[str, Any]], key: str) -> float | None:
+    """Returns the median of a key over the rounds; None where there is none."""
+    values = [finding[key] for finding in findings if key in finding]
+    return statistics.median(values) if values else None

@@ -1,0 +1,170 @@
+"""A benchmark's findings as a table, as JSON and as a picture."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfdist.benchmark.contestants import Contestant, find_lone_worker
+from tfdist.benchmark.runs import Findings, median_of
+
+HEADS = (
+    "contestant",
+    "precision",
+    "images/s",
+    "range",
+    "of one device",
+    "scaling",
+    "of the convolutions",
+    "of the peak",
+    "memory MiB",
+    "first step s",
+)
+_WIDTH, _ROW, _LABEL = 720, 22, 330  # of the picture, in pixels
+_NUMBER = 60  # that a number at a bar's end takes
+# Okabe and Ito's colours that are seen on white and on black.
+_TRAINER, _BASELINE = "#0072b2", "#e69f00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contestant's medians over the rounds, beside the most that the machine did in any.
+
+    Attributes:
+      contestant: who.
+      images_per_second, lowest, highest: over the rounds; None if it failed.
+      of_one_device: its speed over that of the trainer on one device, at the same precision.
+      scaling: its speed over that of one process on its share of the cores, times the workers.
+      of_convolutions: its operations a second over those of the model's convolutions alone.
+      of_peak: over those of the fastest of these convolutions (model FLOPs utilisation).
+      memory_mib: the most memory that its (chief's) process used.
+      first_step_s: from the start of the training to the end of the first step.
+      error: why it failed, one line; empty if it did not.
+    """
+
+    contestant: Contestant
+    images_per_second: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    of_one_device: float | None = None
+    scaling: float | None = None
+    of_convolutions: float | None = None
+    of_peak: float | None = None
+    memory_mib: float | None = None
+    first_step_s: float | None = None
+    error: str = ""
+
+
+def make_rows(found: Findings) -> list[Row]:
+    """Returns a row a contestant, the ceilings aside."""
+    return [_make_row(c, found) for c in found if c.kind != "ceiling"]
+
+
+def _make_row(contestant: Contestant, found: Findings) -> Row:
+    findings = found[contestant]
+    rate = median_of(findings, "images_per_second")
+    if rate is None:
+        error = next((f["error"] for f in findings if "error" in f), "not measured")
+        return Row(contestant=contestant, error=error)
+    rates = [f["images_per_second"] for f in findings if "images_per_second" in f]
+    precision = contestant.precision
+    one_device = _find_rate(found, Contestant(precision=precision))
+    ceiling = found.get(Contestant(kind="ceiling", precision=precision), [])
+    # Other programs only ever slow the machine: the largest finding is nearest to what it can do.
+    per_image, together, fastest = (
+        max((finding[key] for finding in ceiling if key in finding), default=None)
+        for key in ("flops_per_image", "own_flops_per_second", "flops_per_second")
+    )
+    memory = median_of(findings, "peak_memory_bytes")
+    return Row(
+        contestant=contestant,
+        images_per_second=rate,
+        lowest=min(rates),
+        highest=max(rates),
+        of_one_device=rate / one_device if one_device else None,
+        scaling=_find_scaling(contestant, rate, found),
+        of_convolutions=rate * per_image / together if per_image and together else None,
+        of_peak=rate * per_image / fastest if per_image and fastest else None,
+        memory_mib=memory / 2**20 if memory else None,
+        first_step_s=median_of(findings, "first_step_s"),
+    )
+
+
+def _find_scaling(contestant: Contestant, rate: float, found: Findings) -> float | None:
+    lone = find_lone_worker(contestant) if contestant.workers > 1 else None
+    alone = _find_rate(found, lone) if lone else None
+    return rate / (contestant.workers * alone) if alone else None
+
+
+def _find_rate(found: Findings, contestant: Contestant) -> float | None:
+    return median_of(found.get(contestant, []), "images_per_second")
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """Returns the rows as a table to read, and what each number is."""
+    lines = [_join(HEADS), *(_join(_list_cells(row)) for row in rows)]
+    lines += [
+        f"{row.contestant.name}, {row.contestant.precision}: {row.error}"
+        for row in rows
+        if row.error
+    ]
+    return "\n".join(lines)
+
+
+def to_json(found: Findings) -> dict[str, Any]:
+    """Returns the rows, and each round's findings, ready for JSON."""
+    return {
+        "rows": [asdict(row) | {"name": row.contestant.name} for row in make_rows(found)],
+        "rounds": [
+            {"contestant": asdict(contestant), "findings": findings}
+            for contestant, findings in found.items()
+        ],
+    }
+
+
+def draw_bars(rows: Sequence[Row]) -> str:
+    """Returns an SVG: a bar a contestant, as long as its images a second."""
+    shown = [row for row in rows if row.images_per_second]
+    longest = max((row.images_per_second or 0.0 for row in shown), default=1.0)
+    parts = []
+    for index, row in enumerate(shown):
+        y, rate = index * _ROW, row.images_per_second or 0.0
+        width = (_WIDTH - _LABEL - _NUMBER) * rate / longest
+        colour = _TRAINER if row.contestant.kind == "trainer" else _BASELINE
+        label = html.escape(f"{row.contestant.name}, {row.contestant.precision}")
+        parts += [
+            f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label}</text>',
+            f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" '
+            f'fill="{colour}"/>',
+            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{rate:.1f}</text>',
+        ]
+    height = _ROW * len(shown)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12" '
+        f'fill="currentColor">{"".join(parts)}</svg>\n'
+    )
+
+
+def _list_cells(row: Row) -> list[str]:
+    rate = row.images_per_second
+    if rate is None:
+        return [row.contestant.name, row.contestant.precision, "failed", *[""] * (len(HEADS) - 3)]
+    ratios = (row.of_one_device, row.scaling, row.of_convolutions, row.of_peak)
+    return [
+        row.contestant.name,
+        row.contestant.precision,
+        f"{rate:.2f}",
+        f"{row.lowest:.1f}-{row.highest:.1f}",
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        "-" if row.memory_mib is None else f"{row.memory_mib:.0f}",
+        "-" if row.first_step_s is None else f"{row.first_step_s:.1f}",
+    ]
+
+
+def _join(cells: Sequence[str]) -> str:
+    name, precision, *numbers = cells
+    widths = [max(len(head), 11) + 2 for head in HEADS[2:]]
+    return f"{name:<34}{precision:<16}" + "".join(
+        f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=True)
+    )

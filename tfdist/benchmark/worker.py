@@ -1,0 +1,40 @@
+"""One process of a contestant: `python -m tfdist.benchmark.worker DIRECTORY`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.errors import TfdistError, TrainingError
+
+
+def main(directory: str) -> int:
+    """Measures what `task.json` says and writes `result.json`; what is wrong is the last line."""
+    task = json.loads((Path(directory) / "task.json").read_text())
+    contestant = Contestant(**task["contestant"])
+    options = BenchmarkOptions.from_dict(task["options"])
+    if contestant.cores:
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[: contestant.cores])
+    start_tensorflow_quietly()
+    from tfdist.benchmark.measuring import measure, measure_ceilings
+
+    try:
+        if contestant.kind == "ceiling":
+            found: dict[str, Any] | None = measure_ceilings(contestant, options)
+        else:
+            found = measure(contestant, options)
+    except (TfdistError, TrainingError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    if found is not None:
+        (Path(directory) / "result.json").write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The command line: arguments, flags, help, errors of one line, exit status."""

@@ -1,0 +1,82 @@
+"""Runs a command: help, errors of one line, exit status."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist import cluster
+from tfdist.cli.arguments import print_help
+from tfdist.cli.flags import format_help, name_flags, parse_flags
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.options import CommandOptions
+from tfdist.runs.options import TrainOptions
+from tfdist.runs.stopping import EXIT_INTERRUPTED
+
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1
+
+
+def run_command(
+    program: str,
+    run: Callable[[Any], int],
+    arguments: Sequence[str] | None = None,
+    *,
+    options_class: type[CommandOptions] = TrainOptions,
+    needs_tensorflow: bool = True,
+) -> int:
+    """Parses the command line, runs a command and returns its exit status.
+
+    Args:
+      program: the module's name, for `--help`.
+      run: the command: options in, exit status out.
+      arguments: the command line without the program; `sys.argv` by default.
+      options_class: what the command takes; its group `run` says what is printed.
+      needs_tensorflow: whether to start TensorFlow first, quietly.
+
+    Returns:
+      What `run` returns; 2 after bad input, 1 after a failure that has its own message, 130
+      after a second Ctrl-C. Anything unforeseen keeps its traceback.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(argument in ("--help", "-h", "-help") for argument in arguments):
+        print_help(format_help(program, options_class))
+        return 0
+    try:
+        options: Any = parse_flags(options_class, arguments)
+        if needs_tensorflow and not options.run.verbose_tensorflow:
+            start_tensorflow_quietly()
+        return run(options)
+    except TfdistError as error:
+        _print_error(name_flags(error, options_class, TrainOptions))
+        return EXIT_BAD_INPUT
+    except (TrainingError, OSError) as error:
+        _print_error(error)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def start_tensorflow_quietly() -> None:
+    """Imports TensorFlow and opens its devices without a word on standard error.
+
+    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some from
+    drivers that do not know of it, so that the file descriptor itself is put aside meanwhile.
+    """
+    cluster.quiet_environment()
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        import tensorflow as tf
+
+        tf.get_logger().setLevel("ERROR")
+        tf.config.list_physical_devices()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _print_error(error: BaseException) -> None:
+    print(f"tfdist: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,0 +1,226 @@
+"""The command line's flags, made from options, and the only reader of absl's FLAGS."""
+
+import dataclasses
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from absl import flags
+
+from tfdist.cli.arguments import check_arguments, find_flag
+from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.options import CommandOptions
+from tfdist.runs.presets import PRESETS
+
+Options = TypeVar("Options", bound=CommandOptions)
+
+
+def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
+    """Turns command-line arguments into options.
+
+    Args:
+      command: the class of the command's options.
+      arguments: the arguments, without the program's name. `--flagfile=FILE` works.
+
+    Raises:
+      TfdistError: an unknown flag (with the closest ones), a malformed value, or a control
+        character.
+    """
+    arguments = expand_flag_files(arguments)
+    check_arguments(arguments)
+    try:
+        groups = _list_groups(command, arguments)
+        values = _parse(groups, arguments)
+        if "preset" in values and values["preset"].value in PRESETS:
+            # Of a flag that is given twice, the last one counts.
+            values = _parse(groups, [*PRESETS[values["preset"].value], *arguments])
+        return command(
+            **{
+                name: group(**{i.name: _read(values, i) for i in dataclasses.fields(group)})
+                for name, group in groups.items()
+            }
+        )
+    except TfdistError as error:
+        raise name_flags(error, command) from error
+
+
+def name_flags(error: TfdistError, *commands: type[CommandOptions]) -> TfdistError:
+    """Returns an error of the library in the words of a command line.
+
+    Args:
+      error: it names parameters, as in `epochs=0` in backquotes.
+      *commands: whose flags they are.
+    """
+    names = {item.name for command in commands for item in _list_items(command.list_groups())}
+
+    def write(match: re.Match[str]) -> str:
+        return f"--{match[1]}{match[2]}" if match[1] in names else match[0]
+
+    return type(error)(re.sub(r"`(\w+)((?:=[^`]*)?)`", write, str(error)))
+
+
+def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, type]:
+    """Returns a command's groups, with the options that the choice of others brings."""
+    items = _list_items(command.list_groups())
+    given = {item.name: find_flag(arguments, item.name) for item in items}
+    return command.list_groups({name: text for name, text in given.items() if text is not None})
+
+
+def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    items = _list_items(groups)
+    _define(values, items)
+    try:
+        rest = values(["tfdist", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise make_unknown_name_error(
+            "flag",
+            f"--{error.flagname}",
+            [f"--{item.name}" for item in items],
+            where_all="See --help.",
+        ) from error
+    except flags.IllegalFlagValueError as error:
+        raise _make_value_error(str(error), items) from error
+    except flags.Error as error:
+        raise _make_flag_error(error) from error
+    if rest:
+        raise TfdistError(
+            f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
+        )
+    return values
+
+
+def expand_flag_files(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with those of their `--flagfile`s in place of these.
+
+    Raises:
+      TfdistError: a file cannot be read.
+    """
+    try:
+        return flags.FlagValues().read_flags_from_files(list(arguments))
+    except flags.Error as error:
+        raise _make_flag_error(error) from error
+
+
+def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
+    """Returns the arguments without a flag, written `--name=value` or `--name value`."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        flag, separator, _ = argument.partition("=")
+        if skip or flag in (f"--{name}", f"-{name}"):
+            skip = not skip and not separator
+        else:
+            kept.append(argument)
+    return kept
+
+
+def format_help(program: str, command: type[CommandOptions]) -> str:
+    """Returns the help text: every flag in its group, with default and valid values."""
+    lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
+    for group in command.list_groups().values():
+        lines.append((group.__doc__ or "").strip().rstrip("."))
+        for item in dataclasses.fields(group):
+            lines += _format_flag(item)
+        lines.append("")
+    lines.append("--flagfile=FILE reads flags from a file, one a line. --help shows this.")
+    return "\n".join(lines)
+
+
+def _format_flag(item: dataclasses.Field) -> list[str]:
+    kind = _find_type(item)
+    if kind is bool:
+        head = f"  --[no]{item.name}"
+    else:
+        metavar = item.metadata.get("metavar") or {int: "N", float: "X"}.get(kind, "NAME")
+        head = f"  --{item.name}={metavar}"
+    text = item.metadata["help"]
+    if "choices" in item.metadata:
+        text += f": {', '.join(item.metadata['choices'])}"
+    default = _to_text(item.default)
+    if default not in ("", None):
+        text += f" [{default}]"
+    body = textwrap.wrap(text, 66)
+    if len(head) > 28:
+        return [head, *(" " * 30 + line for line in body)]
+    return [f"{head:<30}{body[0]}", *(" " * 30 + line for line in body[1:])]
+
+
+def _define(values: flags.FlagValues, items: Sequence[dataclasses.Field]) -> None:
+    define: dict[type, Any] = {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        tuple: flags.DEFINE_list,
+        str: flags.DEFINE_string,
+    }
+    for item in items:
+        if item.metadata.get("auto") is not None:
+            parser: Any = _IntegerOrAutoParser()
+            flags.DEFINE(parser, item.name, item.default, item.metadata["help"], values)
+            continue
+        kind = _find_type(item)
+        default = _to_text(item.default) if kind is tuple else item.default
+        define[kind](item.name, default, item.metadata["help"], flag_values=values)
+
+
+def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
+    value: Any = values[item.name].value
+    auto = item.metadata.get("auto")
+    if auto is not None and value == "auto":
+        return auto
+    if auto is not None and value == auto:
+        least = item.metadata["minimum"]
+        raise TfdistError(f"`{item.name}={value}` is too small: give {least} or more.")
+    if _find_type(item) is not tuple:
+        return value
+    members = typing.get_args(item.type)
+    many = members[-1] is ...
+    kinds = members[:1] * len(value) if many else members
+    try:
+        return tuple(kind(text) for kind, text in zip(kinds, value, strict=True))
+    except ValueError as error:
+        example = f"--{item.name}={_to_text(item.default)}"
+        raise TfdistError(
+            f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
+            f"Write {'numbers' if many else 'two numbers'}, for example {example}."
+        ) from error
+
+
+class _IntegerOrAutoParser(flags.IntegerParser):
+    def parse(self, argument: Any) -> Any:
+        return argument if argument == "auto" else super().parse(argument)
+
+
+def _make_flag_error(error: flags.Error) -> TfdistError:
+    return TfdistError(f"{str(error).strip().removeprefix('ERROR:: ')}. See --help.")
+
+
+def _make_value_error(message: str, items: Sequence[dataclasses.Field]) -> TfdistError:
+    match = re.match(r"flag (--(\w+)=.*?): ", message)
+    item = next((item for item in items if match and item.name == match[2]), None)
+    if match is None or item is None:
+        return TfdistError(f"{message.strip()}. See --help.")
+    expected = {bool: "true or false", int: "a whole number", float: "a number"}
+    text = expected.get(_find_type(item), "understood")
+    if item.metadata.get("auto") is not None:
+        text += ", nor auto"
+    return TfdistError(f"{match[1]} is not {text}.")
+
+
+def _find_type(item: dataclasses.Field) -> type:
+    annotation: Any = item.type
+    if isinstance(annotation, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not types.NoneType)
+    return typing.get_origin(annotation) or annotation
+
+
+def _list_items(groups: Mapping[str, type]) -> list[dataclasses.Field]:
+    return [item for group in groups.values() for item in dataclasses.fields(group)]
+
+
+def _to_text(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value

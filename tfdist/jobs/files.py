@@ -1,0 +1,57 @@
+"""The files of a job, for any target, and how they get to the disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import TfdistError
+from tfdist.jobs.job import Job
+from tfdist.jobs.kubernetes import make_kubernetes_files
+from tfdist.jobs.slurm import make_slurm_files
+from tfdist.jobs.vertex import make_vertex_files
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job is submitted with.
+
+    Attributes:
+      texts: file name -> content.
+      commands: what submits the job, each a way of its own, with {output} for the directory.
+    """
+
+    texts: dict[str, str]
+    commands: tuple[str, ...]
+
+
+def make_job_files(job: Job) -> JobFiles:
+    """Returns the files of a job for its target."""
+    make = {
+        "vertex": make_vertex_files,
+        "kubernetes": make_kubernetes_files,
+        "slurm": make_slurm_files,
+    }
+    return JobFiles(*make[job.target](job))
+
+
+def write_job_files(files: JobFiles, output: str) -> list[str]:
+    """Writes the files, over those that an earlier call left, and returns their paths.
+
+    Raises:
+      TfdistError: the directory is a bucket's.
+      OSError: it cannot be written.
+    """
+    if "://" in output:
+        raise TfdistError(
+            f"--output={output}: job files are for the machine that submits them. Give a local "
+            "directory."
+        )
+    directory = Path(output)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.texts.items():
+            (directory / name).write_text(text)
+    except OSError as error:
+        raise OSError(
+            f"Cannot write to --output={output}: {error.strerror}. Give another directory."
+        ) from error
+    return [str(directory / name) for name in files.texts]

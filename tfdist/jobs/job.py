@@ -1,0 +1,216 @@
+"""What a job is, whatever it will run on, and whether it makes sense."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist.cli.flags import expand_flag_files, parse_flags
+from tfdist.cluster import ClusterConfig
+from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.jobs.options import ClusterOptions, JobsOptions
+from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.strategies.base import Traits
+from tfdist.strategies.registry import AUTO, find_strategy, validate_cluster
+
+TARGETS = ("vertex", "kubernetes", "slurm")
+COMMAND = ("python", "-m", "tfdist.train")
+CONTAINER_STORAGE = "/mnt/tfdist"
+
+_MARGIN_S = 5
+_DEFAULT_ACCELERATORS = {"vertex": "NVIDIA_TESLA_T4", "kubernetes": "nvidia.com/gpu", "slurm": ""}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cluster that trains, and the command of every task of it.
+
+    Attributes:
+      target: one of `TARGETS`.
+      name: a DNS label.
+      image: the container image; empty where there are no containers.
+      cluster: what a task needs.
+      accelerator: the accelerators' kind, in the target's words.
+      arguments: the flags of `tfdist.train`, without files of flags.
+      options: what they mean.
+    """
+
+    target: str
+    name: str
+    image: str
+    cluster: ClusterOptions
+    accelerator: str
+    arguments: tuple[str, ...]
+    options: TrainOptions
+
+    @property
+    def num_tasks(self) -> int:
+        """All tasks: with parameter servers there is a chief besides the workers."""
+        return sum(self.count_roles().values())
+
+    @property
+    def grace_period_s(self) -> int:
+        """Seconds from SIGTERM until a task may be killed: its own grace period and a margin."""
+        return math.ceil(self.options.run.grace_period_s) + _MARGIN_S
+
+    def count_roles(self) -> dict[str, int]:
+        """Returns role -> number of tasks: workers alone, or a chief, workers and servers."""
+        if not self.cluster.ps:
+            return {"worker": self.cluster.workers}
+        return {"chief": 1, "worker": self.cluster.workers, "ps": self.cluster.ps}
+
+
+def make_job(options: JobsOptions, train_arguments: Sequence[str]) -> Job:
+    """Returns the job that a command line describes.
+
+    Args:
+      options: the command's.
+      train_arguments: the flags of `tfdist.train`.
+
+    Raises:
+      TfdistError: an unknown flag or target, a number out of range, or flags of `tfdist.train`
+        that cannot be where the job will run.
+    """
+    cluster, target = options.cluster, options.cluster.target
+    if target not in TARGETS:
+        raise make_unknown_name_error("--target", target, TARGETS)
+    arguments = tuple(expand_flag_files(train_arguments))
+    job = Job(
+        target=target,
+        name=options.files.name,
+        image=options.files.image,
+        cluster=cluster,
+        accelerator=cluster.accelerator or _DEFAULT_ACCELERATORS[target],
+        arguments=arguments,
+        options=parse_flags(TrainOptions, arguments),
+    )
+    job.options.check()
+    _check_numbers(cluster)
+    _check_name(job.name)
+    _check_strategy(job)
+    _CHECKS[target](job)
+    return job
+
+
+def _check_numbers(cluster: ClusterOptions) -> None:
+    lowest: Mapping[str, float] = {
+        "workers": 1,
+        "ps": 0,
+        "cpus_per_worker": 1,
+        "memory_gib_per_worker": 1,
+        "accelerators_per_worker": 0,
+        "retries": 0,
+        "storage_gib": 1,
+    }
+    for name, least in lowest.items():
+        value = getattr(cluster, name)
+        if value < least:
+            raise TfdistError(f"--{name}={value} is too small: give {least} or more.")
+    if cluster.time_limit_h <= 0:
+        raise TfdistError(f"--time_limit_h={cluster.time_limit_h:g} is no time: give hours.")
+    if cluster.accelerator and not cluster.accelerators_per_worker:
+        raise TfdistError(
+            f"--accelerator={cluster.accelerator}, but no worker has any. Add "
+            "--accelerators_per_worker=1."
+        )
+
+
+def _check_name(name: str) -> None:
+    # Kubernetes makes pods' host names of it, which have 63 characters at most.
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", name):
+        raise TfdistError(
+            f"--name={name} is no name for a job. Take up to 50 lower-case letters, digits and "
+            "hyphens, a letter first."
+        )
+
+
+def _check_strategy(job: Job) -> None:
+    strategy = job.options.strategy.strategy
+    traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
+    if traits.is_remote:
+        raise TfdistError(
+            f"--strategy={strategy}: no job files are written for TPUs. Start tfdist.train on the "
+            "TPU VM with --tpu=local."
+        )
+    if traits.has_servers != bool(job.cluster.ps):
+        raise TfdistError(
+            f"--strategy={strategy} with --ps={job.cluster.ps}: parameter servers and "
+            "--strategy=parameter_server go together. Give both, or neither."
+        )
+    if job.num_tasks > 1 and job.options.training.global_batch_size == AUTO_BATCH_SIZE:
+        raise TfdistError(
+            f"--global_batch_size=auto is found by one process alone, and this job has "
+            f"{job.num_tasks}. Give a number."
+        )
+    roles = job.count_roles()
+    tasks = {role: [f"{role}-{i}:1" for i in range(n)] for role, n in roles.items()}
+    if job.num_tasks > 1:
+        config = ClusterConfig(
+            {role: tuple(addresses) for role, addresses in tasks.items()},
+            role=next(iter(roles)),
+            source="--workers" if not job.cluster.ps else "--workers and --ps",
+        )
+        validate_cluster(config, strategy)
+
+
+def _check_accelerator(job: Job, pattern: str, example: str) -> None:
+    if not re.fullmatch(pattern, job.accelerator):
+        raise TfdistError(
+            f"--accelerator={job.accelerator!r} is no kind of accelerator as --target={job.target} "
+            f"names it. Write it as in --accelerator={example}."
+        )
+
+
+def _check_vertex(job: Job) -> None:
+    _check_image(job, "REGION-docker.pkg.dev/PROJECT/REPOSITORY/tfdist")
+    if not re.fullmatch(r"[A-Z0-9_]+", job.accelerator):
+        name = re.sub(r"[^A-Z0-9]+", "_", job.accelerator.upper())
+        raise TfdistError(
+            f"--accelerator={job.accelerator} is not how Vertex AI writes it. Write {name}."
+        )
+    run_dir, data_dir = job.options.run.run_dir, job.options.data.data_dir
+    if not run_dir.startswith("gs://"):
+        raise TfdistError(
+            f"--run_dir={run_dir} is a directory of a machine that Vertex AI deletes after the "
+            "job. Give a bucket's, as in --run_dir=gs://BUCKET/RUN."
+        )
+    if data_dir and not data_dir.startswith(("gs://", "/gcs/")):
+        raise TfdistError(
+            f"--data_dir={data_dir} is not on the job's machines. Copy it to a bucket and give "
+            "--data_dir=gs://BUCKET/DATA."
+        )
+
+
+def _check_kubernetes(job: Job) -> None:
+    _check_image(job, "REGISTRY/tfdist")
+    _check_accelerator(
+        job, r"([A-Za-z0-9][-.A-Za-z0-9]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*", "amd.com/gpu"
+    )
+    run, data = job.options.run, job.options.data
+    for flag, path in (("run_dir", run.run_dir), ("data_dir", data.data_dir)):
+        if path and "://" not in path and not path.startswith(f"{CONTAINER_STORAGE}/"):
+            raise TfdistError(
+                f"--{flag}={path} is inside a pod, where the others do not see it. Give a bucket's "
+                f"path, or one below {CONTAINER_STORAGE}, where the shared volume is, as in "
+                f"--{flag}={CONTAINER_STORAGE}/{path.strip('/')}."
+            )
+
+
+def _check_slurm(job: Job) -> None:
+    _check_accelerator(job, r"[-_.:A-Za-z0-9]*", "a100")
+    if job.image:
+        raise TfdistError(
+            f"--image={job.image}: the Slurm script uses no container but the environment that it "
+            "is submitted from. Leave --image out."
+        )
+
+
+def _check_image(job: Job, example: str) -> None:
+    if not job.image:
+        raise TfdistError(
+            f"--target={job.target} needs --image, a container image with tfdist. Make one with "
+            f"the Dockerfile, push it, and give --image={example}."
+        )
+
+
+_CHECKS = {"vertex": _check_vertex, "kubernetes": _check_kubernetes, "slurm": _check_slurm}

@@ -1,0 +1,80 @@
+"""An sbatch script, as `tfdist.cluster.parse_slurm` reads the steps that it starts.
+
+Source: the manual pages sbatch(1) and srun(1), https://slurm.schedmd.com
+"""
+
+import math
+import shlex
+
+from tfdist.errors import TfdistError
+from tfdist.jobs.job import COMMAND, Job
+
+_FILE = "train.sbatch"
+# Slurm may send the signal up to 60 s early, never late.
+_SIGNAL_MARGIN_S = 30
+# How long tasks may run on after the first has ended.
+_WAIT_S = 60
+
+
+def make_slurm_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns file name -> text, and the command that submits them."""
+    return {_FILE: make_script(job)}, (f"sbatch {{output}}/{_FILE}",)
+
+
+def make_script(job: Job) -> str:
+    """Returns the script: one task a worker and, with servers, a chief first and them last."""
+    cluster = job.cluster
+    directives = {
+        "job-name": job.name,
+        "ntasks": job.num_tasks,
+        "cpus-per-task": cluster.cpus_per_worker,
+        "mem-per-cpu": f"{cluster.memory_gib_per_worker * 1024 // cluster.cpus_per_worker}M",
+        "time": math.ceil(cluster.time_limit_h * 60),
+        "signal": f"TERM@{job.grace_period_s + _SIGNAL_MARGIN_S}",
+        "output": "%x-%j.log",
+        "open-mode": "append",
+    }
+    if cluster.accelerators_per_worker:
+        kind = f"{job.accelerator}:" if job.accelerator else ""
+        directives["gpus-per-task"] = f"{kind}{cluster.accelerators_per_worker}"
+    head = "\n".join(_make_directive(name, str(value)) for name, value in directives.items())
+    command = " \\\n  ".join(map(shlex.quote, job.arguments))
+    return f"""#!/bin/bash
+# The tasks use the environment that this is submitted from, and a directory that all nodes see.
+# Status 0: done. 2: bad input. 143: stopped after a checkpoint, before the time limit for example.
+{head}
+#SBATCH --requeue
+
+export TFDIST_NUM_PS={cluster.ps}
+
+srun --ntasks={job.num_tasks} --cpus-per-task={cluster.cpus_per_worker} --distribution=block \\
+  --kill-on-bad-exit=0 --wait={_WAIT_S} \\
+  {shlex.join(COMMAND)} \\
+  {command}
+status=$?
+
+if [ "$status" -eq 143 ]; then
+  again=1
+elif [ "$status" -eq 0 ] || [ "$status" -eq 2 ] || [ "$status" -eq 130 ]; then
+  again=0
+else
+  again=$(( ${{SLURM_RESTART_COUNT:-0}} < {cluster.retries} ))
+fi
+if [ "$again" -eq 1 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def _make_directive(name: str, value: str) -> str:
+    """Returns a line for sbatch, which reads quotes as a shell does, but no value of two lines.
+
+    Raises:
+      TfdistError: the value has a line break, after which the script would go on.
+    """
+    if len(f"{value}.".splitlines()) > 1:
+        raise TfdistError(
+            f"Cannot write #SBATCH --{name}={value!r}: it has a line break. Give one line."
+        )
+    return f"#SBATCH --{name}={shlex.quote(value)}"

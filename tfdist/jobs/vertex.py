@@ -1,0 +1,68 @@
+"""A Vertex AI CustomJob, as `gcloud ai custom-jobs create --config` takes it.
+
+The run directory is the job's base output directory: `--run_dir` is not passed on, and
+`tfdist.train` takes it from the AIP_ variables that Vertex AI sets for that directory.
+
+Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec and
+https://cloud.google.com/vertex-ai/docs/training/distributed-training
+"""
+
+import shlex
+from typing import Any
+
+from tfdist.cli.flags import drop_flag
+from tfdist.jobs.job import COMMAND, Job
+from tfdist.jobs.yaml_text import dump_documents
+
+_FILE = "custom_job.yaml"
+
+
+def make_vertex_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns file name -> text, and the command that submits them."""
+    region = shlex.quote(job.cluster.region).replace("{", "{{").replace("}", "}}")
+    command = (
+        f"gcloud ai custom-jobs create --region={region} "
+        f"--display-name={job.name} --config={{output}}/{_FILE}"
+    )
+    text = dump_documents("Vertex AI CustomJobSpec", [make_custom_job(job)])
+    return {_FILE: text}, (command,)
+
+
+def make_custom_job(job: Job) -> dict[str, Any]:
+    """Returns the CustomJobSpec.
+
+    Worker pools have fixed places: 0 is the chief, 1 the workers, 2 the parameter servers, 3 an
+    evaluator, of which tfdist has none. Without parameter servers the chief is a worker. Only
+    workers have accelerators.
+    """
+    roles = job.count_roles()
+    if job.cluster.ps:
+        pools = [_make_pool(job, roles[role], role == "worker") for role in roles]
+    else:
+        counts = (1, roles["worker"] - 1)
+        pools = [_make_pool(job, count, True) for count in counts if count]
+    return {
+        "workerPoolSpecs": pools,
+        "scheduling": {
+            "timeout": f"{round(job.cluster.time_limit_h * 3600)}s",
+            # Workers in step are lost together; parameter servers' workers may come back.
+            "restartJobOnWorkerRestart": not job.cluster.ps,
+        },
+        "baseOutputDirectory": {"outputUriPrefix": job.options.run.run_dir},
+    }
+
+
+def _make_pool(job: Job, count: int, with_accelerators: bool) -> dict[str, Any]:
+    machine: dict[str, Any] = {"machineType": job.cluster.machine}
+    if with_accelerators and job.cluster.accelerators_per_worker:
+        machine["acceleratorType"] = job.accelerator
+        machine["acceleratorCount"] = job.cluster.accelerators_per_worker
+    return {
+        "machineSpec": machine,
+        "replicaCount": count,
+        "containerSpec": {
+            "imageUri": job.image,
+            "command": list(COMMAND),
+            "args": drop_flag(job.arguments, "run_dir"),
+        },
+    }

@@ -1,0 +1,15 @@
+"""Clusters of processes on this machine: tasks, the processes that own them, logs, restarts."""
+
+from tfdist._lazy import lazy_exports
+
+__all__ = ["ClusterResult", "TaskResult", "run_local_cluster", "run_task"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "ClusterResult": "tfdist.launch.results:ClusterResult",
+        "TaskResult": "tfdist.launch.results:TaskResult",
+        "run_local_cluster": "tfdist.launch.run:run_local_cluster",
+        "run_task": "tfdist.launch.run:run_task",
+    },
+)

@@ -1,0 +1,91 @@
+"""The launcher's end of the pipes to `tfdist.launch.keeper`."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.launch import keeper as keeper_program
+
+_FAREWELL_S = 15.0
+
+
+class KeeperProcess:
+    """The pipes to `tfdist.launch.keeper`, and what it has told."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", isolate: str) -> None:
+        self.process = process
+        self.done = False
+        self.pids: dict[str, int] = {}
+        self._buffer = b""
+        self.send(isolate=isolate)
+        ready: list[dict[str, Any]] = []
+        while not ready and not self.done:
+            ready = self.poll(1.0)
+        if not ready:
+            raise RuntimeError("tfdist's keeper process did not start")
+        self.isolated: bool = ready[0]["isolated"]
+        self.problem: str = ready[0]["problem"]
+
+    def send(self, **message: Any) -> None:
+        """Sends a message; a keeper that is gone is noticed by `poll`."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def poll(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Returns the events there are, after one or the time-out; sets `done` at the end."""
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
+        if not select.select([pipe], [], [], timeout_s)[0]:
+            return []
+        data = os.read(pipe, 1 << 16)
+        if not data:
+            self.done = True
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "started":
+                self.pids[event["task"]] = event["pid"]
+            elif event["event"] == "exited":
+                self.pids.pop(event["task"], None)
+        return events
+
+
+@contextlib.contextmanager
+def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
+    """Starts a keeper, and at the end of the context waits until all its tasks are ended."""
+    # Its own session: a terminal's Ctrl-C reaches the launcher, which passes it on.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", keeper_program.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    keeper = None
+    try:
+        keeper = KeeperProcess(process, isolate)
+        yield keeper
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # whatever still runs is ended now
+        try:
+            process.wait(_FAREWELL_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+            # A keeper that was killed has left its tasks to the kernel, and their children to us.
+            for pid in keeper.pids.values() if keeper and process.returncode else ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)

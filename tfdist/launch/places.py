@@ -1,0 +1,87 @@
+"""Where tasks run: all of a cluster on this machine, or one of a cluster of several machines."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfdist.cluster import ClusterConfig
+from tfdist.errors import TfdistError
+from tfdist.launch.keeper_client import KeeperProcess, keeper_process
+from tfdist.launch.logs import Logs
+from tfdist.launch.machine import Environment, complete_environment, divide_machine
+from tfdist.launch.report import announce
+from tfdist.launch.tasks import hold_ports, make_configs
+
+ISOLATION = ("auto", "always", "never")
+
+_FIRST_ISOLATED_PORT = 2222
+
+
+class LocalCluster:
+    """The tasks of a cluster on this machine.
+
+    Args:
+      counts: role -> number of tasks.
+      evaluator: whether to add one.
+      isolate: one of `ISOLATION`.
+    """
+
+    def __init__(self, counts: Mapping[str, int], *, evaluator: bool, isolate: str):
+        self._counts = dict(counts)
+        self._evaluator = evaluator
+        self._isolate = isolate
+
+    @contextlib.contextmanager
+    def keeper(self) -> Iterator[KeeperProcess]:
+        """Starts a keeper, with a network of its own if there is to be one."""
+        with keeper_process(self._isolate) as keeper:
+            if self._isolate == "always" and not keeper.isolated:
+                raise TfdistError(
+                    f"--isolate=always: no network of its own for the cluster ({keeper.problem}). "
+                    "Use --isolate=auto behind a firewall, or allow network namespaces."
+                )
+            yield keeper
+
+    @contextlib.contextmanager
+    def place(
+        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
+    ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
+        """Yields every task's configuration and environment, on ports that are held."""
+        number = sum(self._counts.values())
+        with contextlib.ExitStack() as stack:
+            ports: Sequence[int]
+            if keeper.isolated:
+                ports = range(_FIRST_ISOLATED_PORT, _FIRST_ISOLATED_PORT + number)
+            else:
+                ports = stack.enter_context(hold_ports(number))
+            configs = make_configs(self._counts, ports, evaluator=self._evaluator)
+            announce(configs, keeper, logs, isolate=self._isolate, stream=stream)
+            yield configs, divide_machine(configs, environ)
+
+    def resize(self, workers: int) -> None:
+        """Sets the number of workers of the next start."""
+        self._counts["worker"] = workers
+
+
+class OneTask:
+    """One task of a cluster of several machines.
+
+    Args:
+      config: the cluster, and which task it is.
+    """
+
+    def __init__(self, config: ClusterConfig):
+        self._config = config
+
+    def keeper(self) -> contextlib.AbstractContextManager[KeeperProcess]:
+        """Starts a keeper in the machine's own network."""
+        return keeper_process("never")
+
+    @contextlib.contextmanager
+    def place(
+        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
+    ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
+        """Yields the task's configuration and environment, with the whole machine."""
+        yield [self._config], [(complete_environment(environ, self._config), None)]
+
+    def resize(self, workers: int) -> None:
+        """Does nothing: only a launcher that sees all tasks can do with fewer."""

@@ -1,0 +1,176 @@
+"""Runs the tasks of one start, and sees to those that fail or fall silent."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.cluster import ClusterConfig
+from tfdist.launch.keeper_client import KeeperProcess
+from tfdist.launch.logs import Logs, Output
+from tfdist.launch.machine import Environment
+from tfdist.launch.report import report_replacement, say
+from tfdist.launch.restarts import Failure, Restarts
+from tfdist.launch.results import describe_status
+from tfdist.launch.signals import signal_number
+from tfdist.launch.silence import SilenceWatch
+from tfdist.launch.tasks import is_essential, is_replaceable
+
+_POLL_S = 0.05
+_REPORT_SILENCE_S = 10.0
+# TensorFlow gives a worker up after some 7 seconds without a heartbeat, and then the others fail:
+# who has been silent for this long when another fails is to blame.
+_BLAME_SILENCE_S = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How one start of the tasks ended.
+
+    Attributes:
+      exits: task -> the keeper's last event of its end.
+      failure: the first failure that ended the others, None if all went well.
+      timed_out: whether the time was up.
+    """
+
+    exits: Mapping[str, Mapping[str, Any]]
+    failure: Failure | None
+    timed_out: bool
+
+
+class Supervisor:
+    """The launcher's side of one start of the tasks.
+
+    Args:
+      keeper: owns the processes.
+      configs, environments: one a task.
+      argv: what every task runs.
+      logs: where they write.
+      restarts: decides what follows a failure.
+      stall_timeout_s: after how much silence a task is killed; 0 for never.
+      stream: whether to show the first task's output.
+    """
+
+    def __init__(
+        self,
+        keeper: KeeperProcess,
+        configs: Sequence[ClusterConfig],
+        environments: Sequence[Environment],
+        argv: Sequence[str],
+        logs: Logs,
+        restarts: Restarts,
+        *,
+        stall_timeout_s: float,
+        stream: bool,
+    ):
+        self._keeper = keeper
+        self._tasks = {
+            config.task_name: {
+                "name": config.task_name,
+                "argv": list(argv),
+                "env": environment,
+                "cores": cores,
+                "log": str(logs.open(config.task_name)),
+                "essential": len(configs) == 1 or is_essential(config),
+                "replaceable": is_replaceable(config),
+            }
+            for config, (environment, cores) in zip(configs, environments, strict=True)
+        }
+        self._shown = logs.follow(logs.path(configs[0].task_name))
+        self._output = Output(sys.stdout) if stream else None
+        self._restarts = restarts
+        self._silence = SilenceWatch()
+        self._stall_timeout_s = stall_timeout_s
+        self._stalled: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._exits: dict[str, dict[str, Any]] = {}
+        self._failure: Failure | None = None
+        self._timed_out = False
+        self._finished = False
+
+    def run(self, *, grace_s: float, timeout_s: float | None) -> Outcome:
+        """Runs the tasks until the last is gone; a KeyboardInterrupt is raised after that.
+
+        Args:
+          grace_s: how long tasks may take to end after SIGINT or SIGTERM before SIGKILL.
+          timeout_s: after how long all tasks are ended.
+        """
+        stop: KeyboardInterrupt | None = None
+        tasks = list(self._tasks.values())
+        self._keeper.send(tasks=tasks, grace_s=grace_s, timeout_s=timeout_s)
+        while not self._keeper.done:
+            try:
+                for event in self._keeper.poll(_POLL_S):
+                    self._handle(event)
+                self._watch_silence()
+                self._show()
+            except KeyboardInterrupt as interrupt:
+                if stop is None:
+                    self._keeper.send(signal=signal_number(interrupt))
+                else:
+                    self._keeper.send(kill=True)
+                stop = stop or interrupt
+        self._show(last=True)
+        if stop is not None:
+            raise stop
+        if not self._finished:
+            raise RuntimeError("tfdist's keeper process was killed; its tasks were killed with it")
+        return Outcome(self._exits, self._failure, self._timed_out)
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        if event["event"] == "exited":
+            self._exits[event["task"]] = event
+            if event["status"] and not event["ended"]:
+                self._handle_failure(event["task"], event["status"])
+        elif event["event"] == "killed":
+            say(f"{', '.join(event['tasks'])} did not stop in time and had to be killed.")
+        elif event["event"] == "timed_out":
+            self._timed_out = True
+        elif event["event"] == "done":
+            self._finished = True
+
+    def _handle_failure(self, name: str, status: int) -> None:
+        if self._failure is not None:
+            return
+        if not self._tasks[name]["replaceable"]:
+            self._failure = self._find_culprit(name, status)
+            return
+        failure = Failure(name, status, self._stalled.pop(name, describe_status(status)))
+        then = self._restarts.replace(failure)
+        report_replacement(failure, then, self._restarts)
+        if then == "replaced":
+            self._told.discard(name)
+            self._keeper.send(start=self._tasks[name])
+        elif then == "ended":
+            self._failure = failure
+            self._keeper.send(end=True)
+
+    def _find_culprit(self, name: str, status: int) -> Failure:
+        """Returns the failure itself, or the silence of another task that it came of."""
+        silent = self._silence.measure(self._keeper.pids)
+        if status == 1 and silent:
+            longest = max(silent, key=lambda task: silent[task])
+            if silent[longest] >= _BLAME_SILENCE_S:
+                return Failure(longest, status, f"was silent for {silent[longest]:.0f} s")
+        return Failure(name, status, self._stalled.get(name, describe_status(status)))
+
+    def _watch_silence(self) -> None:
+        if not self._stall_timeout_s:
+            return
+        for name, seconds in self._silence.measure(self._keeper.pids).items():
+            if seconds >= min(_REPORT_SILENCE_S, self._stall_timeout_s) and name not in self._told:
+                self._told.add(name)
+                say(
+                    f"{name} has been silent for {seconds:.0f} s: none of its threads has run. "
+                    f"After {self._stall_timeout_s:g} s it is killed."
+                )
+            elif seconds == 0 and name in self._told and name not in self._stalled:
+                self._told.discard(name)
+                say(f"{name} runs again.")
+            if seconds >= self._stall_timeout_s and name not in self._stalled:
+                self._stalled[name] = f"was silent for {seconds:.0f} s"
+                self._keeper.send(kill_task=name)
+
+    def _show(self, *, last: bool = False) -> None:
+        if self._output:
+            self._output.write(next(self._shown), last=last)

@@ -1,1 +1,0 @@
-"""What `tfdist.launch` does: tasks, the processes that own them, logs, restarts."""

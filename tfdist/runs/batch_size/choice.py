@@ -1,0 +1,110 @@
+"""What `--global_batch_size=auto` stands for: the number of a run that began, or a new one."""
+
+import dataclasses
+
+from tfdist.runs.batch_size.search import Usage, search_largest
+from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
+from tfdist.errors import TfdistError
+from tfdist.memory import find_free_memory
+from tfdist.strategies.base import Traits
+from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.training.run_directory import RunDirectory
+
+_FLAG = "`global_batch_size=auto`"
+
+
+def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
+    """Returns the options with the number that a run began with, if it is to be found.
+
+    Args:
+      options: of the run, the strategy by its name instead of `auto`.
+      run: its directory.
+
+    Raises:
+      TfdistError: the run is new, and the strategy one whose number cannot be found.
+    """
+    if options.training.global_batch_size != AUTO_BATCH_SIZE:
+        return options
+    before = run.read_result()
+    if before is not None:
+        return _set(options, before["global_batch_size"])
+    strategy = options.strategy.select()
+    if not strategy.traits.is_local:
+        raise TfdistError(
+            f"`strategy={strategy.name}` does not take {_FLAG}, which one process finds by itself "
+            f"on CPUs or GPUs. Give a number: {_find_advice(strategy.traits)}."
+        )
+    return options
+
+
+def find_batch_size(
+    options: TrainOptions, *, num_examples: int, num_classes: int, num_replicas: int
+) -> TrainOptions:
+    """Returns the options with the largest global batch that fits, if it is to be found.
+
+    Args:
+      options: of the run.
+      num_examples: training examples: the batch is not larger.
+      num_classes: of the labels.
+      num_replicas: that share a global batch: it is a multiple of them times the micro-batches.
+
+    Raises:
+      TfdistError: not even the smallest fits, or there are fewer examples than it has.
+    """
+    training = options.training
+    if training.global_batch_size != AUTO_BATCH_SIZE:
+        return options
+    unit = num_replicas * training.micro_batches
+    if num_examples < unit:
+        raise TfdistError(
+            f"Cannot find {_FLAG}: it is a multiple of {unit} (replicas x micro-batches: "
+            f"{num_replicas} x {training.micro_batches}), more than all training examples, of "
+            f"which there are {num_examples}. Take fewer --devices or --micro_batches."
+        )
+    free = find_free_memory()
+    trials: list[Trial] = []
+
+    def say(text: str) -> None:
+        if not options.run.quiet:
+            print(f"{_FLAG}: {text}", flush=True)
+
+    def try_size(size: int) -> Usage | None:
+        trial = run_trial(options, size, num_classes=num_classes, free=free)
+        trials.append(trial)
+        if trial.usage is None:
+            say(f"{size} examples a step do not fit, {trial.problem}.")
+        else:
+            used, limit = map(format_bytes, (trial.usage.peak, trial.usage.limit))
+            say(f"{size} examples a step take {used} of {limit}.")
+        return trial.usage
+
+    size, usage = search_largest(try_size, unit=unit, most=num_examples)
+    if usage is None:
+        raise TfdistError(
+            f"{_FLAG}: not even {unit} fit, {trials[-1].problem} ({format_bytes(free.bytes)} free "
+            f"{free.where}). Free memory, or take a smaller --image_size or --base_filters."
+        )
+    why = (
+        f"about as many as fit {format_bytes(usage.limit)}, nine tenths of what is free "
+        f"{trials[-1].free.where}"
+        if size + unit <= num_examples
+        else f"as many as there are training examples ({num_examples})"
+    )
+    say(f"{size}, {why}. The result depends on it: from now on, give --global_batch_size={size}.")
+    return _set(options, size)
+
+
+def _find_advice(traits: Traits) -> str:
+    """Returns where the number can be found for a strategy of other processes than this one."""
+    if traits.is_remote:
+        return "a few dozen examples a core"
+    if traits.has_servers:
+        return "what `strategy=one_device` finds on a worker's machine"
+    return "what `strategy=mirrored` finds on one of the machines, times the workers"
+
+
+def _set(options: TrainOptions, global_batch_size: int) -> TrainOptions:
+    return dataclasses.replace(
+        options,
+        training=dataclasses.replace(options.training, global_batch_size=global_batch_size),
+    )

@@ -1,0 +1,112 @@
+"""Trials: training steps in a process of its own, which is stopped before the memory is full."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist import cluster, memory
+from tfdist.runs.batch_size.search import Usage
+from tfdist.cli.command import EXIT_BAD_INPUT
+from tfdist.errors import TfdistError
+from tfdist.launch.logs import last_lines
+from tfdist.launch.machine import find_sources
+from tfdist.memory import FreeMemory
+from tfdist.runs.options import TrainOptions
+
+EXIT_OUT_OF_MEMORY = 3
+SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and what else runs here
+
+_WATCH_EVERY_S = 0.01
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a trial.
+
+    Attributes:
+      usage: what it took; None if it did not fit.
+      free: of what it may take `SHARE`.
+      problem: why it did not fit.
+    """
+
+    usage: Usage | None
+    free: FreeMemory
+    problem: str = ""
+
+
+def run_trial(
+    options: TrainOptions, global_batch_size: int, *, num_classes: int, free: FreeMemory
+) -> Trial:
+    """Trains some steps in a process of its own, within the memory that is free.
+
+    Args:
+      options: of the run.
+      global_batch_size: what is tried.
+      num_classes: of the labels.
+      free: the process is stopped when its resident memory passes `SHARE` of it.
+
+    Raises:
+      TfdistError: what training itself would refuse.
+    """
+    limit = int(SHARE * free.bytes)
+    task = {"options": options.to_dict(), "size": global_batch_size, "num_classes": num_classes}
+    with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
+        directory = Path(name)
+        (directory / "task.json").write_text(json.dumps(task))
+        status = _run(directory, limit)
+        if status is None:
+            return Trial(None, free, f"the trial was stopped at {format_bytes(limit)}")
+        if status == EXIT_OUT_OF_MEMORY:
+            return Trial(None, free, "an allocation failed")
+        if status < 0:
+            return Trial(None, free, f"the trial was ended by {signal.Signals(-status).name}")
+        if status:
+            said = (last_lines((directory / "log").read_bytes()) or ["it said nothing"])[-1]
+            if status == EXIT_BAD_INPUT:
+                raise TfdistError(said)
+            return Trial(None, free, f"the trial failed: {said}")
+        found = json.loads((directory / "result.json").read_text())
+    if found["gpu_limit"] is not None:
+        free = FreeMemory(found["gpu_limit"], "on the smallest GPU")
+        limit = int(SHARE * free.bytes)
+    usage = Usage(peak=found["peak"], limit=limit)
+    if usage.peak > limit:
+        return Trial(None, free, f"it took {format_bytes(usage.peak)} of {format_bytes(limit)}")
+    return Trial(usage, free)
+
+
+def format_bytes(count: int) -> str:
+    """Returns a number of bytes to read.
+
+    >>> format_bytes(300 * 2**20), format_bytes(20 * 2**30)
+    ('300 MiB', '20.0 GiB')
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _run(directory: Path, limit: int) -> int | None:
+    """Returns the exit status of a trial's process; None if it was stopped at its limit."""
+    with (
+        (directory / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "tfdist.runs.batch_size.worker", str(directory)],
+            # Nothing is written there: it closes when this process ends, however that is.
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=find_sources(cluster.read_environment()),
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                if memory.read_resident_memory(process.pid) > limit:
+                    return None
+                time.sleep(_WATCH_EVERY_S)
+        finally:
+            process.kill()
+    return process.returncode

@@ -1,0 +1,52 @@
+"""The process of a trial: `python -m tfdist.runs.batch_size.worker DIRECTORY`."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from tfdist.runs.batch_size.trials import EXIT_OUT_OF_MEMORY
+from tfdist.cli.command import EXIT_BAD_INPUT, EXIT_FAILED, start_tensorflow_quietly
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.runs.options import TrainOptions
+
+
+def main(directory: str) -> int:
+    """Tries what `task.json` says and writes `result.json`; what is wrong is the last line."""
+    _end_first()
+    task = json.loads((Path(directory) / "task.json").read_text())
+    start_tensorflow_quietly()
+    import tensorflow as tf
+
+    from tfdist.runs.batch_size.measuring import measure
+
+    try:
+        found = measure(
+            TrainOptions.from_dict(task["options"]), task["size"], num_classes=task["num_classes"]
+        )
+    except (tf.errors.ResourceExhaustedError, MemoryError):
+        return EXIT_OUT_OF_MEMORY
+    except (TfdistError, TrainingError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return EXIT_BAD_INPUT if isinstance(error, TfdistError) else EXIT_FAILED
+    (Path(directory) / "result.json").write_text(json.dumps(found))
+    return 0
+
+
+def _end_first() -> None:
+    """Ends with the process that tries, and before all others where the memory is full."""
+
+    def watch() -> None:
+        # Not through sys.stdin, whose lock would be held when the interpreter ends.
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,239 @@
+"""What a training command would do, found out without starting or writing anything."""
+
+import math
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+from tfdist import assembly
+from tfdist.runs.batch_size.choice import recall_batch_size
+from tfdist.cluster import ClusterConfig
+from tfdist.data.pipeline import steps_per_epoch
+from tfdist.tasks.segmentation.registry import make_examples
+from tfdist.tasks.segmentation.tfds_source import is_prepared
+from tfdist.devices import ACCELERATORS, list_devices
+from tfdist.strategies.registry import find_strategy
+from tfdist.runs.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
+from tfdist.training.checkpoints import CheckpointStore
+from tfdist.training.feed import check_global_batch
+from tfdist.training.rematerialize import count_kept
+from tfdist.training.run_directory import find_run_directory
+from tfdist.training.step_options import check_model
+
+_FILES = (
+    "options.json",
+    "checkpoints/",
+    "metrics.jsonl",
+    "tensorboard/",
+    "curves.svg",
+    "samples/predictions.png",
+    "model.keras",
+    "summary.json",
+)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What training takes on one replica, in bytes.
+
+    Attributes:
+      state: weights, their gradients and the optimiser's variables.
+      activations: every layer's output for the rows that the replica computes at a time, which
+        the backward pass needs; or those between stages and those of the largest one. Workspaces
+        of kernels and the framework itself come on top.
+    """
+
+    state: int
+    activations: int
+
+
+def describe_dry_run(options: TrainOptions) -> str:
+    """Returns what a command would do, as lines to read.
+
+    Everything is resolved as training does, and the model is built in this process; no server is
+    started, no data are read or downloaded, and no file is written.
+
+    Raises:
+      TfdistError: what training would refuse before its first step; of several workers'
+        strategies and the pixels of the data, only starting finds that out.
+    """
+    options.check()
+    options = assembly.resolve_options(options)
+    cluster = assembly.join_cluster(options)
+    assembly.configure_process(options)
+    options = assembly.resolve_strategy(options, cluster)
+    options = recall_batch_size(options, find_run_directory(options.run.run_dir))
+    training = options.training
+    name, replicas, where = _find_replicas(options, cluster)
+    traits = find_strategy(name).traits
+    asynchronous = traits.has_servers
+    sharing = 1 if asynchronous else replicas
+    # Until it is found, the smallest that it may be.
+    size = training.global_batch_size or sharing * training.micro_batches
+    check_global_batch(size, num_replicas=sharing, micro_batches=training.micro_batches)
+    rows = math.ceil(size / sharing)
+    data, num_classes, num_examples = _describe_data(options)
+    total_steps = training.max_steps
+    epoch_steps = None
+    if num_examples and training.global_batch_size:
+        epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
+    if epoch_steps:
+        total_steps = total_steps or training.epochs * epoch_steps
+    model = _build_model(options, num_classes, total_steps or 1)
+    check_model(
+        assembly.make_step_options(options),
+        model,
+        tf.TensorSpec(model.input.shape, model.input.dtype),
+        is_mirrored=traits.copies_variables,
+        num_replicas=sharing,
+    )
+    memory = estimate_memory(
+        model, math.ceil(rows / training.micro_batches), rematerialize=training.rematerialize
+    )
+    is_found = training.global_batch_size != AUTO_BATCH_SIZE
+    unknown = "the data are there" if is_found else "the batch size is found"
+    lines = {
+        "cluster": cluster.describe() if cluster else "none: this process by itself",
+        "strategy": f"{name}: {where}",
+        "global batch": _describe_batch(training, rows, asynchronous=asynchronous),
+        "data": data,
+        "steps": f"{total_steps or f'known once {unknown}'}"
+        + (f", {epoch_steps} an epoch" if epoch_steps else ""),
+        "model": f"{options.model.model}, {model.count_params():,} parameters, "
+        f"{training.precision}",
+        "memory": f"{'' if is_found else 'of the smallest batch '}about "
+        f"{_to_mib(memory.state + memory.activations)} MiB a replica: "
+        f"{_to_mib(memory.state)} weights, gradients and optimiser, "
+        f"{_to_mib(memory.activations)} activations",
+        "run directory": _describe_run_directory(options),
+        "files": ", ".join(
+            name for name in _FILES if options.run.tensorboard or name != "tensorboard/"
+        ),
+    }
+    width = max(map(len, lines))
+    text = "\n".join(
+        f"{title:<{width}}  {value}".replace("\n", f"\n{'':<{width}}  ")
+        for title, value in lines.items()
+    )
+    return f"{text}\nA dry run: nothing was started or written."
+
+
+def estimate_memory(
+    model: keras.Model, num_rows: int, *, rematerialize: bool = False
+) -> MemoryEstimate:
+    """Returns what a training step of a compiled model takes.
+
+    Args:
+      model: a functional model; its optimiser's variables are made.
+      num_rows: examples that one replica computes at a time.
+      rematerialize: whether activations are computed again, stage by stage.
+    """
+    model.optimizer.build(model.trainable_variables)
+    state = sum(
+        _count_bytes(variable.shape, variable.dtype)
+        for variable in [
+            *model.weights,
+            *model.trainable_variables,  # a gradient each
+            *model.optimizer.variables,
+        ]
+    )
+    sizes = {
+        layer.name: sum(
+            _count_bytes(output.shape[1:], output.dtype)
+            for output in keras.tree.flatten(layer.output)
+        )
+        for layer in model.layers
+    }
+    kept = count_kept(model, sizes) if rematerialize else sum(sizes.values())
+    return MemoryEstimate(state=state, activations=kept * num_rows)
+
+
+def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:
+    """Returns the strategy's name, how many replicas it has, and a text about them."""
+    name = options.strategy.strategy
+    traits = find_strategy(name).traits
+    if traits.is_local:
+        strategy = assembly.build_strategy(options)
+        places = [d.rpartition("device:")[2] for d in strategy.extended.worker_devices]
+        return name, len(places), f"{_count(len(places), 'replica')} on {', '.join(places)}"
+    if traits.is_remote:
+        return name, 1, "as many replicas as the TPU has cores, which only connecting tells"
+    workers = cluster.num_workers if cluster else 1
+    accelerators = [d for d in list_devices() if d.partition(":")[0] in ACCELERATORS]
+    each = 1 if traits.has_servers else max(1, len(accelerators))
+    return (
+        name,
+        workers * each,
+        f"{_count(workers * each, 'replica')} on {_count(workers, 'worker')} like this one",
+    )
+
+
+def _describe_batch(training: TrainingOptions, rows: int, *, asynchronous: bool) -> str:
+    parts = f", in {training.micro_batches} parts" if training.micro_batches > 1 else ""
+    if training.global_batch_size == AUTO_BATCH_SIZE:
+        return f"auto: found when training starts{parts}"
+    share = "a whole one for each worker" if asynchronous else f"{rows} a replica at most"
+    return f"{training.global_batch_size} examples, {share}{parts}"
+
+
+def _describe_data(options: TrainOptions) -> tuple[str, int, int | None]:
+    """Returns a text, the number of classes, and of training examples if it is known."""
+    data = options.data
+    size = f"{data.image_size[0]}x{data.image_size[1]}"
+    kind, _, name = data.dataset.partition(":")
+    if kind == "tfds" and not is_prepared(name, data.data_dir):
+        text = f"{data.dataset}, resized to {size}: not here yet, training would download it"
+        return text, data.num_classes or len(data.class_names) or 2, None
+    train, val = (
+        make_examples(
+            data.dataset,
+            split=split,
+            image_size=data.image_size,
+            data_dir=data.data_dir,
+            num_classes=data.num_classes,
+            ignore_label=data.ignore_label,
+            label_map=parse_label_map(data.label_map),
+            class_names=data.class_names or None,
+            num_examples=count,
+            seed=options.training.seed,
+        )
+        for split, count in (("train", data.train_examples), ("val", data.val_examples))
+    )
+    classes = train.num_classes or 0
+    text = (
+        f"{data.dataset}, {train.num_examples} training and {val.num_examples} validation "
+        f"examples of {size}, {classes} classes"
+    )
+    return text, classes, train.num_examples
+
+
+def _build_model(options: TrainOptions, num_classes: int, total_steps: int) -> keras.Model:
+    assembly.build_augmentation(options)
+    return assembly.make_build_model(
+        assembly.leave_out_pretrained(options),
+        num_classes=num_classes,
+        class_names=tuple(map(str, range(num_classes))),
+        class_weights=None,
+        total_steps=total_steps,
+    )()
+
+
+def _describe_run_directory(options: TrainOptions) -> str:
+    run = find_run_directory(options.run.run_dir)
+    if not run.check(options.select_result()):
+        return f"{run.path}, new"
+    steps = CheckpointStore(run.checkpoints).list_steps()
+    return f"{run.path}, continued after step {steps[-1] if steps else 0}"
+
+
+def _count_bytes(shape: tuple[int | None, ...], dtype: str) -> int:
+    return math.prod(n or 1 for n in shape) * tf.as_dtype(dtype).size
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _to_mib(count: int) -> int:
+    return math.ceil(count / 2**20)

@@ -1,0 +1,459 @@
+"""`folder`: images and masks in directories, paired by name."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdist.data.cache import SequentialSource
+from tfdist.data.fingerprint import hash_files, make_header
+from tfdist.data.graph_errors import make_graph_error
+from tfdist.data.images import (
+    IMAGE_EXTENSIONS,
+    IMAGE_FORMATS,
+    ImageFormatError,
+    decode_image,
+)
+from tfdist.data.listing import Listing, list_directory
+from tfdist.data.orientation import apply_orientation, find_orientation
+from tfdist.data.python_calls import call_python
+from tfdist.data.source import Source
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.tasks.segmentation.label_map import LabelMap, UnknownColorError, check_label_map
+from tfdist.tasks.segmentation.masks import MaskFormatError, decode_mask
+
+MASK_EXTENSIONS = (".png",)
+
+# Pictures that cannot be read: one that has a partner is left out together with it.
+_OTHER_EXTENSIONS = (".tif", ".tiff", ".jxl", ".avif", ".heic", ".heif", ".jp2", ".pgm", ".ppm")
+
+_MAX_NAMED = 3
+
+
+def make_folder(
+    data_dir: str,
+    split: str,
+    image_size: tuple[int, int],
+    num_classes: int,
+    *,
+    ignore_label: int | None = None,
+    label_map: LabelMap | None = None,
+    class_names: tuple[str, ...] | None = None,
+    max_examples: int | None = None,
+) -> "FolderSource":
+    """Returns the images and masks in DATA_DIR/SPLIT/images and DATA_DIR/SPLIT/masks.
+
+    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp) has the mask `NAME.png`: 8 bits, one
+    channel or a palette, a pixel's value being its class. Both are turned as their EXIF
+    orientation says, as viewers show them. The files' order is that of their names. Images
+    are resized bilinearly with anti-aliasing, masks to the nearest label.
+
+    Other files and directories are skipped and counted in a warning. Of a pair in which one
+    is a picture in a format that cannot be read, such as TIFF, both are.
+
+    Args:
+      data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
+      split: a directory in it, such as "train".
+      image_size: (height, width) in pixels of the examples.
+      num_classes: labels are 0 .. num_classes - 1.
+      ignore_label: one more label that is allowed in the masks, or None.
+      label_map: the class that a value, such as 255, or a color, such as "#ff0000", of the
+        masks stands for. Values that it does not hold stand for themselves; colors must all
+        be in it, and the masks may then be RGB.
+      class_names: one for each class, or None.
+      max_examples: take only this many, the first by name.
+
+    Raises:
+      TfdistError: a directory is missing or empty; an image has no mask, a mask no
+        image, or two images share a name; the number of class names is not that of the
+        classes; the label map leads to a class that there is not. Reading the examples
+        raises it too, naming the file: a file that cannot be decoded, sizes that differ, a
+        label out of range.
+    """
+    _check_classes(num_classes, class_names)
+    if label_map:
+        check_label_map(label_map, num_classes, ignore_label)
+    pairs, num_skipped = _list_pairs(str(data_dir), split)
+    if max_examples is not None:
+        pairs = pairs[:max_examples]
+    return FolderSource(
+        num_examples=len(pairs),
+        image_size=(int(image_size[0]), int(image_size[1])),
+        num_classes=num_classes,
+        class_names=class_names,
+        ignore_label=ignore_label,
+        num_skipped=num_skipped,
+        label_map=dict(label_map or {}),
+        pairs=tuple(pairs),
+    )
+
+
+def leave_out_bad(source: "FolderSource") -> "FolderSource":
+    """Returns a source without the examples that cannot be used; reads every file once.
+
+    Each is named in a warning, and counted in `num_skipped`.
+
+    Raises:
+      TfdistError: none can be used.
+    """
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        problems = list(pool.map(source.find_problem, range(source.num_examples)))
+    for problem in filter(None, problems):
+        logging.warning("Left out: %s", problem)
+    pairs = tuple(pair for pair, problem in zip(source.pairs, problems, strict=True) if not problem)
+    if not pairs:
+        raise TfdistError(f"None of the {len(problems)} examples can be used. {problems[0]}")
+    return dataclasses.replace(
+        source,
+        pairs=pairs,
+        num_examples=len(pairs),
+        num_skipped=source.num_skipped + source.num_examples - len(pairs),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class FolderSource(SequentialSource, Source):
+    """See `make_folder`.
+
+    Read at random (`load`) it decodes in Python, in this process only; `cache_source`
+    makes of it what any worker can read, and fast.
+
+    Attributes:
+      pairs: (image path, mask path) of every example.
+      label_map: see `make_folder`.
+    """
+
+    num_examples: int
+    image_size: tuple[int, int]
+    num_classes: int
+    pairs: tuple[tuple[str, str], ...]
+    label_map: LabelMap = dataclasses.field(default_factory=dict)
+
+    def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the example at `index` (int64 scalar), decoded now."""
+        image, mask = call_python(self._read_marked, [index], (tf.uint8, tf.uint8))
+        image = tf.ensure_shape(image, (*self.image_size, 3))
+        mask = tf.ensure_shape(mask, self.image_size)
+        return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
+
+    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields every example in order, decoded by a few threads."""
+        threads = os.cpu_count() or 1
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
+            try:
+                for index in range(self.num_examples):
+                    pending.append(pool.submit(self.read_example, index, own_size=own_size))
+                    if len(pending) > 4 * threads:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def read_example(self, index: int, *, own_size: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (image uint8 [height, width, 3], mask uint8 [height, width]).
+
+        Args:
+          index: the example's number.
+          own_size: leave it in the size that it has in its files.
+
+        Raises:
+          TfdistError: see `make_folder`.
+        """
+        image_path, mask_path = self.pairs[index]
+        with tf.device("CPU:0"):
+            image = read_image(image_path)
+            mask = read_mask(mask_path, label_map=self.label_map)
+            check_mask(
+                mask_path,
+                mask,
+                image.shape[:2],
+                num_classes=self.num_classes,
+                ignore_label=self.ignore_label,
+            )
+            return (image, mask) if own_size else resize_example(image, mask, self.image_size)
+
+    def find_problem(self, index: int) -> str | None:
+        """Returns why an example cannot be used, naming the file, or None."""
+        try:
+            self.read_example(index)
+        except TfdistError as error:
+            return str(error)
+        return None
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells the files from others, as JSON: names, sizes, some contents."""
+        return {
+            **make_header(
+                kind="folder", num_examples=self.num_examples, element_spec=self.element_spec
+            ),
+            "label_map": {str(found): label for found, label in self.label_map.items()},
+            "files": hash_files([{"image": image, "mask": mask} for image, mask in self.pairs]),
+        }
+
+    def get_fingerprint(self) -> str:
+        """Returns a hash of the files' names, sizes and times of change."""
+        digest = hashlib.sha256()
+        for path in (path for pair in self.pairs for path in pair):
+            stat = tf.io.gfile.stat(path)
+            digest.update(f"{path}\0{stat.length}\0{stat.mtime_nsec}\0".encode())
+        labels = f"{self.num_classes} {self.ignore_label} {sorted(self.label_map.items())}"
+        return f"folder {digest.hexdigest()} {labels}"
+
+    def _read_marked(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return self.read_example(int(index))
+        except TfdistError as error:
+            raise make_graph_error(str(error)) from error
+
+
+def check_mask(
+    path: str,
+    mask: np.ndarray,
+    image_size: tuple[int, ...],
+    *,
+    num_classes: int,
+    ignore_label: int | None,
+) -> None:
+    """Checks that a mask has its image's size and no other labels than there are.
+
+    Args:
+      path: the mask's, for the message.
+      mask: uint8 [height, width].
+      image_size: (height, width) of the image.
+      num_classes: labels are 0 .. num_classes - 1.
+      ignore_label: one more label that is allowed, or None.
+
+    Raises:
+      TfdistError: another size, or a label out of range.
+    """
+    if mask.shape != tuple(image_size):
+        cure = "Make them the same size."
+        if mask.shape == tuple(image_size)[::-1]:
+            cure = (
+                "If the image has an EXIF orientation, remove it from the file or turn the mask "
+                "with it; else make them the same size."
+            )
+        raise TfdistError(
+            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image "
+            f"{_name_size(image_size)}. {cure}"
+        )
+    labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    wrong = [int(v) for v in labels if v >= num_classes and v != ignore_label]
+    if wrong:
+        ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
+        raise TfdistError(
+            f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
+            f"{num_classes - 1}{ignored}. Say which class it stands for, as in "
+            f"--label_map={_propose_label_map(labels, wrong, num_classes)}; or set --num_classes "
+            "if it is a class itself, or --ignore_label if its pixels are not to count."
+        )
+
+
+def resize_example(
+    image: np.ndarray, mask: np.ndarray, image_size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an image resized bilinearly with anti-aliasing and its mask to the nearest.
+
+    Args:
+      image: uint8 [any height, any width, 3].
+      mask: uint8 [the same height, the same width].
+      image_size: (height, width) in pixels wanted.
+    """
+    if image.shape[:2] == tuple(image_size):
+        return image, mask
+    labels = tf.image.resize(mask[..., None], image_size, method="nearest")
+    return resize_image(image, image_size), labels[..., 0].numpy()
+
+
+def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+    """Returns an image, uint8 [height, width, 3], resized bilinearly with anti-aliasing."""
+    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
+    return tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy()
+
+
+def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
+    if not 2 <= num_classes <= 256:
+        raise TfdistError(
+            f"Cannot use {num_classes} classes: a mask of bytes holds 2 to 256. Set --num_classes."
+        )
+    if class_names is not None and len(class_names) != num_classes:
+        raise TfdistError(
+            f"Cannot name {num_classes} classes with {len(class_names)} names "
+            f"({', '.join(class_names)}). Give one name a class."
+        )
+
+
+def _list_pairs(data_dir: str, split: str) -> tuple[list[tuple[str, str]], int]:
+    """Returns the pairs in a split, and how many are left out for their format."""
+    gfile = tf.io.gfile
+    if not gfile.isdir(data_dir):
+        raise TfdistError(
+            f"Cannot read --data_dir={data_dir!r}: there is no such directory. It must hold "
+            "SPLIT/images and SPLIT/masks."
+        )
+    root = gfile.join(data_dir, split)
+    if not gfile.isdir(root):
+        splits = [name for name in _list_names(data_dir) if gfile.isdir(gfile.join(data_dir, name))]
+        found = f"its directories are {', '.join(splits)}" if splits else "it has no directory"
+        raise TfdistError(
+            f"Cannot find the split {split!r} in {data_dir!r}: {found}. It must hold "
+            f"{split}/images and {split}/masks."
+        )
+    image_files = _list_files(gfile.join(root, "images"), IMAGE_EXTENSIONS)
+    mask_files = _list_files(gfile.join(root, "masks"), MASK_EXTENSIONS)
+    images, masks = _find_stems(image_files), _find_stems(mask_files)
+    lost_masks = masks.keys() & _find_unreadable(image_files) - images.keys()
+    lost_images = images.keys() & _find_unreadable(mask_files) - masks.keys()
+    images = {stem: path for stem, path in images.items() if stem not in lost_images}
+    masks = {stem: path for stem, path in masks.items() if stem not in lost_masks}
+    lonely = sorted(images.keys() - masks.keys())
+    if lonely:
+        raise TfdistError(
+            f"Cannot pair {_name_some([images[stem] for stem in lonely])}: no mask of that name "
+            f"in {mask_files.directory!r}. Add NAME.png for every image, or remove the image."
+        )
+    lonely = sorted(masks.keys() - images.keys())
+    if lonely:
+        raise TfdistError(
+            f"Cannot pair {_name_some([masks[stem] for stem in lonely])}: no image of that name "
+            f"in {image_files.directory!r}. Add the image, or remove the mask."
+        )
+    if not images:
+        raise TfdistError(
+            f"Cannot use any image in {root!r}: {image_files.directory!r} and "
+            f"{mask_files.directory!r} have no readable pair. Convert images to JPEG or PNG and "
+            "masks to PNG."
+        )
+    image_files.warn_of_skipped(more=_name_lost("mask", len(lost_masks)))
+    mask_files.warn_of_skipped(more=_name_lost("image", len(lost_images)))
+    return [(images[stem], masks[stem]) for stem in sorted(images)], len(lost_masks | lost_images)
+
+
+def _list_files(directory: str, extensions: tuple[str, ...]) -> Listing:
+    if not tf.io.gfile.isdir(directory):
+        raise TfdistError(
+            f"Cannot find the directory {directory!r}. Put images in SPLIT/images and masks in "
+            "SPLIT/masks."
+        )
+    listing = list_directory(directory, extensions)
+    if not listing.names:
+        found = f", only {listing.describe_skipped()}" if listing.skipped else ""
+        raise TfdistError(
+            f"Cannot find any {', '.join(extensions)} file in {directory!r}{found}. Put the data "
+            "there, or name another --data_dir."
+        )
+    return listing
+
+
+def _find_stems(listing: Listing) -> dict[str, str]:
+    """Returns the path of each file that can be read, by its name without the extension."""
+    paths: dict[str, str] = {}
+    for name in listing.names:
+        stem = name.rpartition(".")[0]
+        path = tf.io.gfile.join(listing.directory, name)
+        if stem in paths:
+            raise TfdistError(
+                f"Cannot tell apart {paths[stem]!r} and {path!r}: they have one name, and "
+                "examples are paired by name. Remove one."
+            )
+        paths[stem] = path
+    return paths
+
+
+def _find_unreadable(listing: Listing) -> set[str]:
+    """Returns the names, without extension, of the skipped files that are pictures."""
+    pictures = (*IMAGE_EXTENSIONS, *_OTHER_EXTENSIONS)
+    return {name.rpartition(".")[0] for name in listing.skipped if name.lower().endswith(pictures)}
+
+
+def _name_lost(what: str, count: int) -> str:
+    return f"; left out with them: {count} {what}{'' if count == 1 else 's'}" if count else ""
+
+
+def _list_names(directory: str) -> list[str]:
+    # Object stores end a directory's name with a slash.
+    return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        return tf.io.read_file(path).numpy()
+    except tf.errors.OpError as error:
+        raise TfdistError(f"Cannot read {path!r}: {shorten_error(error)}.") from error
+
+
+def read_image(path: str) -> np.ndarray:
+    """Returns the image in a file, upright as its EXIF orientation says.
+
+    Returns:
+      uint8 [height, width, 3].
+
+    Raises:
+      TfdistError: it cannot be read or decoded.
+    """
+    data = _read_bytes(path)
+    try:
+        return decode_image(data)
+    except ImageFormatError as error:
+        raise TfdistError(
+            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it by a "
+            f"{IMAGE_FORMATS} file."
+        ) from error
+
+
+def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
+    """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
+
+    Args:
+      path: the file's.
+      label_map: see `make_folder`.
+
+    Returns:
+      uint8 [height, width].
+
+    Raises:
+      TfdistError: it cannot be read or decoded, or has a color that is not in the label map.
+    """
+    data = _read_bytes(path)
+    try:
+        labels = decode_mask(data, label_map=label_map)
+    except UnknownColorError as error:
+        raise TfdistError(
+            f"Cannot use {path!r}: its color {error} has no class. Add every color of the masks "
+            "to --label_map, as in #000000:0."
+        ) from error
+    except MaskFormatError as error:
+        raise TfdistError(
+            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
+            "of at most 8 bits, one channel or a palette, or of colors that --label_map names."
+        ) from error
+    return apply_orientation(labels, find_orientation(data))
+
+
+def _propose_label_map(labels: np.ndarray, wrong: list[int], num_classes: int) -> str:
+    """Returns an example of `--label_map` for a mask's values that are no classes."""
+    free = [label for label in range(num_classes) if label not in labels]
+    if len(wrong) > len(free):
+        return f"{wrong[0]}:{num_classes - 1}"
+    pairs = zip(wrong, free[-len(wrong) :], strict=True)
+    return ",".join(f"{value}:{label}" for value, label in pairs)
+
+
+def _name_some(paths: list[str]) -> str:
+    named = ", ".join(map(repr, paths[:_MAX_NAMED]))
+    more = len(paths) - _MAX_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _name_size(size: tuple[int, ...]) -> str:
+    return f"{size[0]}x{size[1]}"

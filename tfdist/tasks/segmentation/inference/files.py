@@ -1,0 +1,229 @@
+"""The files that a prediction reads and writes, on any file system of `tf.io.gfile`."""
+
+import concurrent.futures
+import contextlib
+import csv
+import io
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.images import IMAGE_EXTENSIONS
+from tfdist.data.listing import list_directory
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.tasks.segmentation.folder import read_mask
+from tfdist.tasks.segmentation.masks import encode_mask
+from tfdist.tasks.segmentation.pictures import make_overlay
+from tfdist.training.durable_files import write_atomically
+
+Item = TypeVar("Item")
+
+_THREADS = 4
+_READ_AHEAD = 16
+
+
+def list_images(directory_or_pattern: str) -> dict[str, str]:
+    """Returns the images to predict: name without directory and extension -> path, sorted.
+
+    Args:
+      directory_or_pattern: a directory, of which the JPEG, PNG, BMP, GIF and WebP files are
+        taken and whatever else is there is skipped and counted in a warning; or a pattern of
+        `tf.io.gfile.glob`, of which every file is taken.
+
+    Raises:
+      TfdistError: there is none, or two have one name.
+    """
+    gfile = tf.io.gfile
+    if gfile.isdir(directory_or_pattern):
+        listing = list_directory(directory_or_pattern, IMAGE_EXTENSIONS)
+        expected = f"a {', '.join(IMAGE_EXTENSIONS)} file in it"
+        if listing.skipped:
+            expected += f", only {listing.describe_skipped()}"
+        paths = [gfile.join(directory_or_pattern, name) for name in listing.names]
+        if paths:
+            listing.warn_of_skipped()
+    else:
+        paths = [path for path in _glob(directory_or_pattern) if not gfile.isdir(path)]
+        expected = "a file that matches, or a directory of that name"
+    if not paths:
+        raise TfdistError(
+            f"Cannot find an image in --images={directory_or_pattern}: there is not {expected}."
+        )
+    images: dict[str, str] = {}
+    for path in sorted(paths):
+        stem = os.path.splitext(os.path.basename(path))[0]
+        if stem in images:
+            raise TfdistError(
+                f"Cannot tell apart {images[stem]!r} and {path!r}: their predictions would have "
+                "one name. Predict them one after the other into two directories."
+            )
+        images[stem] = path
+    return images
+
+
+def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Returns the mask of each image: name -> path of DIRECTORY/NAME.png.
+
+    Raises:
+      TfdistError: there is no such directory, or an image has no mask.
+    """
+    if not tf.io.gfile.isdir(directory):
+        raise TfdistError(
+            f"Cannot read --masks={directory}: there is no such directory. It must hold NAME.png "
+            "for every image."
+        )
+    there = set(tf.io.gfile.listdir(directory))
+    lonely = [path for stem, path in images.items() if f"{stem}.png" not in there]
+    if lonely:
+        more = f" and {len(lonely) - 1} more" if len(lonely) > 1 else ""
+        raise TfdistError(
+            f"Cannot find the truth of {lonely[0]!r}{more} in --masks={directory}: it must hold "
+            "NAME.png for every image. Leave out --masks to predict without metrics."
+        )
+    return {stem: tf.io.gfile.join(directory, f"{stem}.png") for stem in images}
+
+
+def read_ahead(
+    read: Callable[[str], Any], paths: Iterable[str]
+) -> Iterator[concurrent.futures.Future]:
+    """Yields the reading of each path, in order, while a few threads read the next ones."""
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        pending: deque[concurrent.futures.Future] = deque()
+        try:
+            for path in paths:
+                pending.append(pool.submit(read, path))
+                if len(pending) > _READ_AHEAD:
+                    yield pending.popleft()
+            while pending:
+                yield pending.popleft()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def show_progress(items: Iterable[Item], total: int, *, quiet: bool) -> Iterator[Item]:
+    """Yields items while a progress bar counts them, on standard output."""
+    bar = keras.utils.Progbar(total, unit_name="image", verbose=0 if quiet else 1)
+    count = 0
+    for count, item in enumerate(items, 1):
+        bar.update(count, finalize=False)
+        yield item
+    bar.update(count, finalize=True)
+
+
+@dataclass(frozen=True)
+class PredictionDirectory:
+    """What a prediction leaves: masks, overlays, tables. Every file appears whole.
+
+    Attributes:
+      path: the directory.
+      palette: uint8 [classes, 3].
+    """
+
+    path: str
+    palette: np.ndarray
+
+    def open(self, command: Mapping[str, Any]) -> None:
+        """Claims the directory for a command, or checks that it is this command's.
+
+        Args:
+          command: what decides the predictions, as flag -> JSON value.
+
+        Raises:
+          TfdistError: the directory holds another command's predictions, or cannot be written.
+        """
+        record = f"{self.path}/predictions.json"
+        try:
+            if tf.io.gfile.exists(record):
+                with tf.io.gfile.GFile(record) as file:
+                    before = json.loads(file.read())
+                changed = [name for name in command if before.get(name) != command[name]]
+                if changed:
+                    raise TfdistError(
+                        f"--output={self.path} holds predictions of another command: "
+                        f"{changed[0]} is {command[changed[0]]} (there: "
+                        f"{before.get(changed[0])}). Give another --output."
+                    )
+            for directory in ("masks", "overlays"):
+                tf.io.gfile.makedirs(f"{self.path}/{directory}")
+            write_atomically(record, json.dumps(command, indent=1))
+        except tf.errors.OpError as error:
+            raise TfdistError(_describe_failure(self.path, error)) from error
+
+    def holds(self, name: str) -> bool:
+        """Whether an image's mask and overlay are there."""
+        return all(map(tf.io.gfile.exists, self._list_paths(name)))
+
+    def write(self, name: str, image: np.ndarray, mask: np.ndarray) -> None:
+        """Writes an image's mask and overlay.
+
+        Args:
+          name: of the files, without extension.
+          image: uint8 [height, width, 3].
+          mask: uint8 [height, width].
+        """
+        mask_path, overlay_path = self._list_paths(name)
+        self._write(mask_path, encode_mask(mask, self.palette))
+        self._write(overlay_path, make_overlay(image, mask, self.palette))
+
+    def read_mask(self, name: str) -> np.ndarray:
+        """Returns a mask that was written: uint8 [height, width]."""
+        return read_mask(self._list_paths(name)[0])
+
+    def write_table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Writes rows as CSV."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._write(f"{self.path}/{name}", text.getvalue())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes a value as JSON."""
+        write_json(f"{self.path}/{name}", value)
+
+    def _list_paths(self, name: str) -> tuple[str, str]:
+        return f"{self.path}/masks/{name}.png", f"{self.path}/overlays/{name}.png"
+
+    def _write(self, path: str, content: str | bytes) -> None:
+        with _show_write_failure(self.path):
+            write_atomically(path, content)
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes a value as JSON, its directory included.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with _show_write_failure(path):
+        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+        write_atomically(path, json.dumps(value, indent=1))
+
+
+@contextlib.contextmanager
+def _show_write_failure(path: str) -> Iterator[None]:
+    """Raises a file system's error as an OSError of one line that names --output."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(_describe_failure(path, error)) from error
+
+
+def _describe_failure(path: str, error: tf.errors.OpError) -> str:
+    return (
+        f"Cannot write to --output={path}: {shorten_error(error)}. Check its permissions "
+        "and the free space."
+    )
+
+
+def _glob(pattern: str) -> list[str]:
+    try:
+        return tf.io.gfile.glob(pattern)
+    except tf.errors.OpError:  # a directory of the pattern that is not there
+        return []

@@ -1,0 +1,141 @@
+"""Images in files to masks, overlays and statistics in files."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.folder import check_mask, read_image, read_mask
+from tfdist.tasks.segmentation.inference.files import PredictionDirectory, read_ahead
+from tfdist.tasks.segmentation.inference.predictor import Predictor
+from tfdist.tasks.segmentation.inference.scores import (
+    count_confusion,
+    make_scores,
+    summarize_confusion,
+)
+from tfdist.tasks.segmentation.label_map import LabelMap
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of one predicted image.
+
+    Attributes:
+      name: of its files.
+      pixels: int64 [classes], how many are predicted to be of each class.
+      confusion: int64 [classes (truth), classes], or None without a truth.
+    """
+
+    name: str
+    pixels: np.ndarray
+    confusion: np.ndarray | None
+
+
+def predict_files(
+    predictor: Predictor,
+    images: Mapping[str, str],
+    directory: PredictionDirectory,
+    *,
+    masks: Mapping[str, str] | None = None,
+    ignore_label: int | None = None,
+    label_map: LabelMap | None = None,
+    report: Callable[[TfdistError], None],
+) -> Iterator[Prediction]:
+    """Predicts what the directory does not hold yet, and yields one result an image.
+
+    Args:
+      predictor: whose masks are written.
+      images: name -> path.
+      directory: takes the masks and overlays.
+      masks: name -> path of the truth, or None.
+      ignore_label: label of the truth that does not count.
+      label_map: of the truth; see `tfdist.tasks.segmentation.make_folder`.
+      report: called with what is wrong with a file, which is then left out: an image that cannot
+        be read altogether, a mask that cannot be used only from the metrics.
+    """
+
+    def measure(name: str, predicted: np.ndarray) -> Prediction:
+        pixels = np.bincount(predicted.ravel(), minlength=predictor.num_classes)
+        if masks is None:
+            return Prediction(name, pixels, None)
+        try:
+            truth = read_mask(masks[name], label_map=label_map)
+            check_mask(
+                masks[name],
+                truth,
+                predicted.shape,
+                num_classes=predictor.num_classes,
+                ignore_label=ignore_label,
+            )
+        except TfdistError as error:
+            report(error)
+            return Prediction(name, pixels, None)
+        return Prediction(
+            name,
+            pixels,
+            count_confusion(
+                truth, predicted, num_classes=predictor.num_classes, ignore_label=ignore_label
+            ),
+        )
+
+    done = [name for name in images if directory.holds(name)]
+    for name in done:
+        yield measure(name, directory.read_mask(name))
+    missing = {name: path for name, path in images.items() if name not in set(done)}
+
+    def read() -> Iterator[tuple[tuple[str, np.ndarray], np.ndarray]]:
+        readings = read_ahead(read_image, missing.values())
+        for name, reading in zip(missing, readings, strict=True):
+            try:
+                image = reading.result()
+            except TfdistError as error:
+                report(error)
+                continue
+            yield (name, image), image
+
+    for (name, image), mask in predictor.predict_masks(read()):
+        directory.write(name, image, mask)
+        yield measure(name, mask)
+
+
+def write_statistics(
+    directory: PredictionDirectory, predictions: Sequence[Prediction], class_names: Sequence[str]
+) -> None:
+    """Writes `classes.csv`: each image's pixels, and the share of each class in them."""
+    rows: list[list[Any]] = [["image", "pixels", *class_names]]
+    total = np.zeros(len(class_names), np.int64)
+    for prediction in predictions:
+        total += prediction.pixels
+        rows.append(_make_class_row(prediction.name, prediction.pixels))
+    rows.append(_make_class_row("(all)", total))
+    directory.write_table("classes.csv", rows)
+
+
+def write_scores(
+    directory: PredictionDirectory, predictions: Sequence[Prediction], class_names: Sequence[str]
+) -> dict[str, Any]:
+    """Writes `metrics.csv`, an image a row, and `metrics.json`, over all pixels.
+
+    Returns:
+      What `metrics.json` holds: `images`, what `summarize_confusion` gives, `class_names` and
+      `confusion`.
+    """
+    means = ["pixel_accuracy", "mean_iou", "mean_dice"]
+    rows: list[list[Any]] = [["image", *means, *(f"iou/{name}" for name in class_names)]]
+    total = np.zeros((len(class_names), len(class_names)), np.int64)
+    scored = [(p.name, p.confusion) for p in predictions if p.confusion is not None]
+    for name, confusion in scored:
+        total += confusion
+        scores = summarize_confusion(confusion, class_names)
+        rows.append([name, *(scores[m] for m in means), *scores["per_class_iou"].values()])
+    directory.write_table("metrics.csv", rows)
+    result = make_scores(total, class_names, num_images=len(scored))
+    directory.write_json("metrics.json", result)
+    return result
+
+
+def _make_class_row(name: str, pixels: np.ndarray) -> list[Any]:
+    count = int(pixels.sum())
+    return [name, count, *(round(float(n) / max(count, 1), 6) for n in pixels)]

@@ -1,0 +1,165 @@
+"""Class probabilities of images of any size, in windows, over a strategy's replicas."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.folder import resize_image
+from tfdist.tasks.segmentation.inference.windows import Canvas, check_overlap, make_weights
+
+Key = TypeVar("Key")
+
+
+class Predictor:
+    """A segmentation model that takes images of any size.
+
+    An image is cut into windows of the size that the model was trained on; the windows'
+    probabilities are blended. Windows of all images share batches of one shape, split over the
+    strategy's replicas, so that there is one compiled step.
+
+    Example:
+
+        run = tfdist.load_run("runs/demo")
+        predictor = tfdist.Predictor(run.model, window=run.image_size)
+        mask = predictor.predict_mask(image)
+
+    Args:
+      model: from float [batch, height, width, 3], in [0, 255], to logits
+        [batch, height, width, classes]; made in the strategy's scope.
+      window: (height, width) in pixels.
+      overlap: share in [0, 1) of a window that the next one sees again.
+      zoom: images are resized by this factor before they are cut into windows.
+      tta: whether to average with the prediction for the mirror image.
+      global_batch_size: windows a step, over all replicas.
+      strategy: whose replicas share the windows; one device by default.
+
+    Raises:
+      TfdistError: an overlap, zoom or batch that cannot be.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        window: tuple[int, int],
+        overlap: float = 0.5,
+        zoom: float = 1.0,
+        tta: bool = False,
+        global_batch_size: int = 16,
+        strategy: tf.distribute.Strategy | None = None,
+    ):
+        check_overlap(overlap)
+        if not zoom > 0:
+            raise TfdistError(f"Cannot resize images by {zoom}: give --zoom above 0.")
+        if global_batch_size < 1:
+            raise TfdistError(
+                f"Cannot take {global_batch_size} windows a step: give --global_batch_size of at "
+                "least 1."
+            )
+        self.num_classes = int(model.output_shape[-1])
+        self._window = window
+        self._overlap = overlap
+        self._zoom = zoom
+        self._weights = make_weights(window)
+        self._strategy = strategy or tf.distribute.get_strategy()
+        replicas = self._strategy.num_replicas_in_sync
+        self._rows = -(-global_batch_size // replicas)
+        self._batch = self._rows * replicas
+        self._step = _make_step(model, self._strategy, tta=tta)
+
+    def predict_mask(self, image: np.ndarray) -> np.ndarray:
+        """Returns the most probable class of every pixel: uint8 [height, width].
+
+        Args:
+          image: uint8 [height, width, 3].
+        """
+        ((_, mask),) = self.predict_masks([(None, image)])
+        return mask
+
+    def predict_masks(
+        self, images: Iterable[tuple[Key, np.ndarray]]
+    ) -> Iterator[tuple[Key, np.ndarray]]:
+        """Yields (key, mask uint8 [height, width]) for each (key, image), in order."""
+        for key, probabilities in self.predict_probabilities(images):
+            yield key, np.argmax(probabilities, -1).astype(np.uint8)
+
+    def predict_probabilities(
+        self, images: Iterable[tuple[Key, np.ndarray]]
+    ) -> Iterator[tuple[Key, np.ndarray]]:
+        """Yields (key, probabilities float32 [height, width, classes]) for each image, in order.
+
+        Args:
+          images: (key, image uint8 [height, width, 3]); a key comes back with its image's result.
+        """
+        started: deque[tuple[Key, tuple[int, ...], Canvas]] = deque()
+        waiting: list[tuple[Canvas, tuple[int, int]]] = []
+        for key, image in images:
+            canvas = self._make_canvas(image)
+            started.append((key, image.shape[:2], canvas))
+            for place in canvas.places:
+                waiting.append((canvas, place))
+                if len(waiting) == self._batch:
+                    self._run(waiting)
+                    waiting = []
+            while started and started[0][2].is_complete:
+                yield self._finish(*started.popleft())
+        if waiting:
+            self._run(waiting)
+        while started:
+            yield self._finish(*started.popleft())
+
+    def _make_canvas(self, image: np.ndarray) -> Canvas:
+        if self._zoom != 1:
+            height, width = (max(1, round(n * self._zoom)) for n in image.shape[:2])
+            image = resize_image(image, (height, width))
+        return Canvas(
+            image, window=self._window, overlap=self._overlap, num_classes=self.num_classes
+        )
+
+    def _run(self, waiting: list[tuple[Canvas, tuple[int, int]]]) -> None:
+        windows = np.zeros((self._batch, *self._window, 3), np.uint8)
+        for row, (canvas, place) in enumerate(waiting):
+            windows[row] = canvas.cut(place)
+        values = self._strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(self._select_rows(windows, context))
+        )
+        outputs = self._strategy.experimental_local_results(self._step(values))
+        probabilities = np.concatenate([output.numpy() for output in outputs])
+        for (canvas, place), window in zip(waiting, probabilities, strict=False):
+            canvas.add(place, window, self._weights)
+
+    def _select_rows(self, windows: np.ndarray, context: Any) -> np.ndarray:
+        first = context.replica_id_in_sync_group * self._rows
+        return windows[first : first + self._rows]
+
+    def _finish(self, key: Key, size: tuple[int, ...], canvas: Canvas) -> tuple[Key, np.ndarray]:
+        probabilities = canvas.blend()
+        if probabilities.shape[:2] != size:
+            probabilities = tf.image.resize(probabilities, size).numpy()
+        return key, probabilities
+
+
+def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, *, tta: bool) -> Any:
+    """Returns a compiled function from the replicas' windows to their probabilities."""
+
+    def compute(windows: tf.Tensor) -> tf.Tensor:
+        logits = model(tf.cast(windows, model.inputs[0].dtype), training=False)
+        return tf.nn.softmax(tf.cast(logits, tf.float32))
+
+    def replica_step(windows: tf.Tensor) -> tf.Tensor:
+        probabilities = compute(windows)
+        if tta:
+            mirrored = compute(tf.reverse(windows, [2]))
+            probabilities = (probabilities + tf.reverse(mirrored, [2])) / 2
+        return probabilities
+
+    @tf.function
+    def step(windows: Any) -> Any:
+        return strategy.run(replica_step, args=(windows,))
+
+    return step

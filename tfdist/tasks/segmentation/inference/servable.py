@@ -1,0 +1,157 @@
+"""A finished run as a SavedModel that plain TensorFlow and TensorFlow Serving run."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import shorten_error
+from tfdist.tasks.segmentation.inference.run import TrainedRun
+from tfdist.tasks.segmentation.inference.warmup import encode_predict_request
+
+ENCODED_SIGNATURE = "serving_default"
+TENSOR_SIGNATURE = "tensors"
+
+Answer = Callable[[tf.Tensor], dict[str, tf.Tensor]]
+
+
+def export_servable(run: TrainedRun, output: str) -> str:
+    """Writes a run's model as the next version in a directory, as TensorFlow Serving reads it.
+
+    Both signatures resize the images to the size that the model was trained on, as the training
+    data were, and answer `mask`, int32 [batch, height, width], and `probabilities`, float32
+    [batch, height, width, classes], of that size:
+
+    - `serving_default`: `image_bytes`, string [batch], JPEG, PNG, BMP or GIF files.
+    - `tensors`: `images`, float32 [batch, any height, any width, 3], in [0, 255].
+
+    The classes' names are the asset `class_names.txt`, one a line; a warm-up request for each
+    signature is in `assets.extra`.
+
+    Args:
+      run: whose model is written.
+      output: a directory on any file system of `tf.io.gfile`; made if it is not there.
+
+    Returns:
+      The version's directory: `output` and a number, one above the highest there.
+
+    Raises:
+      OSError: it cannot be written.
+
+    Source: https://www.tensorflow.org/tfx/serving/saved_model_warmup
+    """
+    try:
+        tf.io.gfile.makedirs(output)
+        path = f"{output}/{_find_next_version(output)}"
+        with tempfile.TemporaryDirectory() as directory:
+            _save(run, f"{directory}/servable")
+            _publish(f"{directory}/servable", path)
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"Cannot write to --output={output}: {shorten_error(error)}. Check its "
+            "permissions and the free space."
+        ) from error
+    return path
+
+
+class _Servable(tf.Module):
+    """Keeps what the signatures need where `tf.saved_model.save` finds it."""
+
+    def __init__(self, weights: Sequence[keras.Variable], class_names: tf.saved_model.Asset):
+        super().__init__()
+        self.weights = [weight.value for weight in weights]
+        self.class_names = class_names
+
+
+def _make_answer(model: keras.Model, image_size: tuple[int, int]) -> Answer:
+    def answer(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        images = tf.ensure_shape(images, [None, *image_size, 3])
+        logits = model(tf.cast(images, model.inputs[0].dtype), training=False)
+        return {
+            "mask": tf.argmax(logits, -1, output_type=tf.int32),
+            "probabilities": tf.nn.softmax(tf.cast(logits, tf.float32)),
+        }
+
+    return answer
+
+
+def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
+    def decode(data: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(data, channels=3, expand_animations=False)
+        return _resize(tf.ensure_shape(image, [None, None, 3]), image_size)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
+    def answer_encoded(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        spec = tf.TensorSpec((*image_size, 3), tf.float32)
+        return answer(tf.map_fn(decode, image_bytes, fn_output_signature=spec))
+
+    return answer_encoded
+
+
+def _make_tensor_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 3], tf.float32, name="images")])
+    def answer_tensors(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return answer(_resize(images, image_size))
+
+    return answer_tensors
+
+
+def _resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
+    """Resizes as `tfdist.tasks.segmentation.folder.resize_image` does."""
+    resized = tf.image.resize(images, image_size, method="bilinear", antialias=True)
+    return tf.round(tf.clip_by_value(resized, 0.0, 255.0))
+
+
+def _find_next_version(output: str) -> int:
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(output)]
+    return max((int(name) for name in names if name.isdigit()), default=0) + 1
+
+
+def _save(run: TrainedRun, path: str) -> None:
+    answer = _make_answer(run.model, run.image_size)
+    with tempfile.TemporaryDirectory() as directory:
+        names = Path(directory) / "class_names.txt"
+        names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
+        tf.saved_model.save(
+            _Servable(run.model.weights, tf.saved_model.Asset(str(names))),
+            path,
+            signatures={
+                ENCODED_SIGNATURE: _make_encoded_signature(answer, run.image_size),
+                TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
+            },
+        )
+    _write_warmup(path, run.image_size)
+
+
+def _publish(local: str, path: str) -> None:
+    """Copies a servable so that no part of it is taken for the whole.
+
+    The server takes a directory whose name is a number for a version, and loads nothing without
+    `saved_model.pb`, which therefore comes last where directories cannot be renamed.
+    """
+    partial = path if "://" in path else f"{path}.writing"
+    files = [file for file in Path(local).rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda file: file.name == "saved_model.pb"):
+        target = f"{partial}/{file.relative_to(local)}"
+        tf.io.gfile.makedirs(os.path.dirname(target))
+        tf.io.gfile.copy(str(file), target, overwrite=True)
+    if partial != path:
+        tf.io.gfile.rename(partial, path)
+
+
+def _write_warmup(path: str, image_size: tuple[int, int]) -> None:
+    image = np.zeros((*image_size, 3), np.uint8)
+    encoded = np.array([tf.io.encode_png(image).numpy()], object)
+    requests = [
+        (ENCODED_SIGNATURE, {"image_bytes": encoded}),
+        (TENSOR_SIGNATURE, {"images": image[None].astype(np.float32)}),
+    ]
+    tf.io.gfile.makedirs(f"{path}/assets.extra")
+    with tf.io.TFRecordWriter(f"{path}/assets.extra/tf_serving_warmup_requests") as writer:
+        for signature, inputs in requests:
+            writer.write(encode_predict_request(signature, inputs))

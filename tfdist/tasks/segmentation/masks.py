@@ -1,0 +1,105 @@
+"""Decoding of label masks, including palette PNGs, without Pillow."""
+
+import struct
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.tasks.segmentation.label_map import LabelMap, is_of_colors, map_colors, map_values
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _PALETTE = 0, 3
+_WITH_ALPHA = (4, 6)
+_COLOUR_NAMES = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
+
+
+class MaskFormatError(ValueError):
+    """The bytes are not a mask that can be read; the message says why."""
+
+
+def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray:
+    """Returns the labels in a PNG file's bytes.
+
+    A one-channel PNG holds labels as grey levels, a palette PNG as indices. TensorFlow
+    turns indices into colours, so the file's header is rewritten to call them grey. With
+    a label map of colors a PNG of any kind holds labels as colors.
+
+    Args:
+      data: a PNG file's.
+      label_map: the classes that values or colors stand for, or None if values are classes.
+
+    Returns:
+      uint8 [height, width].
+
+    Raises:
+      MaskFormatError: not a PNG, more than one channel, more than 8 bits, truncated.
+      UnknownColorError: a color is not in the label map.
+    """
+    if not data.startswith(_SIGNATURE) or data[12:16] != b"IHDR" or len(data) < 33:
+        raise MaskFormatError("it is not a PNG file")
+    bits, colour = data[24], data[25]
+    if label_map and is_of_colors(label_map):
+        return map_colors(_decode_colors(data, bits, has_alpha=colour in _WITH_ALPHA), label_map)
+    if colour not in (_GREY, _PALETTE):
+        raise MaskFormatError(f"it is {_COLOUR_NAMES.get(colour, 'an unknown kind of')} PNG")
+    if bits > 8:
+        raise MaskFormatError(f"it has {bits} bits a pixel")
+    if colour == _PALETTE:
+        data = _call_palette_grey(data)
+    # Fewer than 8 bits come out stretched to 0..255.
+    labels = _decode_png(data, 1)[:, :, 0] // np.uint8(255 // (2**bits - 1))
+    return map_values(labels, label_map) if label_map else labels
+
+
+def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
+    """Returns labels as the bytes of an indexed PNG: `decode_mask` gives them back.
+
+    Args:
+      labels: uint8 [height, width].
+      palette: uint8 [colours, 3], the colour that each label is shown in.
+    """
+    data = tf.io.encode_png(labels[:, :, None]).numpy()
+    # Grey levels and indices of 8 bits are stored alike: the header says which they are.
+    header = bytearray(data[16:29])
+    header[9] = _PALETTE
+    colours = np.ascontiguousarray(palette, np.uint8).tobytes()
+    return (
+        _SIGNATURE + _make_chunk(b"IHDR", bytes(header)) + _make_chunk(b"PLTE", colours) + data[33:]
+    )
+
+
+def _decode_colors(data: bytes, bits: int, *, has_alpha: bool) -> np.ndarray:
+    """Returns a PNG file's colors, uint8 [height, width, 3]."""
+    if bits > 8:
+        raise MaskFormatError(f"it has {bits} bits a channel")
+    pixels = _decode_png(data, 4 if has_alpha else 3)
+    if has_alpha and pixels[:, :, 3].min() < 255:
+        raise MaskFormatError("it is transparent in places")
+    return pixels[:, :, :3]
+
+
+def _decode_png(data: bytes, channels: int) -> np.ndarray:
+    try:
+        return tf.io.decode_png(data, channels=channels).numpy()
+    except tf.errors.InvalidArgumentError as error:
+        raise MaskFormatError("it is truncated or damaged") from error
+
+
+def _make_chunk(kind: bytes, content: bytes) -> bytes:
+    crc = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + crc
+
+
+def _call_palette_grey(data: bytes) -> bytes:
+    header = bytearray(data[16:29])
+    header[9] = _GREY
+    chunks = [_SIGNATURE, _make_chunk(b"IHDR", bytes(header))]
+    start = 33
+    while start + 8 <= len(data):
+        (length,) = struct.unpack(">I", data[start : start + 4])
+        stop = start + 12 + length
+        if data[start + 4 : start + 8] in (b"IDAT", b"IEND"):
+            chunks.append(data[start:stop])
+        start = stop
+    return b"".join(chunks)

@@ -1,0 +1,85 @@
+"""`python -m tfdist.verify`: the same few steps under each strategy, against one device.
+
+TensorFlow is imported when it starts, so that `--help` and a mistyped flag answer at once.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tfdist.cli.command import EXIT_FAILED, run_command
+from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.runs.options import ModelOptions
+from tfdist.verify.options import VerifyOptions
+
+
+def main() -> int:
+    """Runs the command line and returns the exit status."""
+    return run_command("tfdist.verify", run_verification, options_class=VerifyOptions)
+
+
+def run_verification(options: VerifyOptions) -> int:
+    """Compares the strategies and prints a table.
+
+    Returns:
+      0 if all of them end where one device ends, else 1.
+
+    Raises:
+      TfdistError: bad input.
+    """
+    check_options(options)
+    from tfdist.verify import runs
+    from tfdist.verify.table import format_head, format_row, list_notes, to_json
+
+    started = time.perf_counter()
+    runs.configure_process(options)
+    say = _make_say(options)
+    chosen, total = options.model, options.verification.steps
+    head = (
+        f"{chosen.model}, {total} steps of {chosen.global_batch_size} in {chosen.precision}, "
+        f"largest difference from one device relative to the largest value:\n\n{format_head()}\n"
+    )
+    verdicts: list[runs.Verdict] = []
+    for verdict in runs.run_strategies(options, lambda name, step: say(name, step, total)):
+        say("", 0, 0)
+        if not options.run.quiet:
+            print(("" if verdicts else head) + format_row(verdict), flush=True)
+        verdicts.append(verdict)
+    if not options.run.quiet:
+        print("", *list_notes(verdicts), f"{time.perf_counter() - started:.0f} s", sep="\n")
+    if options.run.json:
+        Path(options.run.json).write_text(json.dumps(to_json(verdicts), indent=2) + "\n")
+    return 0 if all(verdict.holds for verdict in verdicts) else EXIT_FAILED
+
+
+def check_options(options: VerifyOptions) -> None:
+    """Refuses what cannot be compared.
+
+    Raises:
+      TfdistError: no strategy, or an unknown model.
+    """
+    names = options.verification.strategies
+    if not names:
+        raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")
+    if ":" not in options.model.model:
+        models = ModelOptions.__dataclass_fields__["model"].metadata["choices"]
+        if options.model.model not in models:
+            raise make_unknown_name_error("--model", options.model.model, models)
+
+
+def _make_say(options: VerifyOptions) -> Callable[[str, int, int], None]:
+    """Returns a function that shows progress on one line, where there is a terminal."""
+    is_shown = sys.stderr.isatty() and not options.run.quiet
+
+    def say(name: str, step: int, total: int) -> None:
+        if is_shown:
+            text = f"{name}: step {step} of {total}" if step else name
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""What `python -m tfdist.verify` takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.runs.options import DataOptions, ModelOptions, RunOptions, TrainingOptions
+from tfdist.strategies.registry import STRATEGIES, list_names
+
+# For commands that take a number alone.
+FIXED_BATCH_SIZE: dict[str, Any] = {
+    "help": "examples a step, over all replicas",
+    "auto": None,
+    "metavar": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationOptions(OptionGroup):
+    """What is compared."""
+
+    strategies: tuple[str, ...] = option(
+        tuple(name for name, kind in STRATEGIES.items() if not kind.traits.is_remote),
+        "strategies to compare with one device; package.module:Class for one of your own",
+        metavar="mirrored,local_sgd",
+        choices=list_names(),
+        is_open=True,
+    )
+    steps: int = option(20, "training steps", minimum=1)
+    replicas: int = option(
+        2,
+        "mirrored, central_storage: devices; the CPU is split where there are fewer",
+        minimum=2,
+    )
+    workers: int = option(2, "strategies of several processes: workers", minimum=2)
+    timeout_s: float = option(
+        300.0, "seconds after which a cluster that is not done has failed", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedModelOptions(OptionGroup):
+    """What is trained for it."""
+
+    model: str = option(
+        "unet",
+        "unet, mobilenet_v2_unet or resnet50_unet on the shapes data; or a function of your own "
+        "that returns a compiled Keras model",
+        metavar="NAME|package.module:function",
+    )
+    make_data: str = option(
+        "",
+        "for a model of your own: a function that returns (x, y) or (x, y, sample_weight), arrays; "
+        "the model's module's make_data by default, else arrays made up from the model's shapes",
+        metavar="package.module:function",
+    )
+    image_size: tuple[int, int] = inherit(DataOptions, "image_size", (16, 16))
+    base_filters: int = inherit(ModelOptions, "base_filters", 4)
+    depth: int = inherit(ModelOptions, "depth", 1)
+    norm: str = inherit(ModelOptions, "norm")
+    global_batch_size: int = inherit(TrainingOptions, "global_batch_size", 9, **FIXED_BATCH_SIZE)
+    optimizer: str = inherit(TrainingOptions, "optimizer")
+    learning_rate: float = inherit(TrainingOptions, "learning_rate")
+    clip_norm: float = inherit(TrainingOptions, "clip_norm")
+    loss: str = inherit(TrainingOptions, "loss")
+    precision: str = inherit(
+        TrainingOptions,
+        "precision",
+        "float64",
+        help="of the computation",
+        choices=("float64", "float32", "mixed_bfloat16"),
+    )
+    seed: int = inherit(TrainingOptions, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(OptionGroup):
+    """What is said of it."""
+
+    json: str = option("", "write everything that was found to this file", metavar="FILE")
+    quiet: bool = inherit(RunOptions, "quiet")
+    verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(CommandOptions):
+    """Everything that `python -m tfdist.verify` takes.
+
+    Attributes:
+      verification, model, run: the groups.
+    """
+
+    verification: VerificationOptions = VerificationOptions()
+    model: VerifiedModelOptions = VerifiedModelOptions()
+    run: ReportOptions = ReportOptions()

@@ -1,0 +1,192 @@
+"""What is trained for a comparison: a model of the project's own, or a user's."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.runs.options import DataOptions, ModelOptions, TrainingOptions, TrainOptions
+from tfdist.strategies.options import make_strategy_options
+from tfdist.verify.options import VerifiedModelOptions, VerifyOptions
+
+_PLAIN_RATE = 0.05
+_USER_EXAMPLES = 40
+_SHAPES_EXAMPLES = 45
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its data, and how it is trained.
+
+    Attributes:
+      build_model: returns the compiled model.
+      train: what `Trainer.fit` takes, as positional arguments.
+      evaluation: what `Trainer.evaluate` takes.
+      augmentation: of a source's examples, or None.
+      global_batch_size: examples a step.
+      seed: of everything.
+      precision: of the computation.
+    """
+
+    build_model: Callable[[], keras.Model]
+    train: tuple[Any, ...]
+    evaluation: tuple[Any, ...]
+    augmentation: Any
+    global_batch_size: int
+    seed: int
+    precision: str
+
+    def reset_process(self) -> None:
+        """Lets the next model have the weights and names that the first one has.
+
+        Called outside of any strategy's scope.
+        """
+        policy = keras.config.dtype_policy()
+        keras.utils.clear_session(free_memory=False)
+        keras.config.set_dtype_policy(policy)
+        keras.utils.set_random_seed(self.seed)
+
+    def make_linear(self, *, workers: int) -> "Problem":
+        """Returns the problem with plain gradient descent and an equal share for every worker."""
+
+        def build_plain() -> keras.Model:
+            model = self.build_model()
+            model.optimizer = keras.optimizers.SGD(_PLAIN_RATE)
+            return model
+
+        share = -(-self.global_batch_size // workers)
+        return replace(self, build_model=build_plain, global_batch_size=share * workers)
+
+
+def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
+    """Returns what the options describe.
+
+    Args:
+      options: of the command.
+      norm: another normalisation for the project's own models.
+
+    Raises:
+      TfdistError: a model or data that are not there or do not fit.
+    """
+    chosen = options.model if norm is None else replace(options.model, norm=norm)
+    common: dict[str, Any] = {
+        "global_batch_size": chosen.global_batch_size,
+        "seed": chosen.seed,
+        "precision": chosen.precision,
+    }
+    if ":" in chosen.model:
+        build_model = _import_function("--model", chosen.model)
+        arrays = _find_data(chosen, build_model)
+        return Problem(build_model, arrays, arrays, None, **common)
+    # The project's own models are joined in there, and with them TensorFlow.
+    from tfdist import assembly
+
+    train_options = make_train_options(options, norm=chosen.norm)
+    data = assembly.build_data(train_options)
+    build_model = assembly.make_build_model(
+        train_options,
+        num_classes=data.num_classes,
+        class_names=data.class_names,
+        class_weights=None,
+        total_steps=options.verification.steps,
+    )
+    augmentation = assembly.build_augmentation(train_options)
+    return Problem(build_model, (data.train,), (data.val,), augmentation, **common)
+
+
+def make_train_options(
+    options: VerifyOptions, *, strategy: str = "one_device", norm: str | None = None
+) -> TrainOptions:
+    """Returns the options that `tfdist.train` would have for the same training."""
+    chosen, base = options.model, TrainOptions()
+    is_own = ":" not in chosen.model
+    return TrainOptions(
+        strategy=make_strategy_options(strategy=strategy),
+        data=DataOptions(
+            image_size=chosen.image_size,
+            train_examples=_SHAPES_EXAMPLES,
+            val_examples=_SHAPES_EXAMPLES // 2,
+        ),
+        model=ModelOptions(
+            model=chosen.model if is_own else base.model.model,
+            base_filters=chosen.base_filters,
+            depth=chosen.depth,
+            norm=norm or chosen.norm,
+        ),
+        training=TrainingOptions(
+            global_batch_size=chosen.global_batch_size,
+            optimizer=chosen.optimizer,
+            learning_rate=chosen.learning_rate,
+            clip_norm=chosen.clip_norm,
+            loss=chosen.loss,
+            precision=chosen.precision,
+            seed=chosen.seed,
+        ),
+        run=replace(base.run, quiet=True),
+    )
+
+
+def _import_function(flag: str, name: str) -> Callable[[], Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TfdistError(
+            f"{flag}={name}: {error}. Write package.module:function, with the package in the "
+            "present directory or installed."
+        ) from error
+    if not callable(function):
+        raise TfdistError(f"{flag}={name} is a {type(function).__name__}, not a function.")
+    return function
+
+
+def _find_data(chosen: VerifiedModelOptions, build_model: Callable[[], Any]) -> tuple[Any, ...]:
+    if chosen.make_data:
+        make_data: Any = _import_function("--make_data", chosen.make_data)
+    else:
+        module = importlib.import_module(chosen.model.partition(":")[0])
+        make_data = getattr(module, "make_data", None)
+    if make_data is None:
+        return _make_up_data(build_model())
+    data = make_data()
+    if not isinstance(data, tuple) or len(data) not in (2, 3):
+        raise TfdistError(
+            f"make_data returned {type(data).__name__}, not (x, y) or (x, y, sample_weight)."
+        )
+    return data
+
+
+def _make_up_data(model: keras.Model) -> tuple[Any, Any]:
+    """Returns arrays of the shapes that a model with one output asks for."""
+    try:
+        inputs, (output,) = model.inputs, model.outputs
+    except (AttributeError, TypeError, ValueError):
+        raise TfdistError(
+            "Cannot make up data for this model: it has not one output of a known shape. Put a "
+            "function make_data beside it that returns (x, y), or give --make_data."
+        ) from None
+    rng = np.random.default_rng(0)
+    loss = model._compile_loss and model._compile_loss._user_loss
+    name = (loss if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)) or ""
+
+    def draw(tensor: Any, *, below: int | None = None) -> np.ndarray:
+        shape = [_USER_EXAMPLES, *(size or 16 for size in tensor.shape[1:])]
+        if below is not None:
+            return rng.integers(0, below, shape[:-1] if below > 1 else shape).astype("int32")
+        if "int" in keras.backend.standardize_dtype(tensor.dtype):
+            return rng.integers(0, 2, shape).astype("int32")
+        return rng.normal(size=shape).astype("float32")
+
+    x = [draw(tensor) for tensor in inputs]
+    if "sparse" in name:
+        y = draw(output, below=output.shape[-1])
+    elif "crossentropy" in name:
+        y = rng.integers(0, 2, draw(output).shape).astype("float32")
+    else:
+        y = draw(output)
+    structure = x[0] if len(x) == 1 else {t.name: part for t, part in zip(inputs, x, strict=True)}
+    return structure, y

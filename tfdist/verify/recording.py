@@ -1,0 +1,196 @@
+"""Trains a few steps under a strategy and keeps what can be compared."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training.trainer import Trainer
+from tfdist.verify.problem import Problem
+
+GRADIENTS, FIRST, WEIGHTS, OPTIMIZER, STATISTICS = (
+    "gradients",
+    "weights after step 1",
+    "weights",
+    "optimiser",
+    "statistics",
+)
+
+
+@dataclass
+class Recording:
+    """What a few steps under one strategy did.
+
+    Attributes:
+      arrays: kind -> name -> value: gradients of the first step, after any clipping; weights
+        after it; weights, optimiser state and normalisation statistics at the end.
+      logs: losses and metrics of every step.
+      norms: after every step, the norm of each of the model's float variables by name.
+      evaluation: losses and metrics of an evaluation at the end.
+    """
+
+    arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    norms: list[dict[str, float]] = field(default_factory=list)
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+    def save(self, path: str) -> None:
+        """Writes it as an `.npz` file."""
+        keys = [(kind, name) for kind, values in self.arrays.items() for name in values]
+        numbers = {"logs": self.logs, "norms": self.norms, "evaluation": self.evaluation}
+        arrays: dict[str, Any] = {
+            f"array{i}": self.arrays[kind][name] for i, (kind, name) in enumerate(keys)
+        }
+        text = json.dumps({"keys": keys, "numbers": numbers})
+        np.savez(path, text=np.array(text), **arrays)
+
+    @classmethod
+    def load(cls, path: str) -> "Recording":
+        """Reads what `save` wrote."""
+        with np.load(path) as file:
+            content = json.loads(str(file["text"]))
+            arrays: dict[str, dict[str, np.ndarray]] = {}
+            for i, (kind, name) in enumerate(content["keys"]):
+                arrays.setdefault(kind, {})[name] = file[f"array{i}"]
+        return cls(arrays=arrays, **content["numbers"])
+
+
+def record(
+    problem: Problem,
+    strategy: tf.distribute.Strategy,
+    *,
+    steps: int,
+    report: Callable[[int], None] = lambda step: None,
+) -> Recording:
+    """Trains under a strategy, on all its workers alike.
+
+    Args:
+      problem: what to train.
+      strategy: under which.
+      steps: how many.
+      report: called with the number of each step that is done.
+    """
+    recording = Recording()
+    observer = _Observer(recording, report)
+    trainer = _train(problem, strategy, steps=steps, callbacks=[observer])
+    x, y, sample_weight = (*problem.evaluation, None, None)[:3]
+    recording.evaluation = trainer.evaluate(
+        x,
+        y,
+        sample_weight=sample_weight,
+        global_batch_size=problem.global_batch_size,
+        verbose=0,
+        return_dict=True,
+    )
+    model = trainer.model
+    trainable = {id(variable) for variable in model.trainable_variables}
+    recording.arrays[WEIGHTS] = _read(model.trainable_variables)
+    kept: Any = model.optimizer.first_gradients
+    recording.arrays[GRADIENTS] = dict(
+        zip(recording.arrays[WEIGHTS], _read(kept).values(), strict=True)
+    )
+    kept_ids = {id(variable) for variable in kept}
+    recording.arrays[OPTIMIZER] = _read(
+        [variable for variable in model.optimizer.variables if id(variable) not in kept_ids]
+    )
+    recording.arrays[STATISTICS] = _read(
+        [
+            variable
+            for variable in model.weights
+            if id(variable) not in trainable and _is_float(variable)
+        ]
+    )
+    return recording
+
+
+def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Lets an optimiser keep the gradients of its first step, as `first_gradients`.
+
+    They are kept as one of its own slots, which every strategy knows how to treat.
+    """
+    kind: Any = type(optimizer)
+
+    class Keeping(kind):
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            if not hasattr(self, "first_gradients"):
+                self.first_gradients = self.add_optimizer_variables(variables, "first_gradient")
+
+        def _backend_update_step(self, grads: Any, trainable_variables: Any, *args: Any) -> None:
+            # After clipping, which a worker of parameter servers does by itself.
+            is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
+            for gradient, variable in zip(grads, trainable_variables, strict=True):
+                slot = self.first_gradients[self._get_variable_index(variable)]
+                gradient = tf.cast(tf.convert_to_tensor(gradient), slot.dtype)
+                slot.assign(tf.where(is_first, gradient, tf.convert_to_tensor(slot)))
+            super()._backend_update_step(grads, trainable_variables, *args)
+
+    Keeping.__name__ = kind.__name__
+    optimizer.__class__ = Keeping
+
+
+class _Observer(keras.callbacks.Callback):
+    """Keeps the logs and the weights' norms of every step; each step is an epoch."""
+
+    def __init__(self, recording: Recording, report: Callable[[int], None]):
+        super().__init__()
+        self._recording = recording
+        self._report = report
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        values = _read([v for v in self.model.weights if _is_float(v)])
+        if epoch == 0:
+            names = {variable.path for variable in self.model.trainable_variables}
+            self._recording.arrays[FIRST] = {k: v for k, v in values.items() if k in names}
+        self._recording.logs.append(
+            {k: float(v) for k, v in (logs or {}).items() if "staleness" not in k}
+        )
+        self._recording.norms.append({k: float(np.linalg.norm(v)) for k, v in values.items()})
+        self._report(epoch + 1)
+
+
+def _train(
+    problem: Problem,
+    strategy: tf.distribute.Strategy,
+    *,
+    steps: int,
+    callbacks: list[Any],
+) -> Trainer:
+    def build_model() -> keras.Model:
+        model = problem.build_model()
+        keep_first_gradients(model.optimizer)
+        return model
+
+    problem.reset_process()
+    trainer = Trainer(build_model, strategy=strategy, seed=problem.seed, check="off")
+    x, y, sample_weight = (*problem.train, None, None)[:3]
+    trainer.fit(
+        x,
+        y,
+        sample_weight=sample_weight,
+        global_batch_size=problem.global_batch_size,
+        augmentation=problem.augmentation,
+        steps_per_epoch=1,
+        max_steps=steps,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    return trainer
+
+
+def _read(variables: Any) -> dict[str, np.ndarray]:
+    values: dict[str, np.ndarray] = {}
+    for variable in variables:
+        name = variable.path
+        while name in values:
+            name += "'"
+        values[name] = np.asarray(variable.numpy(), "float64")
+    return values
+
+
+def _is_float(variable: keras.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_floating

@@ -1,0 +1,200 @@
+"""Runs each strategy: in this process, or in those of a cluster."""
+
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist import assembly, cluster, devices
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.launch import run_local_cluster
+from tfdist.launch.logs import last_lines
+from tfdist.strategies.registry import find_strategy, make_strategy
+from tfdist.strategies.servers import run_server
+from tfdist.verify.comparison import TOLERANCES, Comparison, compare
+from tfdist.verify.diagnosis import diagnose, find_batch_layers
+from tfdist.verify.options import VerifyOptions
+from tfdist.verify.problem import Problem, make_problem, make_train_options
+from tfdist.verify.recording import Recording, record
+
+_GROUP_NORM = "group"
+_GRACE_S = 5.0  # what a cluster leaves is written when its chief ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of one strategy.
+
+    Attributes:
+      strategy: its name.
+      form: what it ran with, in words.
+      comparison: with one device; None if there is none.
+      problem: why there is none, or where a difference comes from.
+      excuse: why it is neither right nor wrong, in two words; empty if it is one of them.
+    """
+
+    strategy: str
+    form: str = ""
+    comparison: Comparison | None = None
+    problem: str = ""
+    excuse: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing speaks against the strategy."""
+        return bool(self.excuse) or (self.comparison is not None and self.comparison.holds)
+
+
+Report = Callable[[str, int], None]
+
+
+def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
+    """Yields each strategy's verdict, as it is there.
+
+    Args:
+      options: what to run. The process is configured already.
+      report: told a strategy's name and the steps it has done.
+
+    Raises:
+      TfdistError: the model or its data are wrong.
+    """
+    problem = make_problem(options)
+    one_device = _make_strategy("one_device", options)
+    reference = _record("one_device", problem, one_device, options, report)
+    for name in options.verification.strategies:
+        form, expected, chosen = "", reference, problem
+        try:
+            traits = find_strategy(name).traits
+            if traits.trains_apart:
+                chosen = make_local_problem(options)
+                is_own = ":" not in options.model.model
+                layers = [] if is_own else find_batch_layers(chosen, one_device)
+                if layers:
+                    text = f"{layers[0]} sees the rows of its own worker only, by design."
+                    yield Verdict(name, problem=text, excuse="not comparable")
+                    continue
+                expected = _record("one_device", chosen, one_device, options, report)
+            form = _describe_form(name, options, chosen)
+            if name == "one_device":
+                found = reference
+            elif not traits.has_processes:
+                strategy = _make_strategy(name, options)
+                found = _record(name, chosen, strategy, options, report)
+            else:
+                found = _run_cluster(name, options, report)
+        except (TfdistError, TrainingError, ValueError, RuntimeError, tf.errors.OpError) as error:
+            text = " ".join(str(error).split())
+            yield Verdict(name, form, problem=text, excuse="not here" if traits.is_remote else "")
+            continue
+        tolerance = TOLERANCES[options.model.precision]
+        comparison = compare(found, expected, tolerance)
+        cause = ""
+        if not comparison.holds:
+            several = _make_strategy("mirrored", options)
+            cause = diagnose(chosen, comparison, (one_device, several), tolerance)
+        yield Verdict(name, form, comparison, cause)
+
+
+def make_local_problem(options: VerifyOptions) -> Problem:
+    """Returns the problem in the form in which local SGD can equal one device.
+
+    Averaging after each step is synchronous training where an update is linear in the gradient,
+    and where no layer sees the batch: each worker normalises by its own rows.
+    """
+    norm = _GROUP_NORM if _must_change_norm(options) else None
+    return make_problem(options, norm=norm).make_linear(workers=options.verification.workers)
+
+
+def configure_process(options: VerifyOptions) -> None:
+    """Sets devices, precision and seeds for the strategies of one process."""
+    replicas = options.verification.replicas
+    if len(tf.config.list_physical_devices("GPU")) < replicas:
+        devices.configure_virtual_devices(replicas)
+    assembly.configure_process(make_train_options(options))
+
+
+def run_worker(directory: str, name: str) -> int:
+    """Runs one process of a cluster that `run_strategies` started; returns the exit status."""
+    content = json.loads((Path(directory) / "options.json").read_text())
+    options = VerifyOptions.from_dict(content)
+    train_options = make_train_options(options, strategy=name)
+    config = assembly.join_cluster(train_options)
+    assert config is not None
+    assembly.configure_process(train_options)
+    kind = find_strategy(name)
+    if kind.traits.has_servers and not config.is_chief:
+        return run_server(config)
+    strategy = make_strategy(name, **kind.exact)
+    problem = make_local_problem(options) if kind.traits.trains_apart else make_problem(options)
+    recording = record(problem, strategy, steps=options.verification.steps)
+    if config.is_chief:
+        recording.save(str(Path(directory) / "recording.npz"))
+    return 0
+
+
+def _run_cluster(name: str, options: VerifyOptions, report: Report) -> Recording:
+    report(name, 0)
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as directory:
+        (Path(directory) / "options.json").write_text(json.dumps(options.to_dict()))
+        result = run_local_cluster(
+            workers=options.verification.workers,
+            ps=int(find_strategy(name).traits.has_servers),
+            command=[sys.executable, "-m", "tfdist.verify.worker", directory, name],
+            run_dir=directory,
+            timeout_s=options.verification.timeout_s,
+            grace_s=_GRACE_S,
+            stream=False,
+            environ=dict(cluster.read_environment()) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        if result.timed_out:
+            raise TrainingError(
+                f"not done after {options.verification.timeout_s:g} s (--timeout_s)"
+            )
+        if result.status:
+            task = next(task for task in result.tasks if task.name == result.first_failed)
+            last = (last_lines(task.log.read_bytes()) or ["it said nothing"])[-1]
+            raise TrainingError(f"{task.name} failed with status {task.status}: {last}")
+        return Recording.load(str(Path(directory) / "recording.npz"))
+
+
+def _record(
+    name: str,
+    problem: Problem,
+    strategy: tf.distribute.Strategy,
+    options: VerifyOptions,
+    report: Report,
+) -> Recording:
+    steps = options.verification.steps
+    return record(problem, strategy, steps=steps, report=functools.partial(report, name))
+
+
+def _make_strategy(name: str, options: VerifyOptions) -> tf.distribute.Strategy:
+    kind = find_strategy(name)
+    if "devices" not in {item.name for item in dataclasses.fields(kind)}:
+        return make_strategy(name)
+    count = 1 if kind.traits.is_single else options.verification.replicas
+    return make_strategy(name, devices=devices.list_devices()[:count])
+
+
+def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) -> str:
+    """Returns what a strategy runs with, in words."""
+    kind = find_strategy(name)
+    if kind.traits.is_single or kind.traits.is_remote:
+        return ""
+    if kind.traits.is_local:
+        return f"{options.verification.replicas} replicas"
+    parts = [f"{options.verification.workers} workers"]
+    parts += [f"{option}={value}" for option, value in kind.exact.items()]
+    if kind.traits.trains_apart:
+        parts += ["plain SGD", f"batches of {local_problem.global_batch_size}"]
+        parts += [f"norm={_GROUP_NORM}"] if _must_change_norm(options) else []
+    return ", ".join(parts)
+
+
+def _must_change_norm(options: VerifyOptions) -> bool:
+    return ":" not in options.model.model and options.model.norm in ("sync_batch", "batch")

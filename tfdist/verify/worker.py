@@ -1,0 +1,22 @@
+"""One process of a comparison's cluster: `python -m tfdist.verify.worker DIRECTORY NAME`."""
+
+import sys
+
+from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.errors import TfdistError, TrainingError
+
+
+def main(directory: str, name: str) -> int:
+    """Runs the process; what is wrong is the last line of its log."""
+    start_tensorflow_quietly()
+    from tfdist.verify.runs import run_worker
+
+    try:
+        return run_worker(directory, name)
+    except (TfdistError, TrainingError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
