@@ -23,7 +23,7 @@ from tfdist.benchmark import runs, table
 from tfdist.benchmark.contestants import Contestant
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
-from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 F32, BF16 = "float32", "mixed_bfloat16"
 SCRIPT = Path(__file__).with_name("pytorch_unet.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
-from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 FIRST, LAST = 5, 8  # of the profiled steps
 LEAST = 0.01  # the share of a kind that has a line of its own
@@ -48,11 +48,11 @@ def train(precision: str, directory: str) -> None:
     from tfdist import assembly
     from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.runs.options import TrainingOptions, TrainOptions
-    from tfdist.strategies.options import StrategyOptions
+    from tfdist.strategies.options import make_strategy_options
     from tfdist.training.trainer import Trainer
 
     options = TrainOptions(
-        strategy=StrategyOptions(strategy="one_device"),
+        strategy=make_strategy_options(strategy="one_device"),
         training=TrainingOptions(precision=precision),
     )
     assembly.configure_process(options)

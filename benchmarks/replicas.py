@@ -23,7 +23,7 @@ from typing import Any
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.benchmark.runs import run_task
-from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 BATCH = 16
 WARMUP_STEPS = 4
@@ -128,17 +128,17 @@ def measure(directory: str) -> int:
     from tfdist import assembly
     from tfdist.benchmark.measuring import Clock, build_model, make_batches
     from tfdist.runs.options import TrainingOptions, TrainOptions
-    from tfdist.strategies.options import StrategyOptions
+    from tfdist.strategies.options import make_strategy_options
+    from tfdist.training.step_options import StepOptions
     from tfdist.training.trainer import Trainer
 
     split = case.strategy == "mirrored"
     options = TrainOptions(
-        strategy=StrategyOptions(
+        strategy=make_strategy_options(
             strategy="one_device" if case.strategy == "none" else case.strategy,
             devices=("CPU:0", "CPU:1") if split else (),
             virtual_devices=2 if split else 0,
-            bytes_per_pack=case.bytes_per_pack,
-            compress_gradients=case.compress_gradients,
+            **({} if split else {"bytes_per_pack": case.bytes_per_pack}),
         ),
         training=TrainingOptions(precision=case.precision),
     )
@@ -150,7 +150,7 @@ def measure(directory: str) -> int:
     trainer = Trainer(
         lambda: build_model(model_options),
         strategy=assembly.build_strategy(options),
-        compress_gradients=case.compress_gradients,
+        step_options=StepOptions(compress_gradients=case.compress_gradients),
     )
     clock, steps = Clock(), WARMUP_STEPS + task["steps"]
     trainer.fit(x, y, global_batch_size=case.batch, max_steps=steps, callbacks=[clock], verbose=0)

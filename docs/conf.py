@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import tfdist
 from tfdist import models
-from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 project = "tfdist"
 author = "the tfdist authors"

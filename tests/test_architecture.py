@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
     {"_lazy", "errors"},
-    {"options", "cli.arguments", "runs.presets"},
+    {"options", "cli.arguments", "runs.presets", "training.step_options"},
     {"cluster", "devices", "memory", "cli", "models"},
     {"strategies"},
     {"runs.options"},

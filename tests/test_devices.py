@@ -24,7 +24,7 @@ def test_virtual_devices_come_before_everything_else():
     assert tf.zeros(()).numpy() == 0
     with pytest.raises(TfdistError, match="devices are already in use.*before the first tensor"):
         devices.configure_virtual_devices(5)
-    with pytest.raises(TfdistError, match="--virtual_devices=-1 does not divide"):
+    with pytest.raises(TfdistError, match="`virtual_devices=-1` does not divide"):
         devices.configure_virtual_devices(-1)
     devices.configure_virtual_devices(0)
 
@@ -38,7 +38,7 @@ def test_precision_is_keras_s():
         assert (layer.compute_dtype, layer.variable_dtype) == ("bfloat16", "float32")
     finally:
         devices.configure_precision("float32")
-    with pytest.raises(TfdistError, match="Unknown --precision 'float46'. Valid: float64"):
+    with pytest.raises(ValueError, match="float46"):
         devices.configure_precision("float46")
 
 

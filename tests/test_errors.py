@@ -108,9 +108,9 @@ TRAIN = {
         "--profile=10,12 --steps_per_loop=5",
         "--clip_norm=-1",
         "--micro_batches=2",
-        f"{TWO} --jit_compile=on",
+        f"{TWO} --jit_compile",
         "--norm=group --micro_batches=9",
-        "--rematerialize --jit_compile=on",
+        "--rematerialize --jit_compile",
     ],
     "Data": [
         "--train_examples=0",

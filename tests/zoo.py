@@ -1,5 +1,6 @@
 """The strategies and models that the contract tests cross."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tfdist import models, strategies
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.tasks.segmentation.losses import make_loss
@@ -217,3 +219,10 @@ def largest_difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> floa
     """Returns the largest difference relative to the largest value."""
     difference = max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True))
     return float(difference / max(np.abs(b).max() for b in theirs))
+
+
+def make_trainer(build_model, **options):
+    """Returns a trainer of options of its own and of its steps."""
+    names = {item.name for item in dataclasses.fields(tfdist.StepOptions)} & options.keys()
+    step_options = tfdist.StepOptions(**{name: options.pop(name) for name in names})
+    return tfdist.Trainer(build_model, step_options=step_options, **options)

@@ -10,12 +10,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Predictor",
+    "StepOptions",
     "TfdistError",
     "Trainer",
     "TrainingError",
     "data",
     "load_run",
     "models",
+    "option",
     "strategies",
     "tasks",
 ]
@@ -24,12 +26,14 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Predictor": "tfdist.tasks.segmentation.inference.predictor:Predictor",
+        "StepOptions": "tfdist.training.step_options:StepOptions",
         "TfdistError": "tfdist.errors:TfdistError",
         "Trainer": "tfdist.training.trainer:Trainer",
         "TrainingError": "tfdist.errors:TrainingError",
         "data": "tfdist.data",
         "load_run": "tfdist.assembly:load_run",
         "models": "tfdist.models",
+        "option": "tfdist.options:option",
         "strategies": "tfdist.strategies",
         "tasks": "tfdist.tasks",
     },

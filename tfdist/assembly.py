@@ -38,7 +38,6 @@ from tfdist.tasks.segmentation.losses import make_loss
 from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 from tfdist.tasks.segmentation.registry import make_examples, make_source
 from tfdist.training.optimizers import make_optimizer
-from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
 
 
@@ -116,18 +115,6 @@ def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
     """Returns the strategy that the options name."""
     alike = list_alike(options) if cluster.has_peers() else None
     return build(options.strategy.select(), alike=alike)
-
-
-def make_step_options(options: TrainOptions) -> StepOptions:
-    """Returns how training steps are computed."""
-    return StepOptions(
-        micro_batches=options.training.micro_batches,
-        compress_gradients=options.training.compress_gradients,
-        jit_compile=options.training.jit_compile == "on",
-        steps_per_loop=options.training.steps_per_loop,
-        rematerialize=options.training.rematerialize,
-        gather_outputs=options.training.gather_outputs,
-    )
 
 
 def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:

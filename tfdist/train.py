@@ -4,7 +4,6 @@ TensorFlow is imported when a run starts, so that `--help` and a mistyped flag a
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import sys
@@ -101,8 +100,7 @@ def run_training(options: TrainOptions) -> int:
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
         seed=training.seed,
-        **dataclasses.asdict(assembly.make_step_options(options)),
-        check=training.check,
+        step_options=options.step,
     )
     trainer.prepare(data.train, global_batch_size=training.global_batch_size)
     with contextlib.ExitStack() as held:

@@ -60,15 +60,18 @@ def _get_trainer(model: Any) -> Any:
 
     if model not in _trainers:
         # One step in flight: servers then give what one device gives.
-        _trainers[model] = tfdist.Trainer(model, max_in_flight=_get_steps_in_flight())
+        _trainers[model] = tfdist.Trainer(model, step_options=_make_step_options())
     return _trainers[model]
 
 
-def _get_steps_in_flight() -> int:
+def _make_step_options() -> Any:
     import tensorflow as tf
 
+    import tfdist
+
     strategy = tf.distribute.get_strategy()
-    return int(isinstance(strategy, tf.distribute.ParameterServerStrategy))
+    has_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    return tfdist.StepOptions(max_in_flight=int(has_servers))
 
 
 def _list_cpus(count: int) -> list[str]:

@@ -1,8 +1,13 @@
 import json
+import subprocess
+import sys
 
+import keras
 import pytest
 import tensorflow as tf
 
+import tfdist
+from tfdist import strategies
 from tfdist.errors import TfdistError
 from tfdist.strategies import registry
 
@@ -46,3 +51,88 @@ def test_auto_takes_what_the_cluster_is_for(monkeypatch, cluster, name):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     monkeypatch.setattr("tfdist.devices.list_devices", lambda: ("CPU:0",))
     assert registry.choose_strategy() == name
+
+
+def test_takes_a_strategy_by_its_name_its_options_or_itself():
+    def build():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    options = strategies.Mirrored(devices=["CPU:0", "CPU:1"])
+    for given, replicas in (("one_device", 1), (options, 2), (options.build(), 2)):
+        assert tfdist.Trainer(build, strategy=given).num_replicas == replicas
+    with pytest.raises(TfdistError, match="`strategy` is a list. Give a name"):
+        tfdist.Trainer(build, strategy=["CPU:0"])
+
+
+STRANGER = """
+from dataclasses import dataclass
+
+import tensorflow as tf
+import tfdist
+from tfdist.strategies import Strategy, Traits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backwards(Strategy):
+    name = "strangers:Backwards"
+    traits = Traits(copies_variables=True)
+    replicas: int = tfdist.option(2, "how many", minimum=1)
+
+    def build(self, *, alike=None):
+        devices = [f"CPU:{index}" for index in range(self.replicas)]
+        return tf.distribute.MirroredStrategy(
+            devices[::-1], tf.distribute.ReductionToOneDevice()
+        )
+
+
+def plain():
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
+    )
+"""
+
+
+def _run(directory, *arguments):
+    (directory / "strangers.py").write_text(STRANGER)
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_a_strategy_of_another_package_trains_with_its_own_flags(path_with_spaces):
+    run = _run(
+        path_with_spaces,
+        "tfdist.train",
+        "--strategy=strangers:Backwards",
+        "--replicas=3",
+        "--virtual_devices=3",
+        "--train_examples=12",
+        "--val_examples=6",
+        "--image_size=16,16",
+        "--base_filters=2",
+        "--depth=1",
+        "--max_steps=1",
+        "--run_dir=run",
+    )
+    assert run.returncode == 0, run.stderr
+    summary = json.loads((path_with_spaces / "run" / "summary.json").read_text())
+    assert (summary["strategy"], summary["replicas"]) == ("strangers:Backwards", 3)
+    refused = _run(path_with_spaces, "tfdist.train", "--strategy=strangers:Backwards", "--tpu=x")
+    assert refused.returncode == 2
+    assert "--strategy=strangers:Backwards does not take --tpu" in refused.stderr
+    refused = _run(path_with_spaces, "tfdist.train", "--strategy=strangers:Forwards")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_a_strategy_of_another_package_is_verified(path_with_spaces):
+    names = "strangers:Backwards,strangers:plain"
+    run = _run(path_with_spaces, "tfdist.verify", f"--strategies={names}", "--steps=2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("equal") >= 2

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdist
 from tests import zoo
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
@@ -48,7 +47,9 @@ def set_precision(name):
 
 def make_trainer(model_name, optimizer, strategy, **options):
     example = zoo.EXAMPLES[model_name]
-    return tfdist.Trainer(lambda: example.build(optimizer()), strategy=strategy, seed=5, **options)
+    return zoo.make_trainer(
+        lambda: example.build(optimizer()), strategy=strategy, seed=5, **options
+    )
 
 
 def train(model_name, optimizer, strategy, batch=BATCH, **options):
@@ -201,7 +202,7 @@ def run_parts(task):
     task.compare("micro_local", "random", make_plain_sgd, micro_batches=3)
     scaled = keras.optimizers.LossScaleOptimizer(make_sgd())
     try:
-        tfdist.Trainer(lambda: zoo.build_linear(scaled), strategy=task.strategy)
+        zoo.make_trainer(lambda: zoo.build_linear(scaled), strategy=task.strategy)
     except TfdistError as error:
         task.found["refused"] = str(error)
 
@@ -218,7 +219,7 @@ def check_loss_scaling(task):
     """Two gradients overflow, on the second worker alone; then one does not."""
     keras.config.set_dtype_policy("mixed_float16")
     x, y = (part[:16].copy() for part in zoo.EXAMPLES["dense"].data)
-    trainer = tfdist.Trainer(lambda: zoo.build_linear(make_sgd()), strategy=task.strategy)
+    trainer = zoo.make_trainer(lambda: zoo.build_linear(make_sgd()), strategy=task.strategy)
     y[14:16] = 0
     for steps, size in ((2, 1000.0), (1, 1.0)):
         x[14], x[15] = size, -size  # one of them is taken for another class

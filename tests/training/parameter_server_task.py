@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdist
 from tests import zoo
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
@@ -83,7 +82,7 @@ def build_constant(optimizer):
 
 def train_constant(strategy, name, steps, **options):
     """Trains on a gradient of ones; says how far from all weights equal the result is."""
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: build_constant(OPTIMIZERS[name]()),
         strategy=strategy,
         checkpoint_dir=options.pop("checkpoint_dir", None),
@@ -104,7 +103,7 @@ def train_constant(strategy, name, steps, **options):
 def train_example(strategy, name, **options):
     """Trains a model of the zoo for 20 steps."""
     example = zoo.EXAMPLES[name]
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: example.build(make_sgd()), strategy=strategy, seed=5, **options
     )
     arguments = {"sample_weight": example.sample_weight, "global_batch_size": BATCH, "verbose": 0}
@@ -132,7 +131,7 @@ def compare_with_one_device(strategy, name):
 def train_still(strategy, **options):
     """Returns the losses of weights that do not move, which only the random layers change."""
     example = zoo.EXAMPLES["random"]
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: example.build(keras.optimizers.SGD(0.0)), strategy=strategy, **options
     )
     x, y = example.data
@@ -155,7 +154,9 @@ def train_on_a_dataset(strategy):
     """Batches of 12, 12, 12 and 4, which the chief reads; against Keras on one device."""
     example = zoo.EXAMPLES["dense"]
     dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(12)
-    trainer = tfdist.Trainer(lambda: example.build(make_sgd()), strategy=strategy, max_in_flight=1)
+    trainer = zoo.make_trainer(
+        lambda: example.build(make_sgd()), strategy=strategy, max_in_flight=1
+    )
     trainer.fit(dataset, epochs=2, verbose=0)
     model = example.build(make_sgd())
     model.fit(dataset, epochs=2, verbose=0, shuffle=False)
@@ -192,7 +193,7 @@ def run_exactness(strategy):
         "logged": {k: v[-1] for k, v in trainer.history.history.items()},
         **trainer.summarize_strategy(),
     }
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: zoo.EXAMPLES["unet"].build(keras.optimizers.Adam()), strategy=strategy
     )
     x, y = zoo.EXAMPLES["unet"].data
@@ -216,7 +217,7 @@ def list_refusals(strategy):
         (keras.optimizers.LossScaleOptimizer(make_sgd()), {}),
     ):
         try:
-            tfdist.Trainer(lambda o=optimizer: zoo.build_linear(o), strategy=strategy, **options)
+            zoo.make_trainer(lambda o=optimizer: zoo.build_linear(o), strategy=strategy, **options)
         except TfdistError as error:
             refusals.append(str(error))
     return refusals
@@ -265,7 +266,7 @@ def train_with_late_writes(strategy, in_flight):
     coordination.Coordination.schedule = note
     coordination.Coordination.fetch = fetch_and_repeat
     try:
-        trainer = tfdist.Trainer(build, strategy=strategy, max_in_flight=in_flight)
+        trainer = zoo.make_trainer(build, strategy=strategy, max_in_flight=in_flight)
         x = np.repeat(np.arange(12, dtype="f4"), BATCH)[:, None]
         trainer.fit(x, x, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     finally:

@@ -147,10 +147,10 @@ def test_continues_at_the_exact_count(updates):
 
 def test_refuses_what_workers_cannot_compute(updates):
     in_parts, compiled, again, scaled = updates["refused"]
-    assert "does not take --micro_batches (given: 2)" in in_parts
-    assert "does not take --jit_compile=on" in compiled
-    assert "does not take --rematerialize" in again
-    assert "does not take --precision=mixed_float16" in scaled
+    assert "does not take `micro_batches` (given: 2)" in in_parts
+    assert "does not take `jit_compile`" in compiled
+    assert "does not take `rematerialize`" in again
+    assert "does not take `precision=mixed_float16`" in scaled
 
 
 def test_a_lost_parameter_server_is_named(tmp_path):

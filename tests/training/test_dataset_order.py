@@ -83,7 +83,7 @@ def test_every_epoch_has_the_order_that_keras_sees(name, strategy_name, determin
     expected = _fit(_build(), name)
     assert len({tuple(epoch) for epoch in expected}) > 1 or "kept" in name
     strategy = zoo.STRATEGIES[strategy_name]()
-    assert _fit(tfdist.Trainer(_build, strategy=strategy, check="on"), name) == expected
+    assert _fit(zoo.make_trainer(_build, strategy=strategy, check="on"), name) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdist
 from tests import zoo
 
 # No gradient is clipped, but for one that is still scaled.
@@ -25,7 +24,7 @@ def float16():
 def _make_trainer(strategy_name, model_name="dense", make_optimizer=SGD, **options):
     example = zoo.EXAMPLES[model_name]
     strategy = zoo.STRATEGIES[strategy_name]()
-    return tfdist.Trainer(lambda: example.build(make_optimizer()), strategy=strategy, **options)
+    return zoo.make_trainer(lambda: example.build(make_optimizer()), strategy=strategy, **options)
 
 
 def _read(trainer):
@@ -38,7 +37,7 @@ def test_skips_a_step_that_overflows_on_one_replica(float16, strategy_name):
     # Of the last replica; one of them is taken for another class.
     x[14], x[15], y[14:16] = 1000.0, -1000.0, 0
     strategy = zoo.STRATEGIES[strategy_name]()
-    trainer = tfdist.Trainer(lambda: zoo.build_linear(SGD()), strategy=strategy)
+    trainer = zoo.make_trainer(lambda: zoo.build_linear(SGD()), strategy=strategy)
     trainer.prepare(x, y, global_batch_size=16)
     before = _read(trainer)
     trainer.fit(x, y, global_batch_size=16, shuffle=False, max_steps=2, verbose=0)

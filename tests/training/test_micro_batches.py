@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdist
 from tests import zoo
 from tests.training.programs import PROGRAMS
 from tfdist import models
@@ -33,7 +32,7 @@ EXAMPLES["unet"] = zoo.Example(_build_unet, zoo.EXAMPLES["unet"].data)
 
 
 def _train(example, strategy_name, make_optimizer, micro_batches):
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: example.build(make_optimizer()),
         strategy=zoo.STRATEGIES[strategy_name](),
         micro_batches=micro_batches,
@@ -79,7 +78,7 @@ def test_a_row_that_no_example_chose_has_one_gradient(strategy_name):
     program = PROGRAMS["positions"]
     found = []
     for micro_batches in (1, 3):
-        trainer = tfdist.Trainer(
+        trainer = zoo.make_trainer(
             program.build, strategy=zoo.STRATEGIES[strategy_name](), micro_batches=micro_batches
         )
         trainer.fit(*program.data, batch_size=8, verbose=0)
@@ -134,7 +133,7 @@ def test_a_sum_and_a_weighted_mean_are_those_of_the_global_batch():
 
 
 def _fit(build, data, batch=BATCH):
-    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), micro_batches=3)
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), micro_batches=3)
     trainer.fit(*data, global_batch_size=batch, max_steps=1, verbose=0)
 
 

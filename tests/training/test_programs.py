@@ -34,7 +34,7 @@ def _fit_keras(program):
 def _fit(program, strategy_name, **options):
     keras.utils.set_random_seed(1)
     strategy = zoo.STRATEGIES[strategy_name]()
-    trainer = tfdist.Trainer(program.build, strategy=strategy, **options)
+    trainer = zoo.make_trainer(program.build, strategy=strategy, **options)
     data = program.make_dataset()
     validation = {"validation_data": data} if len(program.data) > 1 else {}
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
@@ -91,7 +91,7 @@ def test_the_check_leaves_no_trace():
     options = {"strategy": zoo.STRATEGIES["mirrored-2"]()}
     found = []
     for check in ("on", "off"):
-        trainer = tfdist.Trainer(PROGRAMS["batch normalization"].build, check=check, **options)
+        trainer = zoo.make_trainer(PROGRAMS["batch normalization"].build, check=check, **options)
         trainer.fit(X, Y, batch_size=8, **FIT)
         assert (trainer.check_s > 0) == (check == "on")
         found.append(_read(trainer.model) + [v.numpy() for v in trainer.model.optimizer.variables])
@@ -281,7 +281,7 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
 def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
     def train(directory, stop=None):
         keras.utils.set_random_seed(1)
-        trainer = tfdist.Trainer(
+        trainer = zoo.make_trainer(
             PROGRAMS[name].build,
             strategy=zoo.STRATEGIES[strategy_name](),
             checkpoint_dir=str(tmp_path / directory),

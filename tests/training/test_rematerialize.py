@@ -7,7 +7,6 @@ import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase
 from tensorflow.python.eager import context
 
-import tfdist
 from tests import zoo
 from tfdist import models
 from tfdist.errors import TfdistError
@@ -77,7 +76,7 @@ EXAMPLES["random"] = zoo.Example(_build_random, zoo.EXAMPLES["transformer"].data
 
 
 def _train(example, strategy_name, **options):
-    trainer = tfdist.Trainer(
+    trainer = zoo.make_trainer(
         lambda: example.build(ADAM()), strategy=zoo.STRATEGIES[strategy_name](), **options
     )
     history = trainer.fit(
@@ -219,7 +218,7 @@ def test_refuses_what_cannot_be_computed_again(message):
         return model
 
     data = zoo.EXAMPLES["transformer" if "masks" in message else "dense"].data
-    trainer = tfdist.Trainer(build, rematerialize=True)
+    trainer = zoo.make_trainer(build, rematerialize=True)
     with pytest.raises(TfdistError, match=message) as caught:
         trainer.prepare(*data, global_batch_size=8)
     assert "--rematerialize" in str(caught.value)

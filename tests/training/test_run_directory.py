@@ -75,7 +75,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_costs_one_line():
-    with pytest.raises(TfdistError, match="Cannot write to --run_dir=/proc/run.*permissions"):
+    with pytest.raises(TfdistError, match="Cannot write to `run_dir=/proc/run.*permissions"):
         claim(RunDirectory("/proc/run"))
 
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies import LocalSgdStrategy
@@ -31,7 +30,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def _make(example, strategy_name="one_device", **options):
-    return tfdist.Trainer(
+    return zoo.make_trainer(
         lambda: example.build(ADAM()), strategy=zoo.STRATEGIES[strategy_name](), **options
     )
 

@@ -138,7 +138,7 @@ def test_a_gradient_that_overflows_on_one_worker_is_skipped_by_both(parts):
     found = parts[1]["loss_scaling"]
     assert (found["scale"], found["iterations"]) == (2.0**13, 1)
     refused = parts[1]["refused"]  # under local SGD, where each would skip what overflows there
-    assert "LocalSgdStrategy does not take --precision=mixed_float16" in refused
+    assert "LocalSgdStrategy does not take `precision=mixed_float16`" in refused
 
 
 def test_the_all_reduce_alone_takes_time(parts):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.benchmark.contestants import Contestant
 from tfdist.benchmark.options import BenchmarkOptions
-from tfdist.cli.command import start_tensorflow_quietly
+from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
 
 

@@ -1,13 +1,12 @@
 """Runs a command: help, errors of one line, exit status."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist import cluster
 from tfdist.cli.arguments import print_help
 from tfdist.cli.flags import format_help, name_flags, parse_flags
+from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.options import CommandOptions
 from tfdist.runs.options import TrainOptions
@@ -55,27 +54,6 @@ def run_command(
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def start_tensorflow_quietly() -> None:
-    """Imports TensorFlow and opens its devices without a word on standard error.
-
-    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some from
-    drivers that do not know of it, so that the file descriptor itself is put aside meanwhile.
-    """
-    cluster.quiet_environment()
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        import tensorflow as tf
-
-        tf.get_logger().setLevel("ERROR")
-        tf.config.list_physical_devices()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _print_error(error: BaseException) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tfdist.cli.arguments import check_arguments, find_flag
+from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
 from tfdist.runs.presets import PRESETS
@@ -66,6 +67,8 @@ def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dic
     """Returns a command's groups, with the options that the choice of others brings."""
     items = _list_items(command.list_groups())
     given = {item.name: find_flag(arguments, item.name) for item in items}
+    if any(item.metadata.get("is_open") and ":" in (given[item.name] or "") for item in items):
+        start_tensorflow_quietly()  # which a module of the user's imports
     return command.list_groups({name: text for name, text in given.items() if text is not None})
 
 

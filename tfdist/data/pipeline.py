@@ -419,7 +419,7 @@ def _check_replicas(
     if global_batch_size < at_least:
         raise TfdistError(
             f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas: "
-            f"each needs an example. Set --global_batch_size to at least {at_least}, or use "
+            f"each needs an example. Set `global_batch_size` to at least {at_least}, or use "
             "fewer devices."
         )
     return ids

@@ -17,9 +17,9 @@ from tfdist.strategies.registry import find_strategy
 from tfdist.runs.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
-from tfdist.training.rematerialize import count_kept
+from tfdist.step.rematerialize import count_kept
 from tfdist.training.run_directory import find_run_directory
-from tfdist.training.step_options import check_model
+from tfdist.training.step_checks import check_model
 
 _FILES = (
     "options.json",
@@ -64,14 +64,14 @@ def describe_dry_run(options: TrainOptions) -> str:
     assembly.configure_process(options)
     options = assembly.resolve_strategy(options, cluster)
     options = recall_batch_size(options, find_run_directory(options.run.run_dir))
-    training = options.training
+    training, step = options.training, options.step
     name, replicas, where = _find_replicas(options, cluster)
     traits = find_strategy(name).traits
     asynchronous = traits.has_servers
     sharing = 1 if asynchronous else replicas
     # Until it is found, the smallest that it may be.
-    size = training.global_batch_size or sharing * training.micro_batches
-    check_global_batch(size, num_replicas=sharing, micro_batches=training.micro_batches)
+    size = training.global_batch_size or sharing * step.micro_batches
+    check_global_batch(size, num_replicas=sharing, micro_batches=step.micro_batches)
     rows = math.ceil(size / sharing)
     data, num_classes, num_examples = _describe_data(options)
     total_steps = training.max_steps
@@ -82,21 +82,21 @@ def describe_dry_run(options: TrainOptions) -> str:
         total_steps = total_steps or training.epochs * epoch_steps
     model = _build_model(options, num_classes, total_steps or 1)
     check_model(
-        assembly.make_step_options(options),
+        options.step,
         model,
         tf.TensorSpec(model.input.shape, model.input.dtype),
         is_mirrored=traits.copies_variables,
         num_replicas=sharing,
     )
     memory = estimate_memory(
-        model, math.ceil(rows / training.micro_batches), rematerialize=training.rematerialize
+        model, math.ceil(rows / step.micro_batches), rematerialize=step.rematerialize
     )
     is_found = training.global_batch_size != AUTO_BATCH_SIZE
     unknown = "the data are there" if is_found else "the batch size is found"
     lines = {
         "cluster": cluster.describe() if cluster else "none: this process by itself",
         "strategy": f"{name}: {where}",
-        "global batch": _describe_batch(training, rows, asynchronous=asynchronous),
+        "global batch": _describe_batch(options, rows, asynchronous=asynchronous),
         "data": data,
         "steps": f"{total_steps or f'known once {unknown}'}"
         + (f", {epoch_steps} an epoch" if epoch_steps else ""),
@@ -169,8 +169,9 @@ def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tupl
     )
 
 
-def _describe_batch(training: TrainingOptions, rows: int, *, asynchronous: bool) -> str:
-    parts = f", in {training.micro_batches} parts" if training.micro_batches > 1 else ""
+def _describe_batch(options: TrainOptions, rows: int, *, asynchronous: bool) -> str:
+    training, step = options.training, options.step
+    parts = f", in {step.micro_batches} parts" if step.micro_batches > 1 else ""
     if training.global_batch_size == AUTO_BATCH_SIZE:
         return f"auto: found when training starts{parts}"
     share = "a whole one for each worker" if asynchronous else f"{rows} a replica at most"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tfdist.errors import TfdistError
 from tfdist.options import CommandOptions, OptionGroup, option
 from tfdist.strategies.options import StrategyOptions, make_strategy_options
+from tfdist.training.step_options import StepOptions
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 AUTO_BATCH_SIZE = 0  # what `--global_batch_size=auto` is until a number is found
@@ -108,13 +109,6 @@ class TrainingOptions(OptionGroup):
         auto=AUTO_BATCH_SIZE,
         metavar="N|auto",
     )
-    micro_batches: int = option(
-        1,
-        "parts, one after the other, in which a replica computes its rows of a global batch: for "
-        "those that do not fit",
-        result=False,
-        minimum=1,
-    )
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
     learning_rate: float = option(2e-3, "the highest learning rate", above=0)
     schedule: str = option(
@@ -137,42 +131,6 @@ class TrainingOptions(OptionGroup):
         "float32",
         "of the computation; auto: mixed_bfloat16 where the hardware has it, else float32",
         choices=(*PRECISIONS, "auto"),
-    )
-    compress_gradients: bool = option(
-        False, "several workers: sum their gradients in bfloat16, half the bytes"
-    )
-    steps_per_loop: int = option(
-        1,
-        "steps run at a time, without the host in between; callbacks see each, after all of them",
-        minimum=1,
-        result=False,
-        alike=True,
-    )
-    check: str = option(
-        "auto",
-        "before the first step, replicas compute a batch divided and undivided; what differs is "
-        "refused; auto: where the program is not known to be divisible",
-        choices=("auto", "on", "off"),
-        result=False,
-    )
-    gather_outputs: bool = option(
-        False,
-        "every replica computes the loss of the outputs and labels of all replicas, for a loss "
-        "that is no mean over the examples; they cross the network at each step",
-        result=False,
-    )
-    jit_compile: str = option(
-        "auto",
-        "XLA compiles the forward and backward pass; auto: off, for it is slower on CPUs and was "
-        "not measured on GPUs",
-        choices=("auto", "on", "off"),
-        result=False,
-    )
-    rematerialize: bool = option(
-        False,
-        "compute activations again in the backward pass, so that only those between the model's "
-        "stages stay in memory",
-        result=False,
     )
     seed: int = option(0, "of the initial weights, the order and the augmentation")
     deterministic: bool = option(
@@ -229,13 +187,14 @@ class TrainOptions(CommandOptions):
     """Everything that `python -m tfdist.train` takes.
 
     Attributes:
-      strategy, data, model, training, run: the groups.
+      strategy, data, model, training, step, run: the groups.
     """
 
     strategy: StrategyOptions = _ANY_STRATEGY
     data: DataOptions = DataOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
+    step: StepOptions = StepOptions()
     run: RunOptions = RunOptions()
 
     def check(self) -> None:
@@ -282,7 +241,7 @@ class TrainOptions(CommandOptions):
                 f"--profile={','.join(map(str, steps))} is not the first and the last step to "
                 "trace. Write two steps in order, from 1, as in --profile=10,12."
             )
-        loop = self.training.steps_per_loop
+        loop = self.step.steps_per_loop
         if loop > 1:
             raise TfdistError(
                 f"--profile traces single steps, and --steps_per_loop={loop} runs several at a "

@@ -4,7 +4,16 @@ from tfdist._lazy import lazy_exports
 
 __all__ = [
     "STRATEGIES",
+    "CentralStorage",
+    "LocalSgd",
     "LocalSgdStrategy",
+    "Mirrored",
+    "MultiWorkerMirrored",
+    "OneDevice",
+    "ParameterServer",
+    "Strategy",
+    "Tpu",
+    "Traits",
     "make_central_storage",
     "make_local_sgd",
     "make_mirrored",
@@ -19,6 +28,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "CentralStorage": "tfdist.strategies.central_storage:CentralStorage",
+        "LocalSgd": "tfdist.strategies.local_sgd:LocalSgd",
+        "Mirrored": "tfdist.strategies.mirrored:Mirrored",
+        "MultiWorkerMirrored": "tfdist.strategies.multi_worker_mirrored:MultiWorkerMirrored",
+        "OneDevice": "tfdist.strategies.one_device:OneDevice",
+        "ParameterServer": "tfdist.strategies.parameter_server:ParameterServer",
+        "Strategy": "tfdist.strategies.base:Strategy",
+        "Tpu": "tfdist.strategies.tpu:Tpu",
+        "Traits": "tfdist.strategies.base:Traits",
         "LocalSgdStrategy": "tfdist.strategies.local_sgd_strategy:LocalSgdStrategy",
         "STRATEGIES": "tfdist.strategies.registry:STRATEGIES",
         "make_central_storage": "tfdist.strategies.central_storage:make_central_storage",

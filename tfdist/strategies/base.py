@@ -60,13 +60,15 @@ class Strategy(OptionGroup):
       name: as `--strategy` takes it.
       summary: what it is for, in a few words.
       traits: what the rest of tfdist asks of it.
-      exact: options with which it gives the result of one device, where others do not.
+      exact, exact_steps: options, its own and of `StepOptions`, with which it gives the result of
+        one device where others do not.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     traits: ClassVar[Traits] = Traits()
     exact: ClassVar[Mapping[str, Any]] = {}
+    exact_steps: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def find_type(cls) -> type:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.cluster import ClusterConfig
-from tfdist.options import option
 from tfdist.strategies.base import Strategy, Traits, worker_timeout_option
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ class ParameterServer(Strategy):
 
     Args:
       worker_timeout_s: how long to wait for the other tasks to start.
-      max_in_flight: of `tfdist.Trainer`: how many steps are given out to workers at a time, one
-        more than the highest staleness; 0 for one a worker.
 
     Source:
       https://www.tensorflow.org/tutorials/distribute/parameter_server_training
@@ -35,16 +32,9 @@ class ParameterServer(Strategy):
     name: ClassVar[str] = "parameter_server"
     summary: ClassVar[str] = "parameters on some tasks, asynchronous workers on others"
     traits: ClassVar[Traits] = Traits(has_servers=True)
-    exact: ClassVar[Mapping[str, Any]] = {"max_in_flight": 1}
+    exact_steps: ClassVar[Mapping[str, Any]] = {"max_in_flight": 1}
 
     worker_timeout_s: float = worker_timeout_option()
-    max_in_flight: int = option(
-        0,
-        "steps given out to workers at a time, one more than the highest staleness; 0 for one a "
-        "worker",
-        result=False,
-        minimum=0,
-    )
 
     @classmethod
     def find_type(cls) -> type:

@@ -64,7 +64,7 @@ class AsynchronousSteps(TrainingSteps):
     ):
         if max_in_flight < 0:
             raise TfdistError(
-                f"--max_in_flight={max_in_flight} is negative. Give 1 or more, or 0: one a worker."
+                f"`max_in_flight={max_in_flight}` is negative. Give 1 or more, or 0: one a worker."
             )
         super().__init__(model)
         self._strategy = strategy

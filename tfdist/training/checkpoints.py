@@ -137,7 +137,7 @@ class CheckpointStore:
             raise TfdistError(
                 f"None of the {len(entries)} checkpoints in {self.directory} is whole and of "
                 "finite weights. "
-                "Remove them to start again, or take another --run_dir or checkpoint_dir."
+                "Remove them to start again, or take another `run_dir` or checkpoint_dir."
             )
         return None
 

@@ -85,7 +85,7 @@ def _explain(text: str, model: keras.Model) -> TfdistError | None:
     layer = _find_layer(model, node)
     where = f"in the layer {describe_layer(layer)}" if layer else f"({node})"
     return TfdistError(
-        f"Cannot compile the step with XLA: {what} {where}. Leave out --jit_compile."
+        f"Cannot compile the step with XLA: {what} {where}. Leave out `jit_compile`."
     )
 
 

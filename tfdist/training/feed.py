@@ -280,14 +280,14 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
     if global_batch_size < num_replicas:
         raise TfdistError(
             f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas. "
-            f"Give --global_batch_size={num_replicas} or more, or fewer --devices."
+            f"Give `global_batch_size={num_replicas}` or more, or fewer `devices`."
         )
     rows = global_batch_size // num_replicas
     if rows < micro_batches:
         raise TfdistError(
             f"Cannot cut a replica's {rows} of {global_batch_size} examples into "
-            f"{micro_batches} micro-batches. Give --micro_batches={rows} or fewer, or "
-            f"--global_batch_size={num_replicas * micro_batches} or more."
+            f"{micro_batches} micro-batches. Give `micro_batches={rows}` or fewer, or "
+            f"`global_batch_size={num_replicas * micro_batches}` or more."
         )
 
 

@@ -20,10 +20,8 @@ from tfdist.errors import TfdistError
 from tfdist.strategies.registry import find_traits
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Steps
-from tfdist.training.step_options import overrides
+from tfdist.training.step_checks import overrides
 from tfdist.training.synchronous import to_numbers
-
-CHECKS = ("auto", "on", "off")
 
 # Rows a replica that show what all rows would.
 _ROWS = 8

@@ -368,7 +368,7 @@ class FitLoop:
                 raise TrainingError(
                     f"The loss of step {progress.step} is {loss}. "
                     f"{self._describe_last_good()} "
-                    "Lower --learning_rate, clip the gradients, or check the data."
+                    "Lower `learning_rate`, clip the gradients, or check the data."
                 )
             is_settled = self._steps.settle(progress.step, is_last=index + 1 == last)
             self._logs = self._steps.read_training_logs(trained)

@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow.core import compute_output_spec
 
 from tfdist.errors import TfdistError
 from tfdist.training.replica_optimizers import building_optimizers, list_optimizers
-from tfdist.training.step_options import overrides
+from tfdist.training.step_checks import overrides
 
 _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
 

@@ -203,7 +203,7 @@ class Recovery:
                 raise
             raise TfdistError(
                 f"Worker {self._workers.index} does not find the chief's checkpoint of step {step} "
-                f"in {self._store.directory}. Put --run_dir where all workers see it."
+                f"in {self._store.directory}. Put `run_dir` where all workers see it."
             ) from error
 
     def _assign(
@@ -222,7 +222,7 @@ class Recovery:
             raise TfdistError(
                 f"Cannot continue from the checkpoint of step {checkpoint.step} in "
                 f"{self._store.directory}: {difference}. Give the same model and optimizer as "
-                "before, or another --run_dir or checkpoint_dir."
+                "before, or another `run_dir` or checkpoint_dir."
             )
         for name, variable in zip(here.variables, variables, strict=True):
             variable.value.assign(checkpoint.arrays[name])

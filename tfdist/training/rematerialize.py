@@ -90,12 +90,12 @@ def check_stages(model: keras.Model, x_spec: Any) -> None:
         try:
             stages = split_stages(model)
         except ValueError as error:
-            raise TfdistError(f"{error} Or leave out --rematerialize.") from error
+            raise TfdistError(f"{error} Or leave out `rematerialize`.") from error
         problem = _find_late_input(model, stages) or _find_effect(model, x_spec)
     if problem is not None:
         raise TfdistError(
             f"Cannot compute the model {model.name!r} again by stages: {problem}. Leave out "
-            "--rematerialize."
+            "`rematerialize`."
         )
 
 

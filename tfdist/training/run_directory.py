@@ -113,9 +113,9 @@ class RunDirectory:
             return dict(json.loads(content)["result"])
         except (KeyError, TypeError, ValueError) as error:
             raise TfdistError(
-                f"Cannot continue the run in --run_dir={self.path}: its options.json "
+                f"Cannot continue the run in `run_dir={self.path}`: its options.json "
                 f"{'is empty' if not content else 'is cut short or was changed'}. Remove that file "
-                "and give the flags that the run began with, or take another --run_dir."
+                "and give the flags that the run began with, or take another `run_dir`."
             ) from error
 
     def copy_model(self) -> None:
@@ -176,7 +176,7 @@ class RunDirectory:
 
     def _describe_failure(self, error: OSError | tf.errors.OpError) -> str:
         return (
-            f"Cannot write to --run_dir={self.path}: {shorten_error(error)}. "
+            f"Cannot write to `run_dir={self.path}`: {shorten_error(error)}. "
             "Check its permissions and the free space, then run the same command again."
         )
 
@@ -186,9 +186,9 @@ class RunDirectory:
             f"--{name}={now.get(name)} (there: {before.get(name)})" for name in changed[:3]
         )
         return (
-            f"--run_dir={self.path} holds a run of another command: {shown}"
+            f"`run_dir={self.path}` holds a run of another command: {shown}"
             f"{' and more' if len(changed) > 3 else ''}. "
-            "Give the same flags to continue it, or another --run_dir."
+            "Give the same flags to continue it, or another `run_dir`."
         )
 
 

@@ -14,7 +14,7 @@ from tfdist.errors import TfdistError, shorten_error
 
 
 @contextlib.contextmanager
-def hold_run_lock(directory: str, *, option: str = "--run_dir") -> Iterator[None]:
+def hold_run_lock(directory: str, *, option: str = "`run_dir`") -> Iterator[None]:
     """Holds the lock of a directory, which must exist, while the context lasts.
 
     The kernel releases it when the process ends, however that ends. Local directories have such

@@ -18,13 +18,14 @@ from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
-from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.strategies.registry import find_options, find_traits
+from tfdist.errors import TfdistError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.registry import build, find_traits, make_strategy
 from tfdist.strategies.servers import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.feed import Feed, make_feed
-from tfdist.training.guard import CHECKS, check_division, is_known
+from tfdist.training.guard import check_division, is_known
 from tfdist.training.local import LocalSteps
 from tfdist.training.loop import FitLoop, Interval, Progress, Schedule
 from tfdist.training.model_variables import (
@@ -38,12 +39,12 @@ from tfdist.training.randomness import list_seed_generators
 from tfdist.training.recovery import Recovery
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
-from tfdist.training.step_options import (
-    StepOptions,
+from tfdist.training.step_checks import (
     check_model,
     check_program,
     check_strategy,
 )
+from tfdist.training.step_options import StepOptions
 from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers, explain_lost_worker
 
@@ -74,55 +75,28 @@ class Trainer:
     Args:
       build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope. Or a
         compiled model that was built in `strategy.scope()`.
-      strategy: any `tf.distribute.Strategy` or a `LocalSgdStrategy`; by default the model's, else
-        the one whose scope this is called in, which is one device outside of all.
+      strategy: a strategy's name, such as `mirrored`; its options, such as
+        `tfdist.strategies.Mirrored(devices=["GPU:0"])`; or any `tf.distribute.Strategy`. By default
+        the model's, else the one whose scope this is called in, which is one device outside of all.
         Under `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
       checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none. All
         workers must see it.
       keep_checkpoints: how many of the newest checkpoints stay.
       seed: of the data's order and augmentation.
-      micro_batches: the parts, one after the other, in which a replica computes its rows of a
-        global batch: its memory is that of one part, the result that of the whole.
-      compress_gradients: whether workers sum their gradients in bfloat16: half of what crosses
-        the network, at three significant digits. For `MultiWorkerMirroredStrategy`.
-      jit_compile: whether XLA compiles the forward and backward pass.
-      steps_per_loop: the steps that are run at a time, without the host in between. Callbacks
-        see each with its logs, but after all of them: what they change, such as a learning rate
-        or `stop_training`, counts from the next loop on.
-      rematerialize: whether activations are computed again in the backward pass, so that only those
-        between the model's stages stay in memory. For functional models whose layers' names start
-        with a stage's (`tfdist.models.stages`).
-      batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
-        batch on replicas too; or `per_replica`, as Keras does.
-      gather_outputs: whether every replica computes the loss of the global batch, from the outputs
-        and labels of all replicas: for a loss that is no mean over the rows, such as
-        `keras.losses.Dice()`. They cross the network at each step, and each device holds them.
-      check: whether the first batch of a run of several replicas is computed divided and undivided,
-        without an effect, and a program refused that gives something else (`guard`). `auto` does
-        so for programs that are not known to be divisible; `on`; `off`.
-      max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
-        at a time; 0 for what its options say, or one a worker.
+      step_options: how steps are computed, see `tfdist.StepOptions`.
     """
 
     def __init__(
         self,
         build_model: Callable[[], keras.Model] | keras.Model,
         *,
-        strategy: tf.distribute.Strategy | None = None,
+        strategy: tf.distribute.Strategy | Strategy | str | None = None,
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
         seed: int = 0,
-        micro_batches: int = 1,
-        compress_gradients: bool = False,
-        jit_compile: bool = False,
-        steps_per_loop: int = 1,
-        rematerialize: bool = False,
-        batch_norm: str = "global",
-        gather_outputs: bool = False,
-        check: str = "auto",
-        max_in_flight: int = 0,
+        step_options: StepOptions | None = None,
     ):
-        self.strategy = strategy or _find_strategy(build_model)
+        self.strategy = _find_strategy(build_model, strategy)
         self._traits = find_traits(self.strategy)
         self.seed = seed
         self.history = keras.callbacks.History()
@@ -136,21 +110,8 @@ class Trainer:
             if checkpoint_dir
             else None
         )
-        if check not in CHECKS:
-            raise make_unknown_name_error("check", check, CHECKS)
-        self._check = check
         self.check_s = 0.0
-        chosen = find_options(self.strategy)
-        self._max_in_flight = max_in_flight or getattr(chosen, "max_in_flight", 0)
-        self._step_options = StepOptions(
-            micro_batches=micro_batches,
-            compress_gradients=compress_gradients,
-            jit_compile=jit_compile,
-            steps_per_loop=steps_per_loop,
-            rematerialize=rematerialize,
-            batch_norm=batch_norm,
-            gather_outputs=gather_outputs,
-        )
+        self._step_options = step_options or StepOptions()
         check_strategy(self._step_options, self.strategy, num_workers=self.num_workers)
         self._is_asynchronous = self._traits.has_servers
         self._create_variable = (
@@ -732,7 +693,9 @@ class Trainer:
 
     def _make_steps(self) -> Any:
         if self._is_asynchronous:
-            return AsynchronousSteps(self.model, self.strategy, max_in_flight=self._max_in_flight)
+            return AsynchronousSteps(
+                self.model, self.strategy, max_in_flight=self._step_options.max_in_flight
+            )
         trains_apart = self.num_workers > 1 and self._traits.trains_apart
         return (LocalSteps if trains_apart else SynchronousSteps)(
             self.model,
@@ -752,7 +715,8 @@ class Trainer:
         if not is_divided or kind in self._checked:
             return iterator
         self._checked.add(kind)
-        is_needed = self._check == "on" or (self._check == "auto" and not is_known(self.model))
+        check = self._step_options.check
+        is_needed = check == "on" or (check == "auto" and not is_known(self.model))
         if not is_needed:
             return iterator
         batch, iterator = self._steps.look_ahead(iterator, feed, of_training=kind == "train")
@@ -841,7 +805,18 @@ class Trainer:
         )
 
 
-def _find_strategy(model: Any) -> tf.distribute.Strategy:
+def _find_strategy(model: Any, strategy: Any) -> tf.distribute.Strategy:
+    if isinstance(strategy, str):
+        return make_strategy(strategy)
+    if isinstance(strategy, Strategy):
+        return build(strategy)
+    if isinstance(strategy, tf.distribute.Strategy):
+        return strategy
+    if strategy is not None:
+        raise TfdistError(
+            f'`strategy` is a {type(strategy).__name__}. Give a name such as "mirrored", a '
+            "tf.distribute.Strategy, or options of tfdist.strategies."
+        )
     is_model = isinstance(model, keras.Model)
     return model.distribute_strategy if is_model else tf.distribute.get_strategy()
 

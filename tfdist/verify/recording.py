@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.registry import find_options
+from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
 from tfdist.verify.problem import Problem
 
@@ -166,7 +168,10 @@ def _train(
         return model
 
     problem.reset_process()
-    trainer = Trainer(build_model, strategy=strategy, seed=problem.seed, check="off")
+    chosen = find_options(strategy)
+    exact_steps = chosen.exact_steps if chosen else {}
+    step_options = StepOptions(check="off", **exact_steps)
+    trainer = Trainer(build_model, strategy=strategy, seed=problem.seed, step_options=step_options)
     x, y, sample_weight = (*problem.train, None, None)[:3]
     trainer.fit(
         x,

@@ -189,7 +189,7 @@ def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) ->
     if kind.traits.is_local:
         return f"{options.verification.replicas} replicas"
     parts = [f"{options.verification.workers} workers"]
-    parts += [f"{option}={value}" for option, value in kind.exact.items()]
+    parts += [f"{option}={value}" for option, value in {**kind.exact, **kind.exact_steps}.items()]
     if kind.traits.trains_apart:
         parts += ["plain SGD", f"batches of {local_problem.global_batch_size}"]
         parts += [f"norm={_GROUP_NORM}"] if _must_change_norm(options) else []

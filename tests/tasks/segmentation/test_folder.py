@@ -234,7 +234,7 @@ def test_the_label_map_is_part_of_what_is_cached(data_dir):
 
 
 def test_missing_directories_are_named(data_dir):
-    with pytest.raises(TfdistError, match=r"--data_dir='.*nowhere': there is no such directory"):
+    with pytest.raises(TfdistError, match=r"`data_dir='.*nowhere'`: there is no such directory"):
         read(f"{data_dir}/nowhere")
     with pytest.raises(TfdistError, match=r"the split 'val' .* its directories are train\."):
         read(data_dir, "val")

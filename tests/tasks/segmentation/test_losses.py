@@ -62,5 +62,5 @@ def test_an_image_of_ignored_pixels_costs_nothing():
 
 
 def test_an_unknown_name_lists_the_valid_ones():
-    with pytest.raises(TfdistError, match="Unknown --loss 'dise'. Valid: dice"):
+    with pytest.raises(TfdistError, match="Unknown `loss` 'dise'. Valid: dice"):
         make_loss("dise")

@@ -54,11 +54,11 @@ def find_batch_size(
     training = options.training
     if training.global_batch_size != AUTO_BATCH_SIZE:
         return options
-    unit = num_replicas * training.micro_batches
+    unit = num_replicas * options.step.micro_batches
     if num_examples < unit:
         raise TfdistError(
             f"Cannot find {_FLAG}: it is a multiple of {unit} (replicas x micro-batches: "
-            f"{num_replicas} x {training.micro_batches}), more than all training examples, of "
+            f"{num_replicas} x {options.step.micro_batches}), more than all training examples, of "
             f"which there are {num_examples}. Take fewer --devices or --micro_batches."
         )
     free = find_free_memory()

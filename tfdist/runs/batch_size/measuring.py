@@ -64,7 +64,7 @@ def measure(
         ),
         strategy=strategy,
         seed=options.training.seed,
-        **dataclasses.asdict(assembly.make_step_options(options)),
+        step_options=options.step,
     )
     source = MadeUpSource(
         num_examples=_STEPS * global_batch_size,

@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 
 from tfdist.runs.batch_size.trials import EXIT_OUT_OF_MEMORY
-from tfdist.cli.command import EXIT_BAD_INPUT, EXIT_FAILED, start_tensorflow_quietly
+from tfdist.cli.command import EXIT_BAD_INPUT, EXIT_FAILED
+from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.runs.options import TrainOptions
 

@@ -254,8 +254,8 @@ def check_mask(
         raise TfdistError(
             f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
             f"{num_classes - 1}{ignored}. Say which class it stands for, as in "
-            f"--label_map={_propose_label_map(labels, wrong, num_classes)}; or set --num_classes "
-            "if it is a class itself, or --ignore_label if its pixels are not to count."
+            f"`label_map={_propose_label_map(labels, wrong, num_classes)}`; or set `num_classes` "
+            "if it is a class itself, or `ignore_label` if its pixels are not to count."
         )
 
 
@@ -284,7 +284,7 @@ def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
 def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
     if not 2 <= num_classes <= 256:
         raise TfdistError(
-            f"Cannot use {num_classes} classes: a mask of bytes holds 2 to 256. Set --num_classes."
+            f"Cannot use {num_classes} classes: a mask of bytes holds 2 to 256. Set `num_classes`."
         )
     if class_names is not None and len(class_names) != num_classes:
         raise TfdistError(
@@ -298,7 +298,7 @@ def _list_pairs(data_dir: str, split: str) -> tuple[list[tuple[str, str]], int]:
     gfile = tf.io.gfile
     if not gfile.isdir(data_dir):
         raise TfdistError(
-            f"Cannot read --data_dir={data_dir!r}: there is no such directory. It must hold "
+            f"Cannot read `data_dir={data_dir!r}`: there is no such directory. It must hold "
             "SPLIT/images and SPLIT/masks."
         )
     root = gfile.join(data_dir, split)
@@ -350,7 +350,7 @@ def _list_files(directory: str, extensions: tuple[str, ...]) -> Listing:
         found = f", only {listing.describe_skipped()}" if listing.skipped else ""
         raise TfdistError(
             f"Cannot find any {', '.join(extensions)} file in {directory!r}{found}. Put the data "
-            "there, or name another --data_dir."
+            "there, or name another `data_dir`."
         )
     return listing
 
@@ -430,12 +430,12 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
     except UnknownColorError as error:
         raise TfdistError(
             f"Cannot use {path!r}: its color {error} has no class. Add every color of the masks "
-            "to --label_map, as in #000000:0."
+            "to `label_map`, as in #000000:0."
         ) from error
     except MaskFormatError as error:
         raise TfdistError(
             f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
-            "of at most 8 bits, one channel or a palette, or of colors that --label_map names."
+            "of at most 8 bits, one channel or a palette, or of colors that `label_map` names."
         ) from error
     return apply_orientation(labels, find_orientation(data))
 

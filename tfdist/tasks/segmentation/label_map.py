@@ -27,7 +27,7 @@ def check_label_map(label_map: LabelMap, num_classes: int, ignore_label: int | N
             ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
             raise TfdistError(
                 f"Cannot map {found} to class {label}: classes are 0 to {num_classes - 1}"
-                f"{ignored}. Change --label_map, --num_classes or --ignore_label."
+                f"{ignored}. Change `label_map`, `num_classes` or `ignore_label`."
             )
 
 

@@ -170,5 +170,5 @@ def make_loss(
       TfdistError: an unknown name.
     """
     if name not in LOSSES:
-        raise make_unknown_name_error("--loss", name, LOSSES)
+        raise make_unknown_name_error("`loss`", name, LOSSES)
     return LOSSES[name](ignore_label=ignore_label, class_weights=class_weights, name=name)

@@ -95,7 +95,7 @@ def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]
     """Returns what a request asks for, and where it is to be cached."""
     height, width = request.image_size
     if min(height, width) < 1:
-        raise TfdistError(f"Cannot make images of {height}x{width} pixels. Set --image_size.")
+        raise TfdistError(f"Cannot make images of {height}x{width} pixels. Set `image_size`.")
     if request.num_examples is not None and request.num_examples < 1:
         raise TfdistError(
             f"Cannot take {request.num_examples} examples of the split {request.split!r}: at "
@@ -104,11 +104,11 @@ def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]
     kind, colon, name = request.dataset.partition(":")
     if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
         valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
-        raise make_unknown_name_error("--dataset", request.dataset, valid)
+        raise make_unknown_name_error("`dataset`", request.dataset, valid)
     if request.label_map and kind != "folder":
         raise TfdistError(
-            f"Cannot map the labels of --dataset={request.dataset}: --label_map is for "
-            "--dataset=folder. Leave it out."
+            f"Cannot map the labels of `dataset={request.dataset}`: `label_map` is for "
+            "`dataset=folder`. Leave it out."
         )
     return _FACTORIES[kind](request)
 
@@ -140,12 +140,12 @@ def _make_shapes(request: _Request) -> tuple[Source | SequentialSource, str]:
 def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
     if not request.data_dir:
         raise TfdistError(
-            "Cannot read --dataset=folder without --data_dir. Give the directory that holds "
+            "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "
             "SPLIT/images and SPLIT/masks."
         )
     if request.num_classes is None:
         raise TfdistError(
-            "Cannot read --dataset=folder without --num_classes. Give the number of classes in "
+            "Cannot read `dataset=folder` without `num_classes`. Give the number of classes in "
             "the masks."
         )
     source = make_folder(

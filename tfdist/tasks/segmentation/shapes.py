@@ -56,7 +56,7 @@ def make_shapes(
     """
     if min(image_size) < _MIN_SIDE:
         raise TfdistError(
-            f"Cannot draw shapes on {image_size[0]}x{image_size[1]} pixels: --image_size must "
+            f"Cannot draw shapes on {image_size[0]}x{image_size[1]} pixels: `image_size` must "
             f"be at least {_MIN_SIDE},{_MIN_SIDE}."
         )
     if num_examples is None:

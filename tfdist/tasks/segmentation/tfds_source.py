@@ -90,7 +90,7 @@ def make_tfds(
     if num_classes is None:
         raise TfdistError(
             f"Cannot tell how many classes tfds:{name} has: TensorFlow Datasets does not say. "
-            "Set --num_classes."
+            "Set `num_classes`."
         )
     if class_names is not None and len(class_names) != num_classes:
         raise TfdistError(
@@ -189,7 +189,7 @@ class TfdsSource(SequentialSource):
             raise TfdistError(
                 f"Cannot use example {index} of the split {self.split!r} of tfds:"
                 f"{self.builder.name}: its mask holds {stored[wrong][0]}, but classes are "
-                f"{self.first_label} to {last}. Set --num_classes or --ignore_label to match."
+                f"{self.first_label} to {last}. Set `num_classes` or `ignore_label` to match."
             )
         return labels.astype(np.uint8)
 
@@ -241,7 +241,7 @@ def _prepare(builder: Any, name: str, download_config: Any) -> None:
         raise TfdistError(
             f"Cannot prepare tfds:{name} in {str(builder.data_dir)!r}: "
             f"{type(error).__name__}: {_first_line(error)} Check the network, or name with "
-            "--data_dir a directory where it is prepared already."
+            "`data_dir` a directory where it is prepared already."
         ) from error
 
 

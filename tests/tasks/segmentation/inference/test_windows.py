@@ -48,5 +48,5 @@ def test_a_blend_has_no_seams():
 
 @pytest.mark.parametrize("overlap", [-0.1, 1.0])
 def test_refuses_an_overlap_that_never_moves_on(overlap):
-    with pytest.raises(TfdistError, match=r"Cannot overlap windows by .* --overlap in \[0, 1\)"):
+    with pytest.raises(TfdistError, match=r"Cannot overlap windows by .* `overlap` in \[0, 1\)"):
         check_overlap(overlap)

@@ -54,7 +54,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
         expected = "a file that matches, or a directory of that name"
     if not paths:
         raise TfdistError(
-            f"Cannot find an image in --images={directory_or_pattern}: there is not {expected}."
+            f"Cannot find an image in `images={directory_or_pattern}`: there is not {expected}."
         )
     images: dict[str, str] = {}
     for path in sorted(paths):
@@ -76,7 +76,7 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
     """
     if not tf.io.gfile.isdir(directory):
         raise TfdistError(
-            f"Cannot read --masks={directory}: there is no such directory. It must hold NAME.png "
+            f"Cannot read `masks={directory}`: there is no such directory. It must hold NAME.png "
             "for every image."
         )
     there = set(tf.io.gfile.listdir(directory))
@@ -84,8 +84,8 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
     if lonely:
         more = f" and {len(lonely) - 1} more" if len(lonely) > 1 else ""
         raise TfdistError(
-            f"Cannot find the truth of {lonely[0]!r}{more} in --masks={directory}: it must hold "
-            "NAME.png for every image. Leave out --masks to predict without metrics."
+            f"Cannot find the truth of {lonely[0]!r}{more} in `masks={directory}`: it must hold "
+            "NAME.png for every image. Leave out `masks` to predict without metrics."
         )
     return {stem: tf.io.gfile.join(directory, f"{stem}.png") for stem in images}
 
@@ -147,9 +147,9 @@ class PredictionDirectory:
                 changed = [name for name in command if before.get(name) != command[name]]
                 if changed:
                     raise TfdistError(
-                        f"--output={self.path} holds predictions of another command: "
+                        f"`output={self.path}` holds predictions of another command: "
                         f"{changed[0]} is {command[changed[0]]} (there: "
-                        f"{before.get(changed[0])}). Give another --output."
+                        f"{before.get(changed[0])}). Give another `output`."
                     )
             for directory in ("masks", "overlays"):
                 tf.io.gfile.makedirs(f"{self.path}/{directory}")
@@ -217,7 +217,7 @@ def _show_write_failure(path: str) -> Iterator[None]:
 
 def _describe_failure(path: str, error: tf.errors.OpError) -> str:
     return (
-        f"Cannot write to --output={path}: {shorten_error(error)}. Check its permissions "
+        f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
         "and the free space."
     )
 

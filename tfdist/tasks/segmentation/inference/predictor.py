@@ -55,10 +55,10 @@ class Predictor:
     ):
         check_overlap(overlap)
         if not zoom > 0:
-            raise TfdistError(f"Cannot resize images by {zoom}: give --zoom above 0.")
+            raise TfdistError(f"Cannot resize images by {zoom}: give `zoom` above 0.")
         if global_batch_size < 1:
             raise TfdistError(
-                f"Cannot take {global_batch_size} windows a step: give --global_batch_size of at "
+                f"Cannot take {global_batch_size} windows a step: give `global_batch_size` of at "
                 "least 1."
             )
         self.num_classes = int(model.output_shape[-1])

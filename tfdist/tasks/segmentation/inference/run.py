@@ -60,12 +60,12 @@ def read_run(path: str) -> TrainedRun:
     run = RunDirectory(path)
     if not tf.io.gfile.exists(f"{path}/options.json"):
         raise TfdistError(
-            f"Cannot find a run in --run_dir={path}: it has no options.json. Name a directory "
+            f"Cannot find a run in `run_dir={path}`: it has no options.json. Name a directory "
             "that tfdist.train has filled."
         )
     if not (tf.io.gfile.exists(run.model) and tf.io.gfile.exists(f"{path}/summary.json")):
         raise TfdistError(
-            f"The run in --run_dir={path} is not finished: it has no model.keras or no "
+            f"The run in `run_dir={path}` is not finished: it has no model.keras or no "
             "summary.json. Let the tfdist.train command that began it go on to its end."
         )
     try:
@@ -74,7 +74,7 @@ def read_run(path: str) -> TrainedRun:
         model, digest = _load_model(run.model)
     except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
         raise TfdistError(
-            f"Cannot read the run in --run_dir={path}: {type(error).__name__}: {error} "
+            f"Cannot read the run in `run_dir={path}`: {type(error).__name__}: {error} "
             "Train it again with this version of tfdist."
         ) from error
     return TrainedRun(

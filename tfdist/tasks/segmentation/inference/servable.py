@@ -53,7 +53,7 @@ def export_servable(run: TrainedRun, output: str) -> str:
             _publish(f"{directory}/servable", path)
     except tf.errors.OpError as error:
         raise OSError(
-            f"Cannot write to --output={output}: {shorten_error(error)}. Check its "
+            f"Cannot write to `output={output}`: {shorten_error(error)}. Check its "
             "permissions and the free space."
         ) from error
     return path

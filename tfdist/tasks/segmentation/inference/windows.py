@@ -14,7 +14,7 @@ def check_overlap(overlap: float) -> None:
       TfdistError: they do not.
     """
     if not 0 <= overlap < 1:
-        raise TfdistError(f"Cannot overlap windows by {overlap}: give --overlap in [0, 1).")
+        raise TfdistError(f"Cannot overlap windows by {overlap}: give `overlap` in [0, 1).")
 
 
 def plan_starts(length: int, window: int, overlap: float) -> list[int]:

@@ -1,0 +1,27 @@
+"""TensorFlow without its chatter."""
+
+import os
+import sys
+
+from tfdist import cluster
+
+
+def start_tensorflow_quietly() -> None:
+    """Imports TensorFlow and opens its devices without a word on standard error.
+
+    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some from
+    drivers that do not know of it, so that the file descriptor itself is put aside meanwhile.
+    """
+    cluster.quiet_environment()
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        import tensorflow as tf
+
+        tf.get_logger().setLevel("ERROR")
+        tf.config.list_physical_devices()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
