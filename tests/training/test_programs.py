@@ -299,3 +299,10 @@ def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
     assert parts.resumed_from_step == 5
     assert parts.weights_sha256() == whole.weights_sha256()
     assert parts.history.history == whole.history.history
+
+
+def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
+    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
+    program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
+    with pytest.raises(TfdistError, match="the loss 'dice' is no mean .* gather_outputs=True"):
+        _fit(program, "mirrored-2")
