@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training import programs
-from tests.training.programs import INDIVISIBLE, PROGRAMS, SGD, X, Y, dense
+from tests.training.programs import INDIVISIBLE, METRICS, OPTIMIZERS, PROGRAMS, SGD, X, Y, dense
 from tfdist.errors import TfdistError
 
 EPOCHS = 2
@@ -66,12 +66,107 @@ def test_replicas_end_where_keras_ends(name, strategy_name):
     assert zoo.largest_difference(found, weights) < 1e-5
 
 
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+def test_a_model_s_own_prediction_is_what_keras_predicts(strategy_name):
+    build = PROGRAMS["own steps"].build
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    expected = build().predict(X, batch_size=8, verbose=0)
+    np.testing.assert_allclose(trainer.predict(X, batch_size=8), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
+    def build():
+        model = dense(OPTIMIZERS[name]())
+        model.optimizer.build(model.trainable_variables)  # Keras builds one too late in `fit`
+        return model
+
+    program = programs.Program(build)
+    expected, weights = _fit_keras(program)
+    history, found = _fit(program, "mirrored-2")
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("kind", METRICS)
+def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_weighted):
+    """Batches of 8, and a last one of 6."""
+
+    def build():
+        return programs.build_measured(kind, is_weighted=is_weighted)
+
+    names = build().output_names
+    weights = np.linspace(0, 2, 30).astype("f4")
+    data = X[:30], dict.fromkeys(names, METRICS[kind][1])
+    data += (dict.fromkeys(names, weights),) if is_weighted else ()
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
+    expected = build().evaluate(dataset, verbose=0, return_dict=True)
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    found = trainer.evaluate(dataset, verbose=0, return_dict=True)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("masked", ["", "some", "all"])
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
+    program = programs.make_reductions(masked)
+    dataset = program.make_dataset()
+    model = program.build()
+    expected = model.fit(dataset, **FIT).history
+    trainer = tfdist.Trainer(program.build, strategy=zoo.STRATEGIES[strategy_name]())
+    found = trainer.fit(dataset, **FIT).history
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name):
+    model = programs.build_cropping()
+    model.fit(programs.PIXELS, Y, batch_size=8, **FIT)
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(programs.build_cropping, strategy=strategy)
+    trainer.fit(programs.PIXELS, Y, batch_size=8, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_a_model_that_predicts_first_trains_as_keras_s(strategy_name):
+    model = programs.build_lazily()
+    trainer = tfdist.Trainer(programs.build_lazily, strategy=zoo.STRATEGIES[strategy_name]())
+    found, expected = (m.predict(X[:7], batch_size=4, verbose=0) for m in (trainer, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for each in (trainer, model):
+        each.fit(X, Y, batch_size=8, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+def test_rows_that_keep_a_state_stay_on_one_device():
+    x = X.reshape(32, 3, 2)
+    _compare_fits(
+        lambda model: model.fit(x, Y, **ARRAYS, **FIT).history, build=programs.build_stateful
+    )
+    trainer = tfdist.Trainer(programs.build_stateful, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="keeps a state for each row from batch to batch"):
+        trainer.fit(x, Y, batch_size=16, **FIT)
+
+
 @pytest.mark.parametrize("name", INDIVISIBLE)
 def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
         _fit(INDIVISIBLE[name], "mirrored-2")
     history, _ = _fit(INDIVISIBLE[name], "mirrored-2", check="off")
     assert len(next(iter(history.values()))) == EPOCHS
+
+
+def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
+    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
+    program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
+    with pytest.raises(TfdistError, match="the loss 'dice' is no mean .* gather_outputs=True"):
+        _fit(program, "mirrored-2")
 
 
 @pytest.mark.parametrize("strategy_name", ["mirrored-3", "central_storage-2"])
@@ -144,9 +239,14 @@ FITS = {
     "a later epoch": ((X, Y), {**ARRAYS, "initial_epoch": 1}),
     "steps of an epoch": ((X, Y), {**ARRAYS, "steps_per_epoch": 4}),
     "a data set of pages": ((Pages(),), {}),
+    "numbers of other kinds": ((X.astype("f8"), (Y > 0).astype("i8")), ARRAYS),
+    "a list to validate on": ((X, Y), {**ARRAYS, "validation_data": [X, Y]}),
+    "no batches": ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0),), {}),
+    "no epochs": ((X, Y), {**ARRAYS, "epochs": 0}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_takes_what_keras_takes(name):
     data, options = FITS[name]
@@ -299,10 +399,3 @@ def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
     assert parts.resumed_from_step == 5
     assert parts.weights_sha256() == whole.weights_sha256()
     assert parts.history.history == whole.history.history
-
-
-def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
-    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
-    program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
-    with pytest.raises(TfdistError, match="the loss 'dice' is no mean .* gather_outputs=True"):
-        _fit(program, "mirrored-2")
