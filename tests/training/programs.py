@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from models.layers import FusedBatchNormalization
 from tests.zoo import seeded
+from tfdist.training.losses import make_loss
+from tfdist.training.metrics import SegmentationMetrics
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 6)).astype("f4")
@@ -342,6 +344,16 @@ def _build_text():
     return model
 
 
+def _build_segmenting():
+    inputs = keras.Input((6, 6, 1))
+    outputs = keras.layers.Conv2D(3, 3, padding="same", kernel_initializer=seeded(1))(inputs)
+    model = keras.Model(inputs, outputs)
+    loss = make_loss("cross_entropy_dice", ignore_label=255, class_weights=[1, 2, 3])
+    metrics = [SegmentationMetrics(3, ignore_label=255)]
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=metrics)
+    return model
+
+
 def _average_of_weighted(weights):
     """Its first batches count nothing."""
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
@@ -349,6 +361,8 @@ def _average_of_weighted(weights):
 
 
 PIXELS = RNG.uniform(size=(32, 6, 6, 1)).astype("f4")
+LABELS = RNG.integers(0, 3, (32, 6, 6)).astype("int32")
+LABELS[:16] = 255
 TEXTS = np.array(["a b", "b c d", "a", "d d d"] * 8, dtype=object)
 LATE_WEIGHTS = np.repeat(np.array([0, 1], "f4"), 16)
 
@@ -392,6 +406,7 @@ PROGRAMS = {
         (X, Y, WEIGHTS),
     ),
     "batches that count nothing": _average_of_weighted(LATE_WEIGHTS),
+    "images that count nothing": Program(_build_segmenting, (PIXELS, LABELS)),
     "an added mean": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.mean(x**2)))),
     "an added value an example": Program(
         lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2, -1)))

@@ -1,5 +1,6 @@
 """A stranger's program gives what Keras gives, under every strategy, or is refused."""
 
+import contextlib
 import dataclasses
 import warnings
 
@@ -297,6 +298,108 @@ def test_a_model_is_unfrozen_and_compiled_between_two_fits():
     _compare_fits(fit, build=build)
 
 
+def test_a_model_is_evaluated_unfrozen_and_compiled_before_it_trains():
+    def build():
+        model = dense()
+        model.get_layer("a").trainable = False
+        model.compile(SGD(), "mse")
+        return model
+
+    def use(model):
+        of_keras = getattr(model, "model", model)
+        found = model.evaluate(X, Y, batch_size=8, verbose=0)
+        of_keras.get_layer("a").trainable = True
+        of_keras.compile(keras.optimizers.SGD(0.01), "mae")
+        return found, model.fit(X, Y, **ARRAYS, **FIT).history
+
+    _compare_fits(use, build=build)
+
+
+def test_a_program_needs_no_optimizer_of_keras_s():
+    class Own(keras.Model):
+        def compile(self, optimizer):
+            super().compile(optimizer=None, loss="mse")
+            self.own_optimizer = optimizer
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            weights = self.trainable_variables
+            self.own_optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"distance": loss}
+
+    def build():
+        compiled = dense()
+        model = Own(compiled.inputs, compiled.outputs)
+        model.compile(SGD())
+        return model
+
+    _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+def test_a_backup_of_keras_s_restores_the_epochs_too(tmp_path):
+    class Die(keras.callbacks.Callback):
+        def __init__(self, epoch):
+            super().__init__()
+            self.epoch = epoch
+            self.begun = []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == self.epoch:
+                raise InterruptedError
+            self.begun.append(epoch)
+
+    found = {}
+    for name, make in (("keras", dense), ("trainer", lambda: tfdist.Trainer(dense))):
+        for epoch in (2, None):
+            model, die = make(), Die(epoch)
+            if name == "keras":
+                model.build((None, 6))
+            callbacks = [keras.callbacks.BackupAndRestore(str(tmp_path / name)), die]
+            with contextlib.suppress(InterruptedError):
+                model.fit(X, Y, **ARRAYS, **FIT | {"epochs": 4}, callbacks=callbacks)
+            steps = getattr(model, "model", model).optimizer.iterations
+            found.setdefault(name, []).append((die.begun, int(steps.numpy())))
+    assert found["trainer"] == found["keras"] == [([0, 1], 8), ([2, 3], 16)]
+
+
+def test_callbacks_may_act_at_every_batch(tmp_path):
+    callbacks = [
+        keras.callbacks.TensorBoard(str(tmp_path / "board"), update_freq=1, profile_batch=0),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "models" / "{epoch}-{batch}.keras"), save_freq=2
+        ),
+    ]
+    tfdist.Trainer(dense).fit(X, Y, **ARRAYS, **FIT, callbacks=callbacks)
+    assert list((tmp_path / "board").rglob("*tfevents*"))
+    names = sorted(path.name for path in (tmp_path / "models").iterdir())
+    assert names == ["1-2.keras", "1-4.keras", "2-2.keras", "2-4.keras"]
+
+
+class Logs(keras.callbacks.Callback):
+    """Logs a number of NumPy's, and adds to the history by itself."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.history.history.setdefault("mine", [])
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["number"] = np.float32(0.5)
+
+
+@pytest.mark.parametrize("directory", [None, "checkpoints"])
+def test_the_history_holds_what_callbacks_log(tmp_path, directory):
+    trainer = tfdist.Trainer(dense, checkpoint_dir=directory and str(tmp_path / directory))
+    model = dense()
+    histories = []
+    for each in (trainer, model):
+        callbacks = [Logs(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))]
+        histories.append(each.fit(X, Y, **ARRAYS, **FIT, callbacks=callbacks).history)
+    found, expected = histories
+    assert found == expected
+    assert {"mine", "number", "learning_rate"} <= found.keys()
+
+
 def test_evaluates_predicts_and_trains_on_batches_as_keras():
     def use(model):
         return (
@@ -312,10 +415,81 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
 
 
-def test_refuses_labels_beside_a_dataset():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    with pytest.raises(TfdistError, match="Cannot take y beside"):
-        tfdist.Trainer(dense).fit(data, Y, **FIT)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_inputs_come_in_a_list_or_a_tuple(kind):
+    def build():
+        inputs = keras.Input((6,)), keras.Input((6,))
+        last = keras.layers.Dense(2, kernel_initializer=zoo.seeded(1))
+        model = keras.Model(list(inputs), last(keras.layers.Concatenate()(inputs)))
+        model.compile(SGD(), "mse")
+        return model
+
+    x = kind([X, X * 2])
+    _compare_fits(
+        lambda model: (
+            model.fit(x, Y, **ARRAYS, **FIT).history,
+            model.predict(x, batch_size=32, verbose=0),
+        ),
+        build=build,
+    )
+
+
+def test_rows_of_different_lengths_are_read_on_one_device():
+    ragged = tf.RaggedTensor.from_tensor(X[:8])
+    data = tf.data.Dataset.from_tensors((ragged, Y[:8]))
+    _compare_fits(lambda model: model.fit(data, **FIT).history)
+    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="Cannot split a dataset of RaggedTensorSpec"):
+        trainer.fit(data, **FIT)
+
+
+def test_a_model_that_is_run_eagerly_may_be_of_any_code():
+    class Eager(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(2, kernel_initializer=zoo.seeded(1))
+
+        def call(self, x):
+            return self.out(x) * float(np.mean(x.numpy()))
+
+    def build():
+        model = Eager()
+        model.compile(SGD(), "mse", run_eagerly=True)
+        return model
+
+    _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+def test_nothing_to_train_is_measured():
+    def build():
+        model = dense()
+        model.trainable = False
+        model.compile(SGD(), "mse")
+        return model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: the model has no trainable weights
+        _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (lambda: (_batch(), Y), {}, "Cannot take y beside"),
+        (lambda: (_batch(),), {"sample_weight": np.ones(32)}, "Cannot take sample_weight beside"),
+        (lambda: (X,), {"sample_weight": np.ones(32)}, "Cannot weigh examples without labels"),
+        (lambda: (X, Y), {"sample_weight": np.ones(31)}, "cardinality is ambiguous.*sizes: 31"),
+        (lambda: (X[:0], Y[:0]), {}, "must be equal and at least 1, found 0, 0"),
+    ],
+)
+def test_refuses_in_one_line_data_that_do_not_fit(data, options, message):
+    with pytest.raises(TfdistError, match=message) as caught:
+        tfdist.Trainer(dense).fit(*data(), **options, **FIT)
+    assert "\n" not in str(caught.value)
+
+
+def _batch():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 
 
 def test_refuses_nothing_to_validate_on():
@@ -336,6 +510,55 @@ def test_takes_a_model_made_in_the_scope_and_refuses_another():
     assert zoo.largest_difference(_read(model), _read(expected)) < 1e-5
     with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
         tfdist.Trainer(dense(), strategy=strategy).fit(X, Y, **FIT)
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(SGD, "optimizer"), (keras.metrics.MeanAbsoluteError, "metrics")],
+)
+def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, options):
+    made = make()
+    build = lambda: dense(**{options: [made] if options == "metrics" else made})  # noqa: E731
+    strategy = zoo.STRATEGIES[strategy_name]()
+
+    def fit():
+        trainer = tfdist.Trainer(build, strategy=strategy)
+        trainer.fit(X, Y, **ARRAYS, **FIT)
+        return trainer
+
+    if strategy_name != "one_device":
+        with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+            fit()
+        return
+    expected = dense()
+    expected.fit(X, Y, **ARRAYS, **FIT)
+    assert zoo.largest_difference(_read(fit().model), _read(expected)) == 0
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
+    path = str(tmp_path / "model.keras")
+    first = dense(keras.optimizers.SGD(0.1, momentum=0.9))
+    first.fit(X, Y, **ARRAYS, **FIT)
+    first.save(path)
+    first.fit(X, Y, **ARRAYS, **FIT)
+
+    def load():
+        return keras.models.load_model(path)
+
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(load, strategy=strategy)
+    trainer.fit(X, Y, **ARRAYS, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(first)) < 1e-5
+    assert trainer.model.optimizer.iterations.numpy() == first.optimizer.iterations.numpy()
+    model = load()
+    if strategy_name == "one_device":
+        tfdist.Trainer(model, strategy=strategy).fit(X, Y, **ARRAYS, **FIT)
+        assert zoo.largest_difference(_read(model), _read(first)) == 0
+    else:
+        with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+            tfdist.Trainer(model, strategy=strategy)
 
 
 def test_refuses_weights_that_are_not_finite_before_a_checkpoint(tmp_path):
@@ -374,6 +597,7 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
     ("name", "strategy_name"),
     [
         ("Keras's own random numbers", "one_device"),
+        ("a generator outside of layers", "one_device"),
         ("two optimizers", "one_device"),
         ("a plain compute_loss", "mirrored-2"),
     ],
