@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
 from tfdist.strategies.parameter_server import make_parameter_server, run_server
@@ -37,6 +38,15 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(1.0, momentum=0.5),
     "adam": lambda: keras.optimizers.Adam(0.5),
 }
+
+
+OF_SERVERS = (
+    "masks",
+    "several optimizers in one",
+    "an average of the weights",
+    "a loss scale",
+    "a constraint",
+)
 
 
 class ConstantGradient(keras.layers.Layer):
@@ -204,6 +214,29 @@ def run_exactness(strategy):
         train_still(tf.distribute.OneDeviceStrategy("CPU:0")),
     ]
     return results
+
+
+def compare_program(strategy, name):
+    """Trains a program on one device and on the servers; returns how far apart they end."""
+    program, found, logs = PROGRAMS[name], [], []
+    for options in (
+        {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
+        {"strategy": strategy, "max_in_flight": 1},
+    ):
+        trainer = tfdist.Trainer(program.build, **options)
+        trainer.fit(program.make_dataset(), epochs=2, verbose=0)
+        found.append([weight.numpy() for weight in trainer.model.weights])
+        logs.append(trainer.evaluate(program.make_dataset(), verbose=0, return_dict=True))
+    return {"weights": zoo.largest_difference(*found), "logs": logs}
+
+
+def run_programs(strategy):
+    found = {name: compare_program(strategy, name) for name in OF_SERVERS}
+    try:
+        compare_program(strategy, "a spectral norm")
+    except TfdistError as error:
+        found["refused"] = str(error)
+    return found
 
 
 def list_refusals(strategy):
