@@ -605,11 +605,12 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 _M, _L = keras.metrics, keras.losses
-METRICS: dict[str, tuple[str, np.ndarray, list[keras.metrics.Metric], list[keras.losses.Loss]]] = {
+Make = Callable[[], list[Any]]
+METRICS: dict[str, tuple[str, np.ndarray, Make, Make]] = {
     "binary": (
         "sigmoid",
         (Y[:30] > 0).astype("f4"),
-        [
+        lambda: [
             _M.AUC(),
             _M.AUC(multi_label=True, num_labels=2, name="auc_of_labels"),
             _M.BinaryAccuracy(),
@@ -623,7 +624,7 @@ METRICS: dict[str, tuple[str, np.ndarray, list[keras.metrics.Metric], list[keras
             _M.FalsePositives(),
             _M.BinaryCrossentropy(),
         ],
-        [
+        lambda: [
             _L.BinaryCrossentropy(label_smoothing=0.1),
             _L.BinaryFocalCrossentropy(apply_class_balancing=True),
             _L.Hinge(),
@@ -634,7 +635,7 @@ METRICS: dict[str, tuple[str, np.ndarray, list[keras.metrics.Metric], list[keras
     "numbers": (
         "softplus",
         np.abs(Y[:30]),
-        [
+        lambda: [
             _M.MeanSquaredError(),
             _M.RootMeanSquaredError(),
             _M.R2Score(),
@@ -646,7 +647,7 @@ METRICS: dict[str, tuple[str, np.ndarray, list[keras.metrics.Metric], list[keras
             _M.PearsonCorrelation(),
             _M.ConcordanceCorrelation(),
         ],
-        [
+        lambda: [
             _L.Huber(),
             _L.LogCosh(),
             _L.CosineSimilarity(),
@@ -659,35 +660,35 @@ METRICS: dict[str, tuple[str, np.ndarray, list[keras.metrics.Metric], list[keras
     "classes": (
         "softmax",
         KINDS[:30].argmax(-1).astype("int32"),
-        [
+        lambda: [
             _M.SparseCategoricalAccuracy(),
             _M.SparseTopKCategoricalAccuracy(1),
             _M.SparseCategoricalCrossentropy(),
         ],
-        [_L.SparseCategoricalCrossentropy(), _L.SparseCategoricalCrossentropy(ignore_class=1)],
+        lambda: [
+            _L.SparseCategoricalCrossentropy(),
+            _L.SparseCategoricalCrossentropy(ignore_class=1),
+        ],
     ),
 }
 
 
 def build_measured(kind, *, is_weighted):
     """Returns a model with an output for each loss of a kind, and its metrics on the first."""
-    activation, _, metrics, losses = METRICS[kind]
+    activation, _, make_metrics, make_losses = METRICS[kind]
+    losses = make_losses()
     names = [f"output_{number}" for number in range(len(losses))]
-    options = {"metrics": {names[0]: _copy(metrics)}}
+    options = {"metrics": {names[0]: make_metrics()}}
     if is_weighted:
-        options["weighted_metrics"] = {names[0]: _copy(metrics[:3])}
+        options["weighted_metrics"] = {names[0]: make_metrics()[:3]}
     inputs = keras.Input((6,))
     outputs = {
         name: keras.layers.Dense(2, activation, kernel_initializer=seeded(1), name=name)(inputs)
         for name in names
     }
     model = keras.Model(inputs, outputs)
-    model.compile(SGD(), dict(zip(names, _copy(losses), strict=True)), **options)
+    model.compile(SGD(), dict(zip(names, losses, strict=True)), **options)
     return model
-
-
-def _copy(parts):
-    return [type(part).from_config(part.get_config()) for part in parts]
 
 
 class Masks(keras.layers.Layer):
