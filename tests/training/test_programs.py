@@ -155,6 +155,14 @@ def test_rows_that_keep_a_state_stay_on_one_device():
         trainer.fit(x, Y, batch_size=16, **FIT)
 
 
+@pytest.mark.parametrize("option", ["micro_batches", "steps_per_loop", "jit_compile"])
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_constraint_holds_however_steps_are_computed(strategy_name, option):
+    _, weights = _fit_keras(PROGRAMS["a constraint"])
+    _, found = _fit(PROGRAMS["a constraint"], strategy_name, **{option: 2})
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
 @pytest.mark.parametrize("name", INDIVISIBLE)
 def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
