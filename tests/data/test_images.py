@@ -118,6 +118,7 @@ def test_webp_files_lose_their_alpha_channel_alone():
         (tf.io.encode_png(np.dstack([GRAYS[..., :1], ALPHA])).numpy(), GRAYS),
         (tf.io.encode_png(GRAYS[..., :1].astype("u2") * 256 + 255).numpy(), GRAYS),
     ],
+    ids=["gif", "palette", "alpha", "gray", "gray and alpha", "16 bits"],
 )
 def test_every_kind_of_file_becomes_three_channels_of_eight_bits(data, pixels):
     np.testing.assert_array_equal(decode_image(data), pixels)

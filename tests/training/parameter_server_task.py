@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tests.training import programs
 from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
@@ -40,13 +41,16 @@ OPTIMIZERS = {
 }
 
 
-OF_SERVERS = (
-    "masks",
-    "several optimizers in one",
-    "an average of the weights",
-    "a loss scale",
-    "a constraint",
-)
+OF_SERVERS = {
+    "masks": PROGRAMS["masks"],
+    "several optimizers in one": PROGRAMS["several optimizers in one"],
+    "an average of the weights": PROGRAMS["an average of the weights"],
+    "a loss scale": PROGRAMS["a loss scale"],
+    "a constraint": PROGRAMS["a constraint"],
+    "clipped and decayed": programs.Program(
+        lambda: programs.dense(programs.OPTIMIZERS["SGD by value"]())
+    ),
+}
 
 
 class ConstantGradient(keras.layers.Layer):
@@ -216,9 +220,9 @@ def run_exactness(strategy):
     return results
 
 
-def compare_program(strategy, name):
+def compare_program(strategy, program):
     """Trains a program on one device and on the servers; returns how far apart they end."""
-    program, found, logs = PROGRAMS[name], [], []
+    found, logs = [], []
     for options in (
         {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
         {"strategy": strategy, "max_in_flight": 1},
@@ -231,9 +235,9 @@ def compare_program(strategy, name):
 
 
 def run_programs(strategy):
-    found = {name: compare_program(strategy, name) for name in OF_SERVERS}
+    found = {name: compare_program(strategy, program) for name, program in OF_SERVERS.items()}
     try:
-        compare_program(strategy, "a spectral norm")
+        compare_program(strategy, PROGRAMS["a spectral norm"])
     except TfdistError as error:
         found["refused"] = str(error)
     return found

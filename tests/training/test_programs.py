@@ -524,6 +524,7 @@ def test_takes_a_model_made_in_the_scope_and_refuses_another():
 @pytest.mark.parametrize(
     ("make", "options"),
     [(SGD, "optimizer"), (keras.metrics.MeanAbsoluteError, "metrics")],
+    ids=["optimizer", "metrics"],
 )
 def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, options):
     made = make()
