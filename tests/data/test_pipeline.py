@@ -176,6 +176,9 @@ def test_positions_need_more_than_32_bits(num_examples, step):
     assert len(set(found.tolist())) == batch
     dataset = make_train_dataset(source, global_batch_size=batch, seed=3, start_step=step)
     np.testing.assert_array_equal(next(iter(dataset)), found)
+    read = make_train_reader(source, global_batch_size=batch, seed=3, shuffle=False)
+    expected = [position % num_examples for position in range(step * batch, (step + 1) * batch)]
+    assert read(tf.constant(step, tf.int64)).numpy().tolist() == expected
 
 
 def test_stream_has_no_end_and_static_shapes_where_they_divide(shapes):
