@@ -1,5 +1,6 @@
 """Programs that a stranger would write: each compiles a model and says what to train it on."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -673,14 +674,24 @@ METRICS: dict[str, tuple[str, np.ndarray, Make, Make]] = {
 }
 
 
+@functools.cache
+def _make_metrics(kind):
+    return METRICS[kind][2]()
+
+
+def _copy_metrics(kind):
+    """Returns a kind's metrics, of the same names every time."""
+    return [type(metric).from_config(metric.get_config()) for metric in _make_metrics(kind)]
+
+
 def build_measured(kind, *, is_weighted):
     """Returns a model with an output for each loss of a kind, and its metrics on the first."""
-    activation, _, make_metrics, make_losses = METRICS[kind]
+    activation, _, _, make_losses = METRICS[kind]
     losses = make_losses()
     names = [f"output_{number}" for number in range(len(losses))]
-    options = {"metrics": {names[0]: make_metrics()}}
+    options = {"metrics": {names[0]: _copy_metrics(kind)}}
     if is_weighted:
-        options["weighted_metrics"] = {names[0]: make_metrics()[:3]}
+        options["weighted_metrics"] = {names[0]: _copy_metrics(kind)[:3]}
     inputs = keras.Input((6,))
     outputs = {
         name: keras.layers.Dense(2, activation, kernel_initializer=seeded(1), name=name)(inputs)
