@@ -17,6 +17,21 @@ WEBP = base64.b64decode(
     "UklGRjwAAABXRUJQVlA4TDAAAAAvAUAAEB9AIEBRPPX/gxsCEkL+/zKLgrQNmO74mX91G8AA/qu1BgrSNmBRdyP6Hzk="
 )
 WEBP_PIXELS = [[[200, 100, 50], [0, 0, 0]], [[1, 2, 3], [255, 255, 255]]]
+# Made with another encoder, as are all of these: [200, 100, 50] at the left, black at the right.
+GIF = base64.b64decode("R0lGODdhAgACAIEAAMhkMgAAAAAAAAAAACwAAAAAAgACAAAIBgABBBAYEAA7")
+PALETTE_PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACAQMAAABIeJ9nAAAABlBMVEXIZDIAAABuTMSxAAAADElEQVR42mNwYGIAAADIAEPz"
+    "0vc5AAAAAElFTkSuQmCC"
+)
+# All of it is [200, 100, 50].
+CMYK_JPEG = base64.b64decode(
+    "/9j/7gAOQWRvYmUAZAAAAAAA/9sAQwADAgIDAgIDAwMDBAMDBAUIBQUEBAUKBwcGCAwKDAwLCgsLDQ4SEA0OEQ4LCxAWEBET"
+    "FBUVFQwPFxgWFBgSFBUU/8AAFAgACAAIBEMRAE0RAFkRAEsRAP/EABYAAQEBAAAAAAAAAAAAAAAAAAgHCf/EABQQAQAAAAAA"
+    "AAAAAAAAAAAAAAD/2gAOBEMATQBZAEsAAD8AYCaBe1Tf/9k="
+)
+COLORS = np.array([[[200, 100, 50], [0, 0, 0]]] * 2, np.uint8)
+GRAYS = np.repeat(COLORS[..., :1], 3, -1)
+ALPHA = np.zeros((2, 2, 1), np.uint8)
 
 
 def make_bmp(rows, bits, size, *, palette=None, compression=0, top_down=False):
@@ -91,6 +106,28 @@ def test_bitmaps_of_other_kinds_are_refused(data, message):
 
 def test_webp_files_lose_their_alpha_channel_alone():
     np.testing.assert_array_equal(decode_image(WEBP), WEBP_PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("data", "pixels"),
+    [
+        (GIF, COLORS),
+        (PALETTE_PNG, COLORS),
+        (tf.io.encode_png(np.dstack([COLORS, ALPHA])).numpy(), COLORS),
+        (tf.io.encode_png(GRAYS[..., :1]).numpy(), GRAYS),
+        (tf.io.encode_png(np.dstack([GRAYS[..., :1], ALPHA])).numpy(), GRAYS),
+        (tf.io.encode_png(GRAYS[..., :1].astype("u2") * 256 + 255).numpy(), GRAYS),
+    ],
+    ids=["gif", "palette", "alpha", "gray", "gray and alpha", "16 bits"],
+)
+def test_every_kind_of_file_becomes_three_channels_of_eight_bits(data, pixels):
+    np.testing.assert_array_equal(decode_image(data), pixels)
+
+
+def test_jpeg_files_of_four_inks_show_their_colors():
+    found = decode_image(CMYK_JPEG)
+    assert found.shape == (8, 8, 3)
+    np.testing.assert_allclose(found, np.broadcast_to([200, 100, 50], found.shape), atol=2)
 
 
 @pytest.mark.parametrize("data", [b"", b"text", WEBP[:30], tf.io.encode_png(PICTURE).numpy()[:60]])

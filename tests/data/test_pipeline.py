@@ -6,11 +6,12 @@ from tfdist.data.graph_errors import as_user_error
 from tfdist.data.pipeline import (
     make_eval_dataset,
     make_train_dataset,
+    make_train_reader,
     split_batches,
     split_rows,
     steps_per_epoch,
 )
-from tfdist.data.source import ArraySource, Source
+from tfdist.data.source import ArraySource, BatchSource, Source
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.augment import Augmentation
 from tfdist.tasks.segmentation.shapes import make_shapes
@@ -153,6 +154,31 @@ def test_far_step_of_a_large_source_starts_at_once():
     dataset = make_train_dataset(source, global_batch_size=16, seed=1, start_step=10**12)
     image, _ = next(iter(dataset))
     assert image.shape == (16, 32, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "step"), [(3_000_000_000, 10**9), (2**31 + 1, 2**40), (7, 2**50)]
+)
+def test_positions_need_more_than_32_bits(num_examples, step):
+    class Positions(BatchSource):
+        @property
+        def element_spec(self):
+            return tf.TensorSpec((), tf.int64)
+
+        def load_batch(self, indices):
+            return indices
+
+    source, batch = Positions(num_examples=num_examples), min(64, num_examples)
+    read = make_train_reader(source, global_batch_size=batch, seed=3)
+    found = read(tf.constant(step, tf.int64)).numpy()
+    assert found.min() >= 0
+    assert found.max() < num_examples
+    assert len(set(found.tolist())) == batch
+    dataset = make_train_dataset(source, global_batch_size=batch, seed=3, start_step=step)
+    np.testing.assert_array_equal(next(iter(dataset)), found)
+    read = make_train_reader(source, global_batch_size=batch, seed=3, shuffle=False)
+    expected = [position % num_examples for position in range(step * batch, (step + 1) * batch)]
+    assert read(tf.constant(step, tf.int64)).numpy().tolist() == expected
 
 
 def test_stream_has_no_end_and_static_shapes_where_they_divide(shapes):

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
+from tests.training.programs import PROGRAMS, X, Y, build_lazily
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
 
@@ -22,6 +23,7 @@ STEPS = 20
 BATCH = 16
 UNEVEN_BATCH = 15  # two workers hold 8 and 7 of it
 MODELS = tuple(zoo.EXAMPLES)
+PROGRAMS_OF_WORKERS = ("several optimizers in one", "an average that overwrites")
 
 
 def make_sgd():
@@ -93,6 +95,8 @@ def run_two(task):
     task.compare("uneven", "unet", make_sgd, UNEVEN_BATCH)
     check_evaluation(task)
     check_callbacks(task)
+    check_programs(task)
+    task.found["refusals"] = list_refusals(task)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
     task.compare("adam_uneven", "unet", make_adam, UNEVEN_BATCH)
@@ -136,6 +140,43 @@ def check_callbacks(task):
     stop = keras.callbacks.LambdaCallback(on_train_batch_end=stop_one)
     trainer.fit(x, y, global_batch_size=BATCH, epochs=9, callbacks=[stop])
     task.found["stopped_by_one"] = trainer.step
+
+
+def check_programs(task):
+    """Trains programs on one device and on the workers; notes how far apart they end."""
+    task.found["programs"] = {}
+    for name in PROGRAMS_OF_WORKERS:
+        program, found = PROGRAMS[name], []
+        for options in ({}, {"strategy": task.strategy}):
+            trainer = tfdist.Trainer(program.build, **options)
+            trainer.fit(program.make_dataset(), epochs=2, verbose=0)
+            found.append(read_weights(trainer))
+        task.found["programs"][name] = zoo.largest_difference(*found)
+    alone, together = (
+        tfdist.Trainer(build_lazily, **options).predict(X[:7], batch_size=4)
+        for options in ({}, {"strategy": task.strategy})
+    )
+    task.found["predicted_first"] = zoo.largest_difference([together], [alone])
+
+
+def list_refusals(task):
+    """Returns what is said to workers that would not train alike."""
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    number = 0 if make_trainer("dense", make_sgd, task.strategy).is_chief else 1
+    change = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (2 + epoch))
+    refusals = {}
+    for name, dataset, callbacks in (
+        ("order", data.shuffle(32).batch(8), []),
+        ("rows", data.take(24 + 8 * number).batch(8), []),
+        ("learning rate", data.batch(8), [] if number else [change]),
+    ):
+        trainer = tfdist.Trainer(PROGRAMS["a sum"].build, strategy=task.strategy)
+        try:
+            trainer.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
+        except TfdistError as error:
+            refusals[name] = str(error)
+    return refusals
 
 
 def check_resume(task, model_name, optimizer, prefix=""):

@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
+from tests.training import programs
+from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
 from tfdist.strategies import make_parameter_server, run_server
@@ -35,6 +37,18 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(1.0),
     "momentum": lambda: keras.optimizers.SGD(1.0, momentum=0.5),
     "adam": lambda: keras.optimizers.Adam(0.5),
+}
+
+
+OF_SERVERS = {
+    "masks": PROGRAMS["masks"],
+    "several optimizers in one": PROGRAMS["several optimizers in one"],
+    "an average of the weights": PROGRAMS["an average of the weights"],
+    "a loss scale": PROGRAMS["a loss scale"],
+    "a constraint": PROGRAMS["a constraint"],
+    "clipped and decayed": programs.Program(
+        lambda: programs.dense(programs.OPTIMIZERS["SGD by value"]())
+    ),
 }
 
 
@@ -205,6 +219,29 @@ def run_exactness(strategy):
         train_still(tf.distribute.OneDeviceStrategy("CPU:0")),
     ]
     return results
+
+
+def compare_program(strategy, program):
+    """Trains a program on one device and on the servers; returns how far apart they end."""
+    found, logs = [], []
+    for options in (
+        {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
+        {"strategy": strategy, "max_in_flight": 1},
+    ):
+        trainer = tfdist.Trainer(program.build, **options)
+        trainer.fit(program.make_dataset(), epochs=2, verbose=0)
+        found.append([weight.numpy() for weight in trainer.model.weights])
+        logs.append(trainer.evaluate(program.make_dataset(), verbose=0, return_dict=True))
+    return {"weights": zoo.largest_difference(*found), "logs": logs}
+
+
+def run_programs(strategy):
+    found = {name: compare_program(strategy, program) for name, program in OF_SERVERS.items()}
+    try:
+        compare_program(strategy, PROGRAMS["a spectral norm"])
+    except TfdistError as error:
+        found["refused"] = str(error)
+    return found
 
 
 def list_refusals(strategy):

@@ -1,5 +1,6 @@
 """Programs that a stranger would write: each compiles a model and says what to train it on."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tfdist.training.losses import make_loss
+from tfdist.training.metrics import SegmentationMetrics
 
+from models.layers import FusedBatchNormalization
 from tests.zoo import seeded
 
 RNG = np.random.default_rng(0)
@@ -62,6 +66,9 @@ class OwnSteps(keras.Model):
     def test_step(self, data):
         return {"distance": tf.reduce_mean(tf.abs(self(data[0])))}
 
+    def predict_step(self, data):
+        return 7.0 - self(data)
+
 
 class PlainLoss(keras.Model):
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
@@ -107,9 +114,37 @@ class Largest(keras.metrics.Metric):
         return self.value * 1.0  # Keras's history would hold the variable itself
 
 
+class Smallest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="smallest")
+        self.value = self.add_variable((), keras.initializers.Constant(1e9), name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = keras.ops.min(keras.ops.abs(y_true - y_pred))
+        self.value.assign(keras.ops.minimum(self.value, error))
+
+    def result(self):
+        return self.value * 1.0
+
+    def reset_state(self):
+        self.value.assign(1e9)
+
+
 class MeanLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return keras.ops.mean((y_pred - y_true) ** 2)
+
+
+class AssigningLoss(keras.losses.Loss):
+    """Waits for the other replicas in its middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = keras.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        self.scale.assign(1.0)
+        return keras.ops.mean((y_true - y_pred) ** 2, -1)
 
 
 class Adds(keras.layers.Layer):
@@ -125,6 +160,35 @@ class Adds(keras.layers.Layer):
 class Noise(keras.layers.Layer):
     def call(self, x, training=None):
         return x + 0.5 * keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+class Held:
+    """Holds a generator, and is no layer."""
+
+    def __init__(self):
+        self.generator = keras.random.SeedGenerator(3)
+
+
+class HeldNoise(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.held = Held()
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        return x + 0.5 * keras.random.normal(keras.ops.shape(x), seed=self.held.generator)
+
+
+class Measures(keras.layers.Layer):
+    """Keeps a metric of its own."""
+
+    def build(self, shape):
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x):
+        self.size.update_state(keras.ops.abs(x))
+        return x
 
 
 class Gan(keras.Model):
@@ -207,6 +271,102 @@ def _normalized():
     return dense(between=keras.layers.BatchNormalization())
 
 
+def _build_spectral():
+    layer = keras.layers.SpectralNormalization(
+        keras.layers.Dense(4, "tanh", kernel_initializer=seeded(3)), name="spectral"
+    )
+    model = dense(between=layer)
+    layer.vector_u.assign(np.full((1, 4), 0.1, "f4"))
+    return model
+
+
+def _normalize_and_regularize(x):
+    """Lets a replica wait for the others between two penalties."""
+    penalty = {"activity_regularizer": keras.regularizers.L2(0.3)}
+    x = keras.layers.Dense(4, kernel_initializer=seeded(3), **penalty)(x)
+    x = FusedBatchNormalization(synchronized=True)(x)
+    return keras.layers.Dense(4, kernel_initializer=seeded(4), **penalty)(x)
+
+
+def _draw_around_normalization(x):
+    """Lets a replica wait for the others between two draws."""
+    x = keras.layers.Dropout(0.3, seed=1)(keras.layers.Reshape((2, 2))(x))
+    x = FusedBatchNormalization(synchronized=True)(keras.layers.GaussianNoise(0.2, seed=2)(x))
+    attention = keras.layers.MultiHeadAttention(
+        2, 2, dropout=0.2, seed=3, kernel_initializer=seeded(5)
+    )
+    return keras.layers.Flatten()(attention(x, x))
+
+
+def _build_embedding(optimizer):
+    tokens = keras.Input((8,), dtype="int32")
+    table = keras.layers.Embedding(20, 4, embeddings_initializer=seeded(3))
+    last = keras.layers.Dense(2, kernel_initializer=seeded(1))
+    model = keras.Model(tokens, last(keras.layers.Flatten()(table(tokens))))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def build_cropping():
+    """What it computes in training has another size than what it computes without data."""
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            keras.layers.RandomCrop(4, 4, seed=1),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2, kernel_initializer=seeded(2)),
+        ]
+    )
+    model.compile(SGD(), "mse")
+    return model
+
+
+def _build_heads(loss):
+    inputs = keras.Input((6,))
+    first, second = (
+        keras.layers.Dense(2, kernel_initializer=seeded(number), name=name)
+        for number, name in enumerate("pq")
+    )
+    second.trainable = False
+    model = keras.Model(inputs, {"p": first(inputs), "q": second(inputs)})
+    model.compile(SGD(), loss, metrics={"p": ["mae"]})
+    return model
+
+
+def _build_text():
+    inputs = keras.Input((), dtype="string")
+    tokens = keras.layers.TextVectorization(
+        max_tokens=10, output_sequence_length=4, vocabulary=["a", "b", "c", "d"]
+    )(inputs)
+    x = keras.layers.Embedding(10, 4, embeddings_initializer=seeded(2))(tokens)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=seeded(1))(x))
+    model.compile(SGD(), "mse")
+    return model
+
+
+def _build_segmenting():
+    inputs = keras.Input((6, 6, 1))
+    outputs = keras.layers.Conv2D(3, 3, padding="same", kernel_initializer=seeded(1))(inputs)
+    model = keras.Model(inputs, outputs)
+    loss = make_loss("cross_entropy_dice", ignore_label=255, class_weights=[1, 2, 3])
+    metrics = [SegmentationMetrics(3, ignore_label=255)]
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=metrics)
+    return model
+
+
+def _average_of_weighted(weights):
+    """Its first batches count nothing."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return Program(lambda: dense(loss=loss), (X, Y, weights))
+
+
+PIXELS = RNG.uniform(size=(32, 6, 6, 1)).astype("f4")
+LABELS = RNG.integers(0, 3, (32, 6, 6)).astype("int32")
+LABELS[:16] = 255
+TEXTS = np.array(["a b", "b c d", "a", "d d d"] * 8, dtype=object)
+LATE_WEIGHTS = np.repeat(np.array([0, 1], "f4"), 16)
+
 PROGRAMS = {
     "masks": Program(_build_masked, (TOKENS, (TOKENS * 7 % 5).astype("int32"))),
     "own steps": Program(lambda: dense(cls=OwnSteps)),
@@ -218,9 +378,16 @@ PROGRAMS = {
     "positions": Program(lambda: _build_positions(), (TOKENS, Y)),
     "two optimizers": Program(_build_gan, (X,)),
     "a maximum": Program(lambda: dense(metrics=[Largest()])),
+    "a minimum": Program(lambda: dense(metrics=[Smallest()])),
+    "a metric in a layer": Program(lambda: dense(between=Measures())),
     "a vector": Program(
         lambda: dense(
-            last="softmax", loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]
+            last="softmax",
+            loss="categorical_crossentropy",
+            metrics=[
+                keras.metrics.F1Score(),
+                keras.metrics.Precision(thresholds=[0.3, 0.7], name="precision"),
+            ],
         ),
         (X, KINDS),
     ),
@@ -228,11 +395,19 @@ PROGRAMS = {
         lambda: dense(last="sigmoid", loss="binary_crossentropy"), (X * 50, KINDS)
     ),
     "a loss of one number": Program(lambda: dense(loss=MeanLoss())),
+    "a function of one number": Program(lambda: dense(loss=_mean_of_weighted)),
+    "a loss that assigns": Program(lambda: dense(loss=AssigningLoss())),
+    "one loss of two outputs": Program(lambda: _build_heads({"p": "mse"}), (X, {"p": Y, "q": Y})),
+    "no loss of the second output": Program(
+        lambda: _build_heads({"p": "mse", "q": None}), (X, {"p": Y, "q": Y})
+    ),
     "a sum": Program(lambda: dense(loss=keras.losses.MeanSquaredError(reduction="sum"))),
     "a weighted mean": Program(
         lambda: dense(loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
         (X, Y, WEIGHTS),
     ),
+    "batches that count nothing": _average_of_weighted(LATE_WEIGHTS),
+    "images that count nothing": Program(_build_segmenting, (PIXELS, LABELS)),
     "an added mean": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.mean(x**2)))),
     "an added value an example": Program(
         lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2, -1)))
@@ -245,6 +420,20 @@ PROGRAMS = {
     "an average that overwrites": Program(lambda: _average(ema_overwrite_frequency=3)),
     "a loss scale": Program(lambda: dense(keras.optimizers.SGD(0.1, loss_scale_factor=128.0))),
     "batch normalization": Program(_normalized),
+    "synchronized batch normalization": Program(
+        lambda: dense(between=keras.layers.BatchNormalization(synchronized=True))
+    ),
+    "penalties beside a normalization": Program(lambda: dense(between=_normalize_and_regularize)),
+    "draws beside a normalization": Program(lambda: dense(between=_draw_around_normalization)),
+    "a spectral norm": Program(_build_spectral),
+    "a clipped table": Program(
+        lambda: _build_embedding(keras.optimizers.SGD(0.1, clipnorm=0.1)), (TOKENS, Y)
+    ),
+    "a table and a loss scale": Program(
+        lambda: _build_embedding(keras.optimizers.LossScaleOptimizer(SGD(), initial_scale=8)),
+        (TOKENS, Y),
+    ),
+    "texts": Program(_build_text, (TEXTS, Y)),
     "a constraint": Program(
         lambda: dense(
             between=keras.layers.Dense(
@@ -253,6 +442,7 @@ PROGRAMS = {
         )
     ),
     "Keras's own random numbers": Program(lambda: dense(between=Noise())),
+    "a generator outside of layers": Program(lambda: dense(between=HeldNoise())),
 }
 
 
@@ -262,12 +452,18 @@ class Centered(keras.layers.Layer):
 
 
 class Counts(keras.layers.Layer):
+    def __init__(self, kind="float32"):
+        super().__init__()
+        self.kind = kind
+
     def build(self, shape):
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="seen", dtype=self.kind
+        )
 
     def call(self, x, training=None):
         if training:
-            self.seen.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "float32"))
+            self.seen.assign_add(keras.ops.cast(keras.ops.shape(x)[0], self.kind))
         return x
 
 
@@ -356,8 +552,198 @@ INDIVISIBLE = {
     "an added sum": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2)))),
     "a centered batch": Program(lambda: dense(between=Centered())),
     "a count": Program(lambda: dense(between=Counts())),
+    "a count of integers": Program(lambda: dense(between=Counts("int32"))),
     "a memory": Program(lambda: dense(between=Remembers())),
     "a contrast": Program(lambda: dense(loss=Contrast())),
     "pairs": Program(lambda: dense(cls=Pairs)),
     "a sum of rows": Program(lambda: dense(cls=SumOfRows)),
 }
+
+
+def build_lazily():
+    """Returns a model that is built when it is first called."""
+    layers = [keras.layers.Dense(size, kernel_initializer=seeded(size)) for size in (4, 2)]
+    model = keras.Sequential(layers)
+    model.compile(SGD(), "mse")
+    return model
+
+
+def build_stateful():
+    """Keeps a state for each of 8 rows from batch to batch."""
+    layer = keras.layers.SimpleRNN(
+        4, stateful=True, kernel_initializer=seeded(2), recurrent_initializer=seeded(3)
+    )
+    inputs = keras.Input(batch_shape=(8, 3, 2))
+    model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=seeded(1))(layer(inputs)))
+    model.compile(SGD(), "mse")
+    return model
+
+
+_O = keras.optimizers
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "SGD by value": lambda: _O.SGD(
+        0.05, momentum=0.9, nesterov=True, weight_decay=0.01, clipvalue=0.05
+    ),
+    "SGD by norm": lambda: _O.SGD(0.05, clipnorm=0.05),
+    "LossScaleOptimizer": lambda: _O.LossScaleOptimizer(
+        _O.SGD(0.05), initial_scale=64, dynamic_growth_steps=2
+    ),
+    "RMSprop": lambda: _O.RMSprop(0.01, centered=True, momentum=0.5),
+    "Adagrad": lambda: _O.Adagrad(0.05),
+    "Adadelta": lambda: _O.Adadelta(1.0),
+    "Adamax": lambda: _O.Adamax(0.01),
+    "Nadam": lambda: _O.Nadam(0.01),
+    "Ftrl": lambda: _O.Ftrl(0.05),
+    "Lion": lambda: _O.Lion(0.01),
+    "Lamb": lambda: _O.Lamb(0.01),
+    "AdamW": lambda: _O.AdamW(0.01, weight_decay=0.1),
+    "Adafactor": lambda: _O.Adafactor(0.01),
+    "Muon": lambda: _O.Muon(0.01),
+    "ScheduleFreeAdamW": lambda: _O.ScheduleFreeAdamW(0.01),
+    "Adam by steps": lambda: _O.Adam(
+        _O.schedules.PiecewiseConstantDecay([2], [0.05, 0.01]), amsgrad=True
+    ),
+}
+
+_M, _L = keras.metrics, keras.losses
+Make = Callable[[], list[Any]]
+METRICS: dict[str, tuple[str, np.ndarray, Make, Make]] = {
+    "binary": (
+        "sigmoid",
+        (Y[:30] > 0).astype("f4"),
+        lambda: [
+            _M.AUC(),
+            _M.AUC(multi_label=True, num_labels=2, name="auc_of_labels"),
+            _M.BinaryAccuracy(),
+            _M.Precision(),
+            _M.Recall(),
+            _M.PrecisionAtRecall(0.5),
+            _M.SensitivityAtSpecificity(0.5),
+            _M.F1Score(average="macro", threshold=0.5),
+            _M.BinaryIoU(),
+            _M.Hinge(),
+            _M.FalsePositives(),
+            _M.BinaryCrossentropy(),
+        ],
+        lambda: [
+            _L.BinaryCrossentropy(label_smoothing=0.1),
+            _L.BinaryFocalCrossentropy(apply_class_balancing=True),
+            _L.Hinge(),
+            _L.SquaredHinge(),
+            _L.CategoricalHinge(),
+        ],
+    ),
+    "numbers": (
+        "softplus",
+        np.abs(Y[:30]),
+        lambda: [
+            _M.MeanSquaredError(),
+            _M.RootMeanSquaredError(),
+            _M.R2Score(),
+            _M.CosineSimilarity(),
+            _M.MeanAbsolutePercentageError(),
+            _M.LogCoshError(),
+            _M.KLDivergence(),
+            _M.Poisson(),
+            _M.PearsonCorrelation(),
+            _M.ConcordanceCorrelation(),
+        ],
+        lambda: [
+            _L.Huber(),
+            _L.LogCosh(),
+            _L.CosineSimilarity(),
+            _L.Poisson(),
+            _L.KLDivergence(),
+            _L.MeanSquaredLogarithmicError(),
+            _L.MeanAbsolutePercentageError(),
+        ],
+    ),
+    "classes": (
+        "softmax",
+        KINDS[:30].argmax(-1).astype("int32"),
+        lambda: [
+            _M.SparseCategoricalAccuracy(),
+            _M.SparseTopKCategoricalAccuracy(1),
+            _M.SparseCategoricalCrossentropy(),
+        ],
+        lambda: [
+            _L.SparseCategoricalCrossentropy(),
+            _L.SparseCategoricalCrossentropy(ignore_class=1),
+        ],
+    ),
+}
+
+
+@functools.cache
+def _make_metrics(kind):
+    return METRICS[kind][2]()
+
+
+def _copy_metrics(kind):
+    """Returns a kind's metrics, of the same names every time."""
+    return [type(metric).from_config(metric.get_config()) for metric in _make_metrics(kind)]
+
+
+def build_measured(kind, *, is_weighted):
+    """Returns a model with an output for each loss of a kind, and its metrics on the first."""
+    activation, _, _, make_losses = METRICS[kind]
+    losses = make_losses()
+    names = [f"output_{number}" for number in range(len(losses))]
+    options = {"metrics": {names[0]: _copy_metrics(kind)}}
+    if is_weighted:
+        options["weighted_metrics"] = {names[0]: _copy_metrics(kind)[:3]}
+    inputs = keras.Input((6,))
+    outputs = {
+        name: keras.layers.Dense(2, activation, kernel_initializer=seeded(1), name=name)(inputs)
+        for name in names
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(SGD(), dict(zip(names, losses, strict=True)), **options)
+    return model
+
+
+class Masks(keras.layers.Layer):
+    """Gives its input a mask: of all rows' places, or of some."""
+
+    def __init__(self, masked, **kwargs):
+        super().__init__(**kwargs)
+        self.masked = masked
+
+    def compute_mask(self, x, previous=None):
+        counts = keras.ops.any(keras.ops.isfinite(x), -1)  # all of them
+        if self.masked == "all":
+            return keras.ops.logical_not(counts)
+        return keras.ops.logical_and(counts, x[..., 0] > 0)
+
+    def call(self, x):
+        return x + 0.0
+
+
+REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
+ROWS, PLACES = 7, 3
+
+
+def make_reductions(masked):
+    """Returns a program with an output for each reduction and shape of the weights."""
+    shapes = {"one": (ROWS, 1), "place": (ROWS, PLACES)}
+    rng = np.random.default_rng(1)
+    x, y = (rng.normal(size=(ROWS, PLACES, 4)).astype("f4") for _ in range(2))
+    pairs = {f"{r}_{s}": (r, shape) for r in REDUCTIONS for s, shape in shapes.items()}
+    weights = {name: rng.uniform(size=shape).astype("f4") for name, (_, shape) in pairs.items()}
+
+    def build():
+        inputs = keras.Input((PLACES, 4))
+        hidden = keras.layers.Dense(4, kernel_initializer=seeded(1))(inputs)
+        layers = {
+            name: Masks(masked, name=name) if masked else keras.layers.Identity(name=name)
+            for name in pairs
+        }
+        model = keras.Model(inputs, {name: layer(hidden) for name, layer in layers.items()})
+        losses = {
+            name: keras.losses.MeanSquaredError(reduction=reduction)
+            for name, (reduction, _) in pairs.items()
+        }
+        model.compile(SGD(), losses)
+        return model
+
+    return Program(build, (x, dict.fromkeys(pairs, y), weights))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import zoo
+from tests.training.parameter_server_task import OF_SERVERS
 from tfdist.launch import run_local_cluster
 
 TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
@@ -65,6 +66,11 @@ def exactness(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    return _find("programs", tmp_path_factory.mktemp("a cluster"), workers=1)
+
+
+@pytest.fixture(scope="module")
 def updates(tmp_path_factory):
     return _find("updates", tmp_path_factory.mktemp("a cluster"), workers=3)
 
@@ -77,6 +83,18 @@ def test_one_step_in_flight_ends_where_one_device_ends(exactness, name):
     assert found["predictions"] < 1e-5
     for ours, theirs in found["logs"].values():
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", OF_SERVERS)
+def test_programs_end_where_one_device_ends(programs, name):
+    found = programs[name]
+    assert found["weights"] < 1e-5
+    expected, logs = found["logs"]
+    assert logs == pytest.approx(expected, rel=1e-5)
+
+
+def test_refuses_a_layer_that_assigns_its_own_weight(programs):
+    assert "a layer assigns its own weight spectral/" in programs["refused"]
 
 
 def test_staleness_is_bounded_and_reported(exactness):

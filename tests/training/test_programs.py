@@ -1,5 +1,6 @@
 """A stranger's program gives what Keras gives, under every strategy, or is refused."""
 
+import contextlib
 import dataclasses
 import warnings
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training import programs
-from tests.training.programs import INDIVISIBLE, PROGRAMS, SGD, X, Y, dense
+from tests.training.programs import INDIVISIBLE, METRICS, OPTIMIZERS, PROGRAMS, SGD, X, Y, dense
 from tfdist.errors import TfdistError
 
 EPOCHS = 2
@@ -66,12 +67,115 @@ def test_replicas_end_where_keras_ends(name, strategy_name):
     assert zoo.largest_difference(found, weights) < 1e-5
 
 
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+def test_a_model_s_own_prediction_is_what_keras_predicts(strategy_name):
+    build = PROGRAMS["own steps"].build
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    expected = build().predict(X, batch_size=8, verbose=0)
+    np.testing.assert_allclose(trainer.predict(X, batch_size=8), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
+    def build():
+        model = dense(OPTIMIZERS[name]())
+        model.optimizer.build(model.trainable_variables)  # Keras builds one too late in `fit`
+        return model
+
+    program = programs.Program(build)
+    expected, weights = _fit_keras(program)
+    history, found = _fit(program, "mirrored-2")
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("kind", METRICS)
+def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_weighted):
+    """Batches of 8, and a last one of 6."""
+
+    def build():
+        return programs.build_measured(kind, is_weighted=is_weighted)
+
+    names = build().output_names
+    weights = np.linspace(0, 2, 30).astype("f4")
+    data = X[:30], dict.fromkeys(names, METRICS[kind][1])
+    data += (dict.fromkeys(names, weights),) if is_weighted else ()
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
+    expected = build().evaluate(dataset, verbose=0, return_dict=True)
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    found = trainer.evaluate(dataset, verbose=0, return_dict=True)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("masked", ["", "some", "all"])
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
+    program = programs.make_reductions(masked)
+    dataset = program.make_dataset()
+    model = program.build()
+    expected = model.fit(dataset, **FIT).history
+    trainer = tfdist.Trainer(program.build, strategy=zoo.STRATEGIES[strategy_name]())
+    found = trainer.fit(dataset, **FIT).history
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name):
+    model = programs.build_cropping()
+    model.fit(programs.PIXELS, Y, batch_size=8, **FIT)
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(programs.build_cropping, strategy=strategy)
+    trainer.fit(programs.PIXELS, Y, batch_size=8, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_a_model_that_predicts_first_trains_as_keras_s(strategy_name):
+    model = programs.build_lazily()
+    trainer = tfdist.Trainer(programs.build_lazily, strategy=zoo.STRATEGIES[strategy_name]())
+    found, expected = (m.predict(X[:7], batch_size=4, verbose=0) for m in (trainer, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for each in (trainer, model):
+        each.fit(X, Y, batch_size=8, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
+
+
+def test_rows_that_keep_a_state_stay_on_one_device():
+    x = X.reshape(32, 3, 2)
+    _compare_fits(
+        lambda model: model.fit(x, Y, **ARRAYS, **FIT).history, build=programs.build_stateful
+    )
+    trainer = tfdist.Trainer(programs.build_stateful, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="keeps a state for each row from batch to batch"):
+        trainer.fit(x, Y, batch_size=16, **FIT)
+
+
+@pytest.mark.parametrize("option", ["micro_batches", "steps_per_loop", "jit_compile"])
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_constraint_holds_however_steps_are_computed(strategy_name, option):
+    _, weights = _fit_keras(PROGRAMS["a constraint"])
+    _, found = _fit(PROGRAMS["a constraint"], strategy_name, **{option: 2})
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
 @pytest.mark.parametrize("name", INDIVISIBLE)
 def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
         _fit(INDIVISIBLE[name], "mirrored-2")
     history, _ = _fit(INDIVISIBLE[name], "mirrored-2", check="off")
     assert len(next(iter(history.values()))) == EPOCHS
+
+
+def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
+    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
+    program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
+    with pytest.raises(TfdistError, match="the loss 'dice' is no mean .* gather_outputs=True"):
+        _fit(program, "mirrored-2")
 
 
 @pytest.mark.parametrize("strategy_name", ["mirrored-3", "central_storage-2"])
@@ -144,9 +248,14 @@ FITS = {
     "a later epoch": ((X, Y), {**ARRAYS, "initial_epoch": 1}),
     "steps of an epoch": ((X, Y), {**ARRAYS, "steps_per_epoch": 4}),
     "a data set of pages": ((Pages(),), {}),
+    "numbers of other kinds": ((X.astype("f8"), (Y > 0).astype("i8")), ARRAYS),
+    "a list to validate on": ((X, Y), {**ARRAYS, "validation_data": [X, Y]}),
+    "no batches": ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0),), {}),
+    "no epochs": ((X, Y), {**ARRAYS, "epochs": 0}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_takes_what_keras_takes(name):
     data, options = FITS[name]
@@ -197,6 +306,108 @@ def test_a_model_is_unfrozen_and_compiled_between_two_fits():
     _compare_fits(fit, build=build)
 
 
+def test_a_model_is_evaluated_unfrozen_and_compiled_before_it_trains():
+    def build():
+        model = dense()
+        model.get_layer("a").trainable = False
+        model.compile(SGD(), "mse")
+        return model
+
+    def use(model):
+        of_keras = getattr(model, "model", model)
+        found = model.evaluate(X, Y, batch_size=8, verbose=0)
+        of_keras.get_layer("a").trainable = True
+        of_keras.compile(keras.optimizers.SGD(0.01), "mae")
+        return found, model.fit(X, Y, **ARRAYS, **FIT).history
+
+    _compare_fits(use, build=build)
+
+
+def test_a_program_needs_no_optimizer_of_keras_s():
+    class Own(keras.Model):
+        def compile(self, optimizer):
+            super().compile(optimizer=None, loss="mse")
+            self.own_optimizer = optimizer
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            weights = self.trainable_variables
+            self.own_optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"distance": loss}
+
+    def build():
+        compiled = dense()
+        model = Own(compiled.inputs, compiled.outputs)
+        model.compile(SGD())
+        return model
+
+    _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+def test_a_backup_of_keras_s_restores_the_epochs_too(tmp_path):
+    class Die(keras.callbacks.Callback):
+        def __init__(self, epoch):
+            super().__init__()
+            self.epoch = epoch
+            self.begun = []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == self.epoch:
+                raise InterruptedError
+            self.begun.append(epoch)
+
+    found = {}
+    for name, make in (("keras", dense), ("trainer", lambda: tfdist.Trainer(dense))):
+        for epoch in (2, None):
+            model, die = make(), Die(epoch)
+            if name == "keras":
+                model.build((None, 6))
+            callbacks = [keras.callbacks.BackupAndRestore(str(tmp_path / name)), die]
+            with contextlib.suppress(InterruptedError):
+                model.fit(X, Y, **ARRAYS, **FIT | {"epochs": 4}, callbacks=callbacks)
+            steps = getattr(model, "model", model).optimizer.iterations
+            found.setdefault(name, []).append((die.begun, int(steps.numpy())))
+    assert found["trainer"] == found["keras"] == [([0, 1], 8), ([2, 3], 16)]
+
+
+def test_callbacks_may_act_at_every_batch(tmp_path):
+    callbacks = [
+        keras.callbacks.TensorBoard(str(tmp_path / "board"), update_freq=1, profile_batch=0),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "models" / "{epoch}-{batch}.keras"), save_freq=2
+        ),
+    ]
+    tfdist.Trainer(dense).fit(X, Y, **ARRAYS, **FIT, callbacks=callbacks)
+    assert list((tmp_path / "board").rglob("*tfevents*"))
+    names = sorted(path.name for path in (tmp_path / "models").iterdir())
+    assert names == ["1-2.keras", "1-4.keras", "2-2.keras", "2-4.keras"]
+
+
+class Logs(keras.callbacks.Callback):
+    """Logs a number of NumPy's, and adds to the history by itself."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.history.history.setdefault("mine", [])
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["number"] = np.float32(0.5)
+
+
+@pytest.mark.parametrize("directory", [None, "checkpoints"])
+def test_the_history_holds_what_callbacks_log(tmp_path, directory):
+    trainer = tfdist.Trainer(dense, checkpoint_dir=directory and str(tmp_path / directory))
+    model = dense()
+    histories = []
+    for each in (trainer, model):
+        callbacks = [Logs(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))]
+        histories.append(each.fit(X, Y, **ARRAYS, **FIT, callbacks=callbacks).history)
+    found, expected = histories
+    assert found == expected
+    assert {"mine", "number", "learning_rate"} <= found.keys()
+
+
 def test_evaluates_predicts_and_trains_on_batches_as_keras():
     def use(model):
         return (
@@ -212,10 +423,81 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
 
 
-def test_refuses_labels_beside_a_dataset():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    with pytest.raises(TfdistError, match="Cannot take y beside"):
-        tfdist.Trainer(dense).fit(data, Y, **FIT)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_inputs_come_in_a_list_or_a_tuple(kind):
+    def build():
+        inputs = keras.Input((6,)), keras.Input((6,))
+        last = keras.layers.Dense(2, kernel_initializer=zoo.seeded(1))
+        model = keras.Model(list(inputs), last(keras.layers.Concatenate()(inputs)))
+        model.compile(SGD(), "mse")
+        return model
+
+    x = kind([X, X * 2])
+    _compare_fits(
+        lambda model: (
+            model.fit(x, Y, **ARRAYS, **FIT).history,
+            model.predict(x, batch_size=32, verbose=0),
+        ),
+        build=build,
+    )
+
+
+def test_rows_of_different_lengths_are_read_on_one_device():
+    ragged = tf.RaggedTensor.from_tensor(X[:8])
+    data = tf.data.Dataset.from_tensors((ragged, Y[:8]))
+    _compare_fits(lambda model: model.fit(data, **FIT).history)
+    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="Cannot split a dataset of RaggedTensorSpec"):
+        trainer.fit(data, **FIT)
+
+
+def test_a_model_that_is_run_eagerly_may_be_of_any_code():
+    class Eager(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(2, kernel_initializer=zoo.seeded(1))
+
+        def call(self, x):
+            return self.out(x) * float(np.mean(x.numpy()))
+
+    def build():
+        model = Eager()
+        model.compile(SGD(), "mse", run_eagerly=True)
+        return model
+
+    _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+def test_nothing_to_train_is_measured():
+    def build():
+        model = dense()
+        model.trainable = False
+        model.compile(SGD(), "mse")
+        return model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: the model has no trainable weights
+        _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (lambda: (_batch(), Y), {}, "Cannot take y beside"),
+        (lambda: (_batch(),), {"sample_weight": np.ones(32)}, "Cannot take sample_weight beside"),
+        (lambda: (X,), {"sample_weight": np.ones(32)}, "Cannot weigh examples without labels"),
+        (lambda: (X, Y), {"sample_weight": np.ones(31)}, "cardinality is ambiguous.*sizes: 31"),
+        (lambda: (X[:0], Y[:0]), {}, "must be equal and at least 1, found 0, 0"),
+    ],
+)
+def test_refuses_in_one_line_data_that_do_not_fit(data, options, message):
+    with pytest.raises(TfdistError, match=message) as caught:
+        tfdist.Trainer(dense).fit(*data(), **options, **FIT)
+    assert "\n" not in str(caught.value)
+
+
+def _batch():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 
 
 def test_refuses_nothing_to_validate_on():
@@ -236,6 +518,56 @@ def test_takes_a_model_made_in_the_scope_and_refuses_another():
     assert zoo.largest_difference(_read(model), _read(expected)) < 1e-5
     with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
         tfdist.Trainer(dense(), strategy=strategy).fit(X, Y, **FIT)
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(SGD, "optimizer"), (keras.metrics.MeanAbsoluteError, "metrics")],
+    ids=["optimizer", "metrics"],
+)
+def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, options):
+    made = make()
+    build = lambda: dense(**{options: [made] if options == "metrics" else made})  # noqa: E731
+    strategy = zoo.STRATEGIES[strategy_name]()
+
+    def fit():
+        trainer = tfdist.Trainer(build, strategy=strategy)
+        trainer.fit(X, Y, **ARRAYS, **FIT)
+        return trainer
+
+    if strategy_name != "one_device":
+        with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+            fit()
+        return
+    expected = dense()
+    expected.fit(X, Y, **ARRAYS, **FIT)
+    assert zoo.largest_difference(_read(fit().model), _read(expected)) == 0
+
+
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
+    path = str(tmp_path / "model.keras")
+    first = dense(keras.optimizers.SGD(0.1, momentum=0.9))
+    first.fit(X, Y, **ARRAYS, **FIT)
+    first.save(path)
+    first.fit(X, Y, **ARRAYS, **FIT)
+
+    def load():
+        return keras.models.load_model(path)
+
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(load, strategy=strategy)
+    trainer.fit(X, Y, **ARRAYS, **FIT)
+    assert zoo.largest_difference(_read(trainer.model), _read(first)) < 1e-5
+    assert trainer.model.optimizer.iterations.numpy() == first.optimizer.iterations.numpy()
+    model = load()
+    if strategy_name == "one_device":
+        tfdist.Trainer(model, strategy=strategy).fit(X, Y, **ARRAYS, **FIT)
+        assert zoo.largest_difference(_read(model), _read(first)) == 0
+    else:
+        with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+            tfdist.Trainer(model, strategy=strategy)
 
 
 def test_refuses_weights_that_are_not_finite_before_a_checkpoint(tmp_path):
@@ -274,6 +606,7 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
     ("name", "strategy_name"),
     [
         ("Keras's own random numbers", "one_device"),
+        ("a generator outside of layers", "one_device"),
         ("two optimizers", "one_device"),
         ("a plain compute_loss", "mirrored-2"),
     ],

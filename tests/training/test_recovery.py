@@ -179,6 +179,59 @@ def test_a_run_that_a_callback_ended_goes_on_when_asked_for_more(tmp_path):
     assert run(5) == 5
 
 
+def test_an_epoch_that_a_callback_ended_in_its_middle_is_ended_by_the_next_run(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    x, y = np.ones([32, 4], "f4"), np.ones([32, 1], "f4")
+
+    def run(epochs, *callbacks, directory=tmp_path / "parts"):
+        trainer = Trainer(_make_model, checkpoint_dir=str(directory))
+        options = {"batch_size": 8, "epochs": epochs, "verbose": 0}
+        history = trainer.fit(x, y, callbacks=callbacks, **options)
+        return trainer.step, history.epoch, history.history
+
+    assert run(2, Stop())[:2] == (2, [0])
+    assert run(3) == run(3, directory=tmp_path / "whole")
+
+
+def test_a_stop_that_was_asked_for_before_the_first_step():
+    trainer = Trainer(_make_model)
+    trainer.request_stop()
+    x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")
+    trainer.fit(x, y, batch_size=8, verbose=0)
+    assert (trainer.step, trainer.stop_requested) == (0, True)
+    trainer.fit(x, y, batch_size=8, verbose=0)
+    assert (trainer.step, trainer.stop_requested) == (1, False)
+
+
+@pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_epoch_begin", 3)])
+def test_weights_that_change_places_with_their_average_come_back(tmp_path, event, count):
+    """Interrupted in the middle of an epoch and after one, with weights of which either is held."""
+
+    def build():
+        model = _make_model()
+        average = keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.5)
+        model.compile(average, "mse")
+        return model
+
+    def fit(directory, *callbacks):
+        x = np.random.default_rng(0).normal(size=[32, 4]).astype("f4")
+        trainer = Trainer(build, checkpoint_dir=str(tmp_path / directory))
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        options = {"batch_size": 8, "epochs": 4, "checkpoint_every": 1, "verbose": 0}
+        trainer.fit(x, x[:, :1], callbacks=[swap, *callbacks], **options)
+        return trainer
+
+    whole = fit("whole")
+    with pytest.raises(InterruptedError):
+        fit("parts", Interrupt(event, count))
+    parts = fit("parts")
+    assert parts.resumed_from_step == {"on_train_batch_end": 5, "on_epoch_begin": 8}[event]
+    assert parts.weights_sha256() == whole.weights_sha256()
+
+
 def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
     """7 steps are an epoch and two fifths; started again, there is nothing left to do."""
     first, again = (_fit(tmp_path, max_steps=7)[0] for _ in range(2))

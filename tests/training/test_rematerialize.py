@@ -207,6 +207,12 @@ REFUSED = {
         lambda: _make(_Draws(name="encoder_0_draws"), _dense("head_logits"))
     ),
     "masks do not go from stage to stage": _make_with_mask,
+    "a layer assigns its own weight encoder_0_norm/": (
+        lambda: _make(
+            keras.layers.SpectralNormalization(_dense("inner"), name="encoder_0_norm"),
+            _dense("head_logits"),
+        )
+    ),
 }
 
 

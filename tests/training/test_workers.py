@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -173,6 +174,26 @@ def test_one_callback_stops_all_workers(two):
     assert found["early"]["step"] == 9  # patience 2: three epochs of three steps
     assert len(found["early"]["history"]["val_loss"]) == 3
     assert found["stopped_by_one"] == 4
+
+
+def test_programs_on_two_workers_end_where_one_device_ends(two):
+    _, found = two
+    assert found["programs"].keys() == set(tasks.PROGRAMS_OF_WORKERS)
+    assert max(found["programs"].values()) < 1e-5
+    assert found["predicted_first"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("order", "Cannot train several workers, .* on a dataset that is shuffled without a seed"),
+        ("rows", "Worker 1 has other data than the chief: .* Give all workers the same data"),
+        ("learning rate", "is 0.1 on worker 1 and 0.05 on the chief. Give a callback that changes"),
+    ],
+)
+def test_workers_that_would_not_train_alike_are_refused(two, name, message):
+    _, found = two
+    assert re.search(message, found["refusals"][name])
 
 
 def check_resumed(resume, stopped_at):

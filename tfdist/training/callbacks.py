@@ -103,17 +103,23 @@ class MetricsLog(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs=None):
-        self._run.forget_metrics_after(self._trainer.step)
+        # An epoch that is open ends once more, with another line.
+        lines = int(self._is_logged()) if self._trainer.is_epoch_open else None
+        self._run.forget_metrics_after(self._trainer.step, lines_of_step=lines)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
-        if self._log_every and self._trainer.step % self._log_every == 0:
+        if self._is_logged():
             self._write(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         self._write(logs)
+
+    def _is_logged(self) -> bool:
+        """Returns whether the present step has a line of its own, besides the epoch's."""
+        return self._log_every > 0 and self._trainer.step % self._log_every == 0
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
@@ -161,7 +167,7 @@ class TensorBoardLog(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         for part in ("train", "validation"):
             directory = f"{self._run.tensorboard}/{part}"
-            forget_events_after(directory, self._trainer.step)
+            forget_events_after(directory, self._trainer.step - self._trainer.is_epoch_open)
             self._writers[part] = tf.summary.create_file_writer(directory)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):

@@ -32,6 +32,8 @@ class Progress:
       is_asked_to_stop: whether this process was asked to stop.
       steps_s: seconds spent in steps, without what is done between them.
       steps_before: updates of earlier calls of `fit`.
+      is_epoch_open: whether all steps of the present epoch are done, but its validation and end
+        are not.
     """
 
     step: int = 0
@@ -39,6 +41,7 @@ class Progress:
     resumed_from_step: int | None = None
     is_asked_to_stop: bool = False
     steps_s: float = 0.0
+    is_epoch_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,7 @@ class FitLoop:
         self._iterator: Any = None
         self._opened_at = 0
         self._ends_with_data = not schedule.is_known
-        # All steps of the present epoch are done, but its validation and end are not.
-        self._is_epoch_open = False
+        progress.is_epoch_open = False
         self._logs: dict[str, Any] = {}
 
     def run(self, feed: Feed, *, verbose: int) -> None:
@@ -184,9 +186,9 @@ class FitLoop:
         self._begin(feed, verbose=verbose)
         self._agree()
         while not (self.was_stopped or self._is_over()):
-            epoch = (progress.step - self._is_epoch_open) // self._schedule.steps_per_epoch
+            epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
             self._callbacks.on_epoch_begin(epoch)
-            if not self._is_epoch_open and not self._run_epoch(epoch, feed):
+            if not self._progress.is_epoch_open and not self._run_epoch(epoch, feed):
                 break
             if self.was_stopped or not self._end_epoch(epoch):
                 self._save()
@@ -244,7 +246,7 @@ class FitLoop:
             warnings.warn("The data ran out in the middle of an epoch.", stacklevel=2)
             return False
         self._schedule = self._schedule.learn(batch)
-        self._is_epoch_open = True
+        self._progress.is_epoch_open = True
         return True
 
     def _find_start(self, epoch: int) -> int:
@@ -279,6 +281,7 @@ class FitLoop:
         progress.step, state, arrays = found
         self._check_data(state.get("data", {}))
         progress.resumed_from_step = progress.step
+        progress.is_epoch_open = state["is_epoch_open"]
         self._steps.write_metrics(state["metrics"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
@@ -290,10 +293,9 @@ class FitLoop:
         write_callbacks(self._callbacks.callbacks, state["callbacks"], arrays)
         history.epoch = list(state["history"]["epoch"])
         history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
-        self._is_epoch_open = state["is_epoch_open"]
-        if not self._is_epoch_open:
+        if not self._progress.is_epoch_open:
             self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
-        self._logs = dict(state["logs"]) if self._is_epoch_open else {}
+        self._logs = dict(state["logs"]) if self._progress.is_epoch_open else {}
         # Asked for more steps than the run that a callback ended, this one goes on.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
@@ -323,7 +325,8 @@ class FitLoop:
         history.history = {k: [v[place] for place in kept] for k, v in history.history.items()}
 
     def _is_over(self) -> bool:
-        done = self._progress.step >= self._schedule.total_steps and not self._is_epoch_open
+        progress = self._progress
+        done = progress.step >= self._schedule.total_steps and not progress.is_epoch_open
         return done or self._model.stop_training
 
     def _run_steps(self, epoch: int, iterator: Any) -> None:
@@ -342,7 +345,7 @@ class FitLoop:
                 continue
             is_due = self._agree(save=self._interval.is_due(progress.step))
             if batch == last:
-                self._is_epoch_open = True
+                self._progress.is_epoch_open = True
             if self.was_stopped or self._model.stop_training:
                 return
             if is_due and batch < last:
@@ -384,7 +387,7 @@ class FitLoop:
                 return False
             self._logs |= {f"val_{name}": value for name, value in logs.items()}
         self._callbacks.on_epoch_end(epoch, self._logs)
-        self._is_epoch_open = False
+        self._progress.is_epoch_open = False
         self._agree()
         if not self.was_stopped:
             self._save()
@@ -449,7 +452,7 @@ class FitLoop:
                 "logs": to_json(self._logs),
                 "metrics": [value.tolist() for value in self._steps.read_metrics()],
                 "callbacks": callbacks,
-                "is_epoch_open": self._is_epoch_open,
+                "is_epoch_open": self._progress.is_epoch_open,
                 "stop_training": self._model.stop_training,
                 "total_steps": self._schedule.total_steps,
                 "data": self._data,

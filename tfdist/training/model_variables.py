@@ -101,11 +101,12 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     if layers_are_built and overrides(model, "train_step"):
         # What there is besides its layers is made by its own code, when that is traced.
         return
-    if layers_are_built and getattr(model, "output", None) is not None:
+    output = _find_output(model)
+    if layers_are_built and output is not None:
         # What a layer computes without data may differ; what it said when it was built does not.
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_to_symbols(batch_spec))
-        compute_output_spec(model.compute_metrics, x, y, model.output, sample_weight=sample_weight)
-        compute_output_spec(model._compute_loss, x, y, model.output, sample_weight=sample_weight)
+        compute_output_spec(model.compute_metrics, x, y, output, sample_weight=sample_weight)
+        compute_output_spec(model._compute_loss, x, y, output, sample_weight=sample_weight)
         model.optimizer.build(model.trainable_variables)
         model._post_build()
     elif not can_wait or layers_are_built:
@@ -122,6 +123,11 @@ def build_outputs(model: keras.Model, x_spec: Any) -> None:
         compute_output_spec(model, _to_symbols(x_spec))
     except Exception as error:
         raise _explain(model, error) from error
+
+
+def _find_output(model: keras.Model) -> Any:
+    """Returns the symbols that a functional or sequential model computes; None for others."""
+    return getattr(getattr(model, "_functional", None) or model, "output", None)
 
 
 def _to_symbols(spec: Any) -> Any:

@@ -142,13 +142,20 @@ class RunDirectory:
                 except json.JSONDecodeError:
                     return
 
-    def forget_metrics_after(self, step: int) -> None:
-        """Drops the lines of steps that a continued run does again."""
+    def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
+        """Drops the lines of steps that a continued run does again.
+
+        Args:
+          step: the last one that is kept.
+          lines_of_step: how many of its own lines are kept; all by default.
+        """
         if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
-            kept = [json.dumps(line) for line in self.read_metrics() if line["step"] <= step]
+            lines = list(self.read_metrics())
+            kept = [line for line in lines if line["step"] < step]
+            kept += [line for line in lines if line["step"] == step][:lines_of_step]
             with self._show_failure():
                 write_atomically(
-                    f"{self.path}/metrics.jsonl", "".join(f"{line}\n" for line in kept)
+                    f"{self.path}/metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in kept)
                 )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -463,6 +463,11 @@ class Trainer:
         return self._progress.resumed_from_step
 
     @property
+    def is_epoch_open(self) -> bool:
+        """Whether all steps of the present epoch are done, but its validation and end are not."""
+        return self._progress.is_epoch_open
+
+    @property
     def stop_requested(self) -> bool:
         """Whether `fit` ended because of `request_stop`."""
         return self._was_stopped

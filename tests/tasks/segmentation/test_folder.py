@@ -37,7 +37,7 @@ def png(array):
     return tf.io.encode_png(array if array.ndim == 3 else array[..., None]).numpy()
 
 
-def indexed_png(labels, bits, colour=3):
+def indexed_png(labels, bits, colour=3, transparent=b""):
     """A palette (3) or grey (0) PNG of any bit depth, written by hand."""
 
     def chunk(kind, data):
@@ -55,6 +55,7 @@ def indexed_png(labels, bits, colour=3):
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
         + (palette if colour == 3 else b"")
+        + (chunk(b"tRNS", transparent) if transparent else b"")
         + chunk(b"IDAT", zlib.compress(lines))
         + chunk(b"IEND", b"")
     )
@@ -169,11 +170,19 @@ def test_masks_of_few_bits_and_with_palettes_hold_indices(bits, colour):
     np.testing.assert_array_equal(decode_mask(indexed_png(labels, bits, colour)), labels)
 
 
+@pytest.mark.parametrize(("colour", "transparent"), [(0, b"\0\0"), (3, b"\0")])
+def test_a_label_of_a_mask_may_be_transparent(colour, transparent):
+    labels = make_mask(0)
+    data = indexed_png(labels, 8, colour, transparent=transparent)
+    np.testing.assert_array_equal(decode_mask(data), labels)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"\xff\xd8\xff", "not a PNG"),
         (png(make_image(0)), "RGB PNG"),
+        (png(np.dstack([make_image(0), make_mask(0)])), "RGB with alpha PNG"),
         (tf.io.encode_png(np.zeros((4, 4, 1), np.uint16)).numpy(), "16 bits"),
         (png(make_mask(0))[:-30], "truncated"),
     ],
