@@ -148,12 +148,12 @@ def check_programs(task):
     for name in PROGRAMS_OF_WORKERS:
         program, found = PROGRAMS[name], []
         for options in ({}, {"strategy": task.strategy}):
-            trainer = tfdist.Trainer(program.build, **options)
+            trainer = zoo.make_trainer(program.build, **options)
             trainer.fit(program.make_dataset(), epochs=2, verbose=0)
             found.append(read_weights(trainer))
         task.found["programs"][name] = zoo.largest_difference(*found)
     alone, together = (
-        tfdist.Trainer(build_lazily, **options).predict(X[:7], batch_size=4)
+        zoo.make_trainer(build_lazily, **options).predict(X[:7], batch_size=4)
         for options in ({}, {"strategy": task.strategy})
     )
     task.found["predicted_first"] = zoo.largest_difference([together], [alone])
@@ -171,7 +171,7 @@ def list_refusals(task):
         ("rows", data.take(24 + 8 * number).batch(8), []),
         ("learning rate", data.batch(8), [] if number else [change]),
     ):
-        trainer = tfdist.Trainer(PROGRAMS["a sum"].build, strategy=task.strategy)
+        trainer = zoo.make_trainer(PROGRAMS["a sum"].build, strategy=task.strategy)
         try:
             trainer.fit(dataset, epochs=2, callbacks=callbacks, verbose=0)
         except TfdistError as error:

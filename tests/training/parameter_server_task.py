@@ -228,7 +228,7 @@ def compare_program(strategy, program):
         {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
         {"strategy": strategy, "max_in_flight": 1},
     ):
-        trainer = tfdist.Trainer(program.build, **options)
+        trainer = zoo.make_trainer(program.build, **options)
         trainer.fit(program.make_dataset(), epochs=2, verbose=0)
         found.append([weight.numpy() for weight in trainer.model.weights])
         logs.append(trainer.evaluate(program.make_dataset(), verbose=0, return_dict=True))

@@ -246,7 +246,7 @@ class FitLoop:
             warnings.warn("The data ran out in the middle of an epoch.", stacklevel=2)
             return False
         self._schedule = self._schedule.learn(batch)
-        self._progress.is_epoch_open = True
+        self._end_steps()
         return True
 
     def _find_start(self, epoch: int) -> int:
@@ -345,7 +345,7 @@ class FitLoop:
                 continue
             is_due = self._agree(save=self._interval.is_due(progress.step))
             if batch == last:
-                self._progress.is_epoch_open = True
+                self._end_steps()
             if self.was_stopped or self._model.stop_training:
                 return
             if is_due and batch < last:
@@ -377,6 +377,10 @@ class FitLoop:
             self._logs = self._steps.read_training_logs(trained)
             self._callbacks.on_train_batch_end(index, self._logs)
         return is_settled
+
+    def _end_steps(self) -> None:
+        self._logs = self._steps.conclude(self._logs)
+        self._progress.is_epoch_open = True
 
     def _end_epoch(self, epoch: int) -> bool:
         """Validates and ends an epoch; returns False if it was stopped before or after that."""

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from tfdist.training.compilation import explain_compile_errors
 from tfdist.training.feed import Feed
+from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Found, Steps
+from tfdist.training.step_checks import overrides
 from tfdist.training.step_options import StepOptions
 from tfdist.training.training_steps import Trained, TrainingSteps
 from tfdist.training.workers import Workers
@@ -121,6 +123,15 @@ class SynchronousSteps(TrainingSteps):
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return self._predict(iterator)
+
+    def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
+        if not overrides(self._model, "train_step", "test_step"):
+            return logs
+        states = zip(self.steps.metrics.list_variables(), self.read_metrics(), strict=True)
+        values = [(variable, tf.convert_to_tensor(state)) for variable, state in states]
+        with keras.StatelessScope(values):
+            results = to_numbers(flatten_logs(self._model.get_metrics_result()))
+        return results if results.keys() == logs.keys() else logs
 
     def read_metrics(self) -> list[np.ndarray]:
         return [state.numpy() for state in self.steps.read_states()]

@@ -797,7 +797,7 @@ class Trainer:
             raise TfdistError("Cannot evaluate: the validation data are empty.")
         if is_whole:
             feed.drop_pass()
-        logs = of_model.read_logs(logs)
+        logs = of_model.conclude(of_model.read_logs(logs))
         callback_list.on_test_end(logs)
         return logs
 

@@ -120,6 +120,14 @@ class TrainingSteps:
         """Returns what callbacks are told after a training step."""
         return trained.logs
 
+    def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of a pass that has ended, from those of its last step, as Keras does.
+
+        A step of the model's own may return something else than its metrics under their names:
+        Keras then reports the metrics. All workers call it.
+        """
+        return logs
+
     def read_metrics(self) -> list[np.ndarray]:
         """Returns the values of the metrics' variables, over all workers."""
         raise NotImplementedError
