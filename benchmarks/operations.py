@@ -47,6 +47,7 @@ def train(precision: str, directory: str) -> None:
 
     from tfdist import assembly
     from tfdist.benchmark.measuring import build_model, make_batches
+    from tfdist.runs import processes
     from tfdist.runs.options import TrainingOptions, TrainOptions
     from tfdist.strategies.options import make_strategy_options
     from tfdist.training.trainer import Trainer
@@ -68,7 +69,7 @@ def train(precision: str, directory: str) -> None:
             if batch + 1 == LAST:
                 tf.profiler.experimental.stop()
 
-    strategy = assembly.build_strategy(options)
+    strategy = processes.build_strategy(options)
     trainer = Trainer(lambda: build_model(model_options), strategy=strategy)
     trainer.fit(
         x,

@@ -127,6 +127,7 @@ def measure(directory: str) -> int:
     start_tensorflow_quietly()
     from tfdist import assembly
     from tfdist.benchmark.measuring import Clock, build_model, make_batches
+    from tfdist.runs import processes
     from tfdist.runs.options import TrainingOptions, TrainOptions
     from tfdist.strategies.options import make_strategy_options
     from tfdist.training.step_options import StepOptions
@@ -143,13 +144,13 @@ def measure(directory: str) -> int:
         training=TrainingOptions(precision=case.precision),
     )
     is_clustered = case.strategy not in ("none", "mirrored")
-    config = assembly.join_cluster(options) if is_clustered else None
+    config = processes.join_cluster(options) if is_clustered else None
     assembly.configure_process(options)
     model_options = MeasuredModelOptions(norm=case.norm, global_batch_size=case.batch)
     x, y = make_batches(model_options)
     trainer = Trainer(
         lambda: build_model(model_options),
-        strategy=assembly.build_strategy(options),
+        strategy=processes.build_strategy(options),
         step_options=StepOptions(compress_gradients=case.compress_gradients),
     )
     clock, steps = Clock(), WARMUP_STEPS + task["steps"]

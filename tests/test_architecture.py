@@ -23,7 +23,7 @@ LAYERS = [
     {"assembly", "jobs", "runs.utilization"},
     {"runs"},
     {"train", "predict", "evaluate", "export"},
-    {"verify", "benchmark"},
+    {"verify", "benchmark", "run"},
 ]
 NAMES = {name for names in LAYERS for name in names}
 
@@ -88,6 +88,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
         "tfdist.launch.__main__",
         "tfdist.jobs.__main__",
         "tfdist.verify.__main__",
+        "tfdist.run.__main__",
         "tfdist.models",
     ],
 )

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-import tfdist
-from tfdist import cluster, devices, models
+from tfdist import devices, models
 from tfdist.data.cache import SequentialSource
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
@@ -18,12 +17,8 @@ from tfdist.models.portable import to_fused_layers, to_keras_layers
 from tfdist.runs.options import TrainOptions, parse_label_map
 from tfdist.strategies.registry import (
     AUTO,
-    build,
-    choose_cluster_strategy,
     choose_local_strategy,
-    find_strategy,
     make_strategy,
-    validate_cluster,
 )
 from tfdist.tasks.segmentation.augment import Augmentation
 from tfdist.tasks.segmentation.class_weights import count_classes, make_class_weights
@@ -74,47 +69,6 @@ def configure_process(options: TrainOptions) -> None:
     devices.configure_determinism(
         options.training.seed, deterministic=options.training.deterministic
     )
-
-
-def join_cluster(options: TrainOptions) -> cluster.ClusterConfig | None:
-    """Finds the cluster this process belongs to and tells TensorFlow of it.
-
-    Returns:
-      The cluster, or None for a process by itself.
-
-    Raises:
-      TfdistError: the cluster is wrong, or does not suit the strategy.
-    """
-    name = options.strategy.strategy
-    has_peers = name != AUTO and find_strategy(name).traits.has_workers
-    config = cluster.resolve_cluster(has_servers=not has_peers)
-    if name == AUTO:
-        name = choose_cluster_strategy(config) or name
-    validate_cluster(config, name)
-    if config is not None:
-        cluster.set_tf_config(config)
-    return config
-
-
-def resolve_strategy(options: TrainOptions, config: cluster.ClusterConfig | None) -> TrainOptions:
-    """Returns the options with the strategy that `auto` stands for, by its name.
-
-    Args:
-      options: the run's. A process by itself has configured its devices by them.
-      config: what `join_cluster` returned.
-    """
-    if options.strategy.strategy != AUTO:
-        return options
-    name = choose_cluster_strategy(config) or choose_local_strategy()
-    return dataclasses.replace(
-        options, strategy=dataclasses.replace(options.strategy, strategy=name)
-    )
-
-
-def build_strategy(options: TrainOptions) -> tf.distribute.Strategy:
-    """Returns the strategy that the options name."""
-    alike = list_alike(options) if cluster.has_peers() else None
-    return build(options.strategy.select(), alike=alike)
 
 
 def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:
@@ -181,13 +135,6 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         seed=run.options.training.seed,
         on_bad_example=data.on_bad_example,
     )
-
-
-def list_alike(options: TrainOptions) -> dict[str, str]:
-    """Returns what all workers of a run must have alike, by name."""
-    flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
-    versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}
-    return {**flags, **versions, "Keras": keras.__version__}
 
 
 def build_data(options: TrainOptions) -> Data:

@@ -57,6 +57,7 @@ def run_training(options: TrainOptions) -> int:
         return 0
     from tfdist import assembly
     from tfdist.data.pipeline import steps_per_epoch
+    from tfdist.runs import processes
     from tfdist.runs.batch_size.choice import find_batch_size, recall_batch_size
     from tfdist.runs.utilization import Utilization
     from tfdist.strategies.servers import run_server
@@ -68,15 +69,15 @@ def run_training(options: TrainOptions) -> int:
     options.check()
     options = assembly.resolve_options(options)
     run = find_run_directory(options.run.run_dir)
-    cluster = assembly.join_cluster(options)
+    cluster = processes.join_cluster(options)
     assembly.configure_process(options)
-    options = assembly.resolve_strategy(options, cluster)
+    options = processes.resolve_strategy(options, cluster)
     options = recall_batch_size(options, run)
     chosen = options.strategy.select()
     if chosen.traits.has_servers and cluster and not cluster.is_chief:
         run_server(cluster)
         return 0 if run.is_finished else EXIT_TERMINATED
-    strategy = assembly.build_strategy(options)
+    strategy = processes.build_strategy(options)
     augmentation = assembly.build_augmentation(options)
     data = assembly.build_data(options)
     options = find_batch_size(

@@ -27,9 +27,9 @@ from pathlib import Path
 
 from benchmarks.programs.adapters import AdapterError, Program, adapt_text
 from benchmarks.programs.catalog import PROGRAMS
+from benchmarks.programs.columns import CLUSTERS, STRATEGIES
 from benchmarks.programs.record import compare
 from benchmarks.programs.report import Cell, make_page, make_table
-from benchmarks.programs.routing import CLUSTERS, STRATEGIES
 
 TIMEOUT_S = 400.0
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.programs import catalog, made, routing
+from benchmarks.programs import catalog, columns, made
 from benchmarks.programs.adapters import Program
 from benchmarks.programs.record import Recorder
 from benchmarks.programs.stubs import install_stubs
@@ -56,7 +56,7 @@ def main() -> None:
         end = {"status": "error", "message": "the program never called fit", "trace": ""}
     recorder.save(out.with_suffix(".npz"))
     end |= {"key": flags.key, "calls": recorder.calls, "seconds": time.monotonic() - began}
-    end["check_s"] = routing.get_check_seconds()
+    end["check_s"] = recorder.routing.check_s if recorder.routing else 0.0
     out.with_suffix(".json").write_text(json.dumps(end, indent=1))
 
 
@@ -66,7 +66,7 @@ def _enter_cluster(strategy: str) -> bool:
     Returns:
       Whether it is the chief, or alone. A server returns when the chief is gone, and ends.
     """
-    if strategy not in routing.CLUSTERS:
+    if strategy not in columns.CLUSTERS:
         return True
     config = resolve_cluster()
     assert config is not None
@@ -86,11 +86,11 @@ def run_program(
     Args:
       program: says what is made for it.
       text: adapted.
-      strategy: of `routing`, or `keras`.
+      strategy: of `columns`, or `keras`.
       floatx: that Keras computes in.
       recorder: gets what training comes to.
     """
-    _start_tensorflow(floatx, 1 if strategy in routing.CLUSTERS else LOGICAL_CPUS)
+    _start_tensorflow(floatx, 1 if strategy in columns.CLUSTERS else LOGICAL_CPUS)
     install_stubs()
     directory = Path.cwd()
     _replace_downloads(program, directory)
@@ -101,13 +101,25 @@ def run_program(
     script = directory / "program.py"
     script.write_text(text, encoding="utf-8")  # AutoGraph reads it
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
-    scope: Any = contextlib.nullcontext()
-    if strategy != "keras":
-        scope = routing.make_strategy(strategy).scope()
-    _replace_training(program, recorder, routed=strategy != "keras")
     code = compile(text, script, "exec")
-    with scope:
+    with contextlib.ExitStack() as stack:
+        if strategy != "keras":
+            recorder.routing = _route(strategy, stack)
+        _replace_training(program, recorder, routed=strategy != "keras")
         exec(code, names)
+
+
+def _route(strategy: str, stack: contextlib.ExitStack) -> Any:
+    """Lets the program run in a strategy's scope, as `tfdist.run` does."""
+    from tfdist import StepOptions
+    from tfdist.run.routing import Routing
+
+    made = columns.make_strategy(strategy)
+    # One step in flight: servers then give what one device gives.
+    routing = Routing(made, StepOptions(max_in_flight=int(strategy == "servers")))
+    stack.enter_context(made.scope())
+    stack.enter_context(routing.open())
+    return routing
 
 
 def _start_tensorflow(floatx: str, cpus: int) -> None:
@@ -269,8 +281,6 @@ def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> 
         nonlocal depth
         depth += 1
         try:
-            if routed and model.compiled:
-                return getattr(routing, name)(model, **bound)
             return own[name](model, **bound)
         finally:
             depth -= 1

@@ -16,9 +16,14 @@ _MOST_VALUES = 100_000
 
 
 class Recorder:
-    """Collects what `fit`, `evaluate` and `predict` return, and the models that were fitted."""
+    """Collects what `fit`, `evaluate` and `predict` return, and the models that were fitted.
+
+    Attributes:
+      routing: to the trainers, if there are any.
+    """
 
     def __init__(self) -> None:
+        self.routing: Any = None
         self.calls: list[dict[str, Any]] = []
         self._predictions: list[np.ndarray] = []
         self._models: list[Any] = []

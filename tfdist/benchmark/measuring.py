@@ -12,6 +12,7 @@ from tfdist import assembly, devices, models
 from tfdist.benchmark.contestants import Contestant
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.models.layers import FusedBatchNormalization
+from tfdist.runs import processes
 from tfdist.runs.options import TrainingOptions, TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.registry import STRATEGIES
@@ -32,7 +33,7 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
     train_options = _make_train_options(contestant, options)
     config = None
     if contestant.workers > 1:
-        config = assembly.join_cluster(train_options)
+        config = processes.join_cluster(train_options)
     if contestant.kind == "trainer":
         assembly.configure_process(train_options)
     else:  # as its user would have it, without what tfdist sets up
@@ -48,7 +49,7 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
         _run_loop(options.model, x, y, steps, clock)
     elif contestant.kind == "trainer":
         trainer = Trainer(
-            lambda: build_model(options.model), strategy=assembly.build_strategy(train_options)
+            lambda: build_model(options.model), strategy=processes.build_strategy(train_options)
         )
         trainer.fit(x, y, global_batch_size=batch, max_steps=steps, callbacks=[clock], verbose=0)
     else:

@@ -108,6 +108,24 @@ def expand_flag_files(arguments: Sequence[str]) -> list[str]:
         raise _make_flag_error(error) from error
 
 
+def split_command(
+    command: type[CommandOptions], arguments: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Returns the flags of a command, and what follows them: another command with its own.
+
+    >>> from tfdist.runs.options import TrainOptions
+    >>> split_command(TrainOptions, ["--flip", "--epochs", "3", "a.py", "--lr=2"])
+    (['--flip', '--epochs', '3'], ['a.py', '--lr=2'])
+    """
+    booleans = {i.name for i in _list_items(command.list_groups()) if _find_type(i) is bool}
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        name, separator, _ = arguments[place].lstrip("-").partition("=")
+        is_alone = separator or name in booleans or name.removeprefix("no") in booleans
+        place += 1 if is_alone or name in ("h", "help") else 2
+    return list(arguments[:place]), list(arguments[place:])
+
+
 def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
     """Returns the arguments without a flag, written `--name=value` or `--name value`."""
     kept: list[str] = []

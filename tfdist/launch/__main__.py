@@ -2,16 +2,20 @@
 
     python -m tfdist.launch --workers=2 -- --strategy=multi_worker_mirrored --run_dir=runs/demo
     python -m tfdist.launch --workers=2 --ps=1 -- --strategy=parameter_server --run_dir=runs/demo
+    python -m tfdist.launch --workers=2 my_script.py ARGUMENTS
     python -m tfdist.launch --hosts=a:2222,b:2222 --task=worker:0 -- --strategy=...
     python -m tfdist.launch --check --hosts=a:2222,b:2222 --task=worker:0
 
-What follows `--` are the flags of tfdist.train. The chief's output is shown as it comes; each
-task's is in <run_dir>/logs. When a task fails, it is named, its last lines are shown, and the
-others are ended; with --max_restarts all start again from the newest checkpoint. A worker of
-parameter servers is started again alone, or done without, while the others train on.
+What follows `--` are the flags of tfdist.train; a script runs in every task instead, by this
+interpreter, and makes its strategy itself (or under tfdist.run, which makes it). The chief's
+output is shown as it comes; each task's is in <run_dir>/logs. When a task fails, it is named, its
+last lines are shown, and the others are ended; with --max_restarts all start again from the newest
+checkpoint. A worker of parameter servers is started again alone, or done without, while the others
+train on.
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -61,15 +65,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    split = argv.index("--") if "--" in argv else len(argv)
-    train_flags = argv[split + 1 :]
-    check_arguments(argv[:split])
     parser = _make_parser()
-    flags, unknown = parser.parse_known_args(argv[:split])
+    split = _count_own(parser, argv)
+    given, script = argv[:split], argv[split:]
+    train_flags = script[1:] if script[:1] == ["--"] else []
+    script = [] if script[:1] == ["--"] else script
+    check_arguments(given)
+    flags, unknown = parser.parse_known_args(given)
     if unknown:
         name = unknown[0].partition("=")[0]
-        if not name.startswith("-"):
-            raise TfdistError(f"Unexpected argument {name!r}. tfdist.train's flags go after --.")
         valid = [option for action in parser._actions for option in action.option_strings]
         error = make_unknown_name_error("flag", name, (v for v in valid if v.startswith("--")))
         raise TfdistError(f"{error} tfdist.train's flags go after --.")
@@ -79,6 +83,14 @@ def _run_command(argv: Sequence[str]) -> int:
         tasks, own = _find_cluster_to_check(flags.hosts, flags.task)
         return probe.run_check(tasks, own, wait_s=flags.wait_s)
     command = shlex.split(flags.command) or None
+    if script and command:
+        raise TfdistError(f"--command and the script {script[0]!r} are both given. Give one.")
+    if script:
+        if not os.path.isfile(script[0]):
+            raise TfdistError(
+                f"Cannot find the script {script[0]!r}. tfdist.train's flags go after --."
+            )
+        command = [sys.executable, *script]
     if command is None:
         check_arguments(train_flags)
     common = {
@@ -118,10 +130,21 @@ def _run_command(argv: Sequence[str]) -> int:
     ).status
 
 
+def _count_own(parser: _Parser, argv: Sequence[str]) -> int:
+    """Returns how many arguments come before `--` or a script."""
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    place = 0
+    while place < len(argv) and argv[place].startswith("-") and argv[place] != "--":
+        action = options.get(argv[place])  # one with "=" is none
+        place += 2 if action is not None and action.nargs != 0 else 1
+    return min(place, len(argv))
+
+
 def _make_parser() -> _Parser:
     parser = _Parser(
         prog="python -m tfdist.launch",
         usage="%(prog)s --workers=N [--ps=N] [flags] -- <flags of tfdist.train>\n"
+        "       %(prog)s --workers=N [--ps=N] [flags] script.py [ARGUMENT ...]\n"
         "       %(prog)s --hosts=a:p,b:p --task=role:index [flags] -- <flags of tfdist.train>\n"
         "       %(prog)s --check [--hosts=a:p,b:p] [--task=role:index]",
         description=__doc__,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from tfdist.runs import processes
 from tfdist import assembly
 from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.cluster import ClusterConfig
@@ -60,9 +61,9 @@ def describe_dry_run(options: TrainOptions) -> str:
     """
     options.check()
     options = assembly.resolve_options(options)
-    cluster = assembly.join_cluster(options)
+    cluster = processes.join_cluster(options)
     assembly.configure_process(options)
-    options = assembly.resolve_strategy(options, cluster)
+    options = processes.resolve_strategy(options, cluster)
     options = recall_batch_size(options, find_run_directory(options.run.run_dir))
     training, step = options.training, options.step
     name, replicas, where = _find_replicas(options, cluster)
@@ -154,7 +155,7 @@ def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tupl
     name = options.strategy.strategy
     traits = find_strategy(name).traits
     if traits.is_local:
-        strategy = assembly.build_strategy(options)
+        strategy = processes.build_strategy(options)
         places = [d.rpartition("device:")[2] for d in strategy.extended.worker_devices]
         return name, len(places), f"{_count(len(places), 'replica')} on {', '.join(places)}"
     if traits.is_remote:

@@ -87,7 +87,6 @@ class AsynchronousSteps(TrainingSteps):
         # Known once a worker's step is traced.
         self._with_gradient: list[int] = []
         self._updated: list[keras.Variable] = []
-        self._staleness: list[int] = []
         self._longest_staleness = 0
         self._total_staleness = 0
         self._applied = 0
@@ -140,7 +139,6 @@ class AsynchronousSteps(TrainingSteps):
                 self._apply(ticket, self._find_places(ticket), result["states"], result["sparse"])
                 self._add(result["counts"])
         staleness = step - int(result["version"])
-        self._staleness.append(staleness)
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
         self._applied += 1
@@ -168,14 +166,9 @@ class AsynchronousSteps(TrainingSteps):
         return [(outputs, False)]
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
-        """Returns the logs, and the mean and maximum staleness of the epoch, in steps."""
-        seen = self._staleness or [0]
+        """Returns the logs."""
         with explain_lost_server():
-            logs = to_numbers(flatten_logs(self._read_logs()))
-        return logs | {
-            "staleness_mean": sum(seen) / len(seen),
-            "staleness_max": float(max(seen)),
-        }
+            return to_numbers(flatten_logs(self._read_logs()))
 
     def read_metrics(self) -> list[np.ndarray]:
         """Returns the values of the metrics' variables."""
@@ -190,11 +183,6 @@ class AsynchronousSteps(TrainingSteps):
     def reset_metrics(self) -> None:
         """Forgets what was seen."""
         self._model.reset_metrics()
-
-    def begin_epoch(self) -> None:
-        """Forgets what was seen, and the staleness."""
-        super().begin_epoch()
-        self._staleness = []
 
     def wait(self) -> None:
         """Waits until no step is in flight."""

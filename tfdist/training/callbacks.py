@@ -123,6 +123,7 @@ class MetricsLog(keras.callbacks.Callback):
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
+        line |= self._trainer.summarize_strategy()
         line["images_per_second"] = round(self._throughput.images_per_second, 2)
         self._run.append_metrics(line)
 

@@ -335,7 +335,7 @@ class FitLoop:
         batch = progress.step - self._find_start(epoch)
         last = self._schedule.count_steps(epoch)
         if batch == 0:
-            self._steps.begin_epoch()
+            self._steps.reset_metrics()
         while batch < last:
             left = self._interval.count_steps_left(progress.step)
             num_steps = int(min(self._steps_per_loop, last - batch, left))

@@ -379,10 +379,10 @@ class Trainer:
         check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
 
     def save_weights(self, path: str) -> None:
-        """Writes the weights as Keras does; the chief does."""
-        if self.is_chief or self._must_read_together():
-            with tempfile.TemporaryDirectory() as directory:
-                self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
+        """Writes the weights as Keras does; all workers call it, and the chief's file stays."""
+        # Reading a variable may take all workers, and so may what Keras creates meanwhile.
+        with tempfile.TemporaryDirectory() as directory:
+            self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
 
     def load_weights(self, path: str, **kwargs: Any) -> None:
         """Reads weights as Keras does, on every worker."""
@@ -415,12 +415,12 @@ class Trainer:
     ) -> None:
         """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`.
 
+        All workers call it, and the chief's file stays.
+
         Args:
           path: of the file.
           convert: makes of the model the one that is written.
         """
-        if not (self.is_chief or self._must_read_together()):
-            return
         with tempfile.TemporaryDirectory() as directory:
             local = f"{directory}/model.keras"
             convert(self.model).save(local)
@@ -800,14 +800,6 @@ class Trainer:
         logs = of_model.conclude(of_model.read_logs(logs))
         callback_list.on_test_end(logs)
         return logs
-
-    def _must_read_together(self) -> bool:
-        """Whether reading a variable takes all workers, so that all of them have to save it."""
-        on_read = tf.VariableSynchronization.ON_READ
-        return self.num_workers > 1 and any(
-            getattr(variable.value, "synchronization", None) == on_read
-            for variable in self.model.variables
-        )
 
 
 def _find_strategy(model: Any, strategy: Any) -> tf.distribute.Strategy:

@@ -140,10 +140,6 @@ class TrainingSteps:
         """Forgets what was seen."""
         raise NotImplementedError
 
-    def begin_epoch(self) -> None:
-        """Forgets what was seen, and whatever else is counted by the epoch."""
-        self.reset_metrics()
-
     def prepare_checkpoint(self) -> None:
         """Brings `state` up to date; all workers call it."""
 

@@ -148,9 +148,7 @@ class _Observer(keras.callbacks.Callback):
         if epoch == 0:
             names = {variable.path for variable in self.model.trainable_variables}
             self._recording.arrays[FIRST] = {k: v for k, v in values.items() if k in names}
-        self._recording.logs.append(
-            {k: float(v) for k, v in (logs or {}).items() if "staleness" not in k}
-        )
+        self._recording.logs.append({name: float(value) for name, value in (logs or {}).items()})
         self._recording.norms.append({k: float(np.linalg.norm(v)) for k, v in values.items()})
         self._report(epoch + 1)
 

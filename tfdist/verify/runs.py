@@ -14,6 +14,7 @@ from tfdist import assembly, cluster, devices
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch import run_local_cluster
 from tfdist.launch.logs import last_lines
+from tfdist.runs import processes
 from tfdist.strategies.registry import find_strategy, make_strategy
 from tfdist.strategies.servers import run_server
 from tfdist.verify.comparison import TOLERANCES, Comparison, compare
@@ -123,7 +124,7 @@ def run_worker(directory: str, name: str) -> int:
     content = json.loads((Path(directory) / "options.json").read_text())
     options = VerifyOptions.from_dict(content)
     train_options = make_train_options(options, strategy=name)
-    config = assembly.join_cluster(train_options)
+    config = processes.join_cluster(train_options)
     assert config is not None
     assembly.configure_process(train_options)
     kind = find_strategy(name)

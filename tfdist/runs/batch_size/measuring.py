@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
+from tfdist.runs import processes
 from tfdist import assembly, devices, memory
 from tfdist.data.source import BatchSource
 from tfdist.runs.options import TrainOptions
@@ -52,7 +53,7 @@ def measure(
       TfdistError: what training would refuse.
     """
     assembly.configure_process(options)
-    strategy = assembly.build_strategy(options)
+    strategy = processes.build_strategy(options)
     gpu_limit = _find_gpu_limit(strategy)
     trainer = Trainer(
         assembly.make_build_model(

@@ -1,0 +1,36 @@
+"""The strategies of the table's columns."""
+
+from typing import Any
+
+STRATEGIES = ("one", "mirrored2", "mirrored3", "central2", "workers2", "servers")
+# What `tfdist.launch` starts for a strategy of several processes.
+CLUSTERS = {"workers2": ("--workers=2",), "servers": ("--workers=1", "--ps=1")}
+
+
+def make_strategy(name: str) -> Any:
+    """Returns the strategy of a column of the table, on logical CPUs or in a task of its cluster.
+
+    Raises:
+      ValueError: no strategy has this name.
+    """
+    import tensorflow as tf
+
+    from tfdist.strategies.multi_worker_mirrored import make_multi_worker_mirrored
+    from tfdist.strategies.parameter_server import make_parameter_server
+
+    if name == "one":
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+    if name.startswith("mirrored"):
+        return tf.distribute.MirroredStrategy(_list_cpus(int(name.removeprefix("mirrored"))))
+    if name.startswith("central"):
+        devices = _list_cpus(int(name.removeprefix("central")))
+        return tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    if name == "workers2":
+        return make_multi_worker_mirrored()
+    if name == "servers":
+        return make_parameter_server()
+    raise ValueError(f"Unknown strategy {name!r}. Valid: {', '.join(STRATEGIES)}.")
+
+
+def _list_cpus(count: int) -> list[str]:
+    return [f"CPU:{index}" for index in range(count)]

@@ -1,0 +1,159 @@
+"""`python -m tfdist.run`: a script, unchanged, ends under a strategy as it ends by itself."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+# Written as one would without tfdist: other files, arguments, callbacks, an exit status.
+SCRIPT = """
+import json
+import sys
+
+import keras
+import numpy as np
+from words import NAME
+
+keras.utils.clear_session()
+keras.utils.set_random_seed(3)
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+rng = np.random.default_rng(0)
+x = rng.normal(size=(50, 4))
+y = (x.sum(1, keepdims=True) > 0).astype("float64")
+model = keras.Sequential(
+    [
+        keras.Input((4,)),
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+)
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
+history = model.fit(
+    x,
+    y,
+    batch_size=16,
+    epochs=2,
+    shuffle=False,
+    verbose=0,
+    validation_split=0.2,
+    callbacks=[
+        keras.callbacks.CSVLogger("log.csv"),
+        keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True),
+        keras.callbacks.BackupAndRestore("backup"),
+    ],
+)
+found = {
+    "history": history.history,
+    "evaluation": model.evaluate(x, y, verbose=0),
+    "batch": model.train_on_batch(x[:8], y[:8]),
+    "predictions": model.predict(x[:5], verbose=0).tolist(),
+    "name": NAME,
+    "arguments": sys.argv[1:],
+    "weights": [weight.numpy().tolist() for weight in model.weights],
+}
+model.save("model.keras")
+print(json.dumps(found))
+sys.exit(int(sys.argv[1]))
+"""
+FILES = {"script.py", "words.py", "log.csv", "best.keras", "model.keras"}
+
+
+def _run(directory, *flags, arguments=("0", "--lr=2")):
+    """Runs the script; returns what it printed."""
+    directory.mkdir()
+    (directory / "script.py").write_text(SCRIPT)
+    (directory / "words.py").write_text('NAME = "a word"\n')
+    command = [sys.executable, *(("-m", "tfdist.run", *flags) if flags else ())]
+    run = subprocess.run(
+        [*command, "script.py", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert run.returncode == int(arguments[0]), run.stderr
+    printed = [line for line in run.stdout.splitlines() if line.startswith("{")]
+    return json.loads(printed[0])
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return _run(tmp_path_factory.mktemp("plain") / "here")
+
+
+def _list_files(directory):
+    return {path.name for path in directory.iterdir()} - {"__pycache__"}
+
+
+def _compare(found, expected):
+    assert found.keys() == expected.keys()
+    for name in ("name", "arguments"):
+        assert found[name] == expected[name]
+    assert found["history"].keys() == expected["history"].keys()
+    for name in ("evaluation", "batch", "predictions"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12)
+    for name, values in expected["history"].items():
+        np.testing.assert_allclose(found["history"][name], values, rtol=1e-12)
+    for ours, theirs in zip(found["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--strategy=one_device"],
+        ["--strategy=mirrored", "--virtual_devices=2"],
+        ["--strategy=central_storage", "--virtual_devices=2"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_a_script_ends_as_by_itself(tmp_path, expected, flags):
+    _compare(_run(tmp_path / "here", *flags), expected)
+    assert _list_files(tmp_path / "here") == FILES
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "flags",
+    [["--workers=2"], ["--workers=1", "--ps=1", "--max_in_flight=1"]],
+    ids=lambda flags: " ".join(flags),
+)
+def test_a_script_ends_in_a_cluster_as_by_itself_and_only_the_chief_writes(
+    tmp_path, expected, flags
+):
+    found = _run(tmp_path / "here", *flags, f"--log_dir={tmp_path / 'logs'}")
+    _compare(found, expected)
+    assert _list_files(tmp_path / "here") == FILES
+
+
+def test_the_exit_status_is_the_script_s(tmp_path):
+    _run(tmp_path / "here", "--strategy=one_device", arguments=("7",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "No script is named."),
+        (["nowhere.py"], "Cannot find the script 'nowhere.py'"),
+        (["--strategy=miror", "script.py"], "Unknown --strategy 'miror'. Valid: mirrored"),
+        (["--stratgy=mirrored", "script.py"], "Unknown flag '--stratgy'. Did you mean --strategy"),
+    ],
+)
+def test_bad_input_costs_one_line(tmp_path, arguments, message):
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "tfdist.run", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -1,0 +1,1 @@
+"""A Keras script of the user's own, unchanged, under any strategy."""

@@ -1,0 +1,88 @@
+"""`python -m tfdist.run`: a Keras script, unchanged, under a strategy.
+
+python -m tfdist.run --strategy=mirrored script.py ARGUMENTS
+python -m tfdist.run --workers=2 [--ps=1] script.py ARGUMENTS
+"""
+
+import functools
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from tfdist.cli.command import run_command
+from tfdist.cli.flags import drop_flag, split_command
+from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.errors import TfdistError
+from tfdist.launch import run_local_cluster
+from tfdist.run.options import ScriptOptions
+
+
+def main() -> int:
+    """Runs the command line and returns the exit status."""
+    flags, command = split_command(ScriptOptions, sys.argv[1:])
+    return run_command(
+        "tfdist.run",
+        functools.partial(run_script, flags=flags, command=command),
+        flags,
+        options_class=ScriptOptions,
+        needs_tensorflow=False,
+    )
+
+
+def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequence[str]) -> int:
+    """Runs a script in this process, or in those of a cluster of its own.
+
+    Args:
+      options: what `flags` say.
+      flags: of this command.
+      command: the script and its arguments.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      TfdistError: there is no such script, or the strategy cannot be built.
+    """
+    if not command:
+        raise TfdistError("No script is named. Write python -m tfdist.run [flags] script.py.")
+    if not os.path.isfile(command[0]):
+        raise TfdistError(f"Cannot find the script {command[0]!r}. Flags are written --name=value.")
+    if not (options.run.workers or options.run.ps):
+        return _run_here(options, command)
+    for name in ("workers", "ps", "max_restarts", "log_dir"):
+        flags = drop_flag(flags, name)
+    return run_local_cluster(
+        workers=options.run.workers or 1,
+        ps=options.run.ps,
+        command=[sys.executable, "-m", "tfdist.run", *flags, *command],
+        run_dir=options.run.log_dir or None,
+        max_restarts=options.run.max_restarts,
+    ).status
+
+
+def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
+    if not options.run.verbose_tensorflow:
+        start_tensorflow_quietly()
+    from tfdist import devices
+    from tfdist.run.routing import Routing
+    from tfdist.runs import processes
+    from tfdist.strategies.servers import run_server
+
+    cluster = processes.join_cluster(options)
+    devices.configure_virtual_devices(options.strategy.virtual_devices)
+    devices.configure_memory_growth()
+    options = processes.resolve_strategy(options, cluster)
+    if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:
+        return run_server(cluster)
+    strategy = processes.build_strategy(options)
+    script, *arguments = command
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    with strategy.scope(), Routing(strategy, options.step).open():
+        runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

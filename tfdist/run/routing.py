@@ -1,0 +1,149 @@
+"""From Keras's own `fit`, `evaluate`, `predict` and `save` to a trainer's, while a script runs."""
+
+import contextlib
+import functools
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.replacing import replaced
+from tfdist.training.step_options import StepOptions
+from tfdist.training.trainer import Trainer
+from tfdist.training.workers import Workers
+
+_TRAINING = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_WRITING = ("save", "save_weights", "export")
+
+
+class Routing:
+    """The trainers of the models that a script makes, one each.
+
+    Args:
+      strategy: in whose scope the script runs.
+      step_options: of every trainer.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, step_options: StepOptions):
+        self._workers = Workers(strategy)
+        self._step_options = step_options
+        self._trainers: weakref.WeakKeyDictionary[keras.Model, Trainer] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._directory = tempfile.TemporaryDirectory(prefix="tfdist-run-")
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Lets every compiled model be trained and used by a trainer, and the chief alone write."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._directory)
+            # Keras's `clear_session` would end the session that the strategy's scope lives in.
+            stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", lambda: None))
+            for name in _TRAINING:
+                stack.enter_context(_replaced_method(name, self._route))
+            for name in _WRITING if self._workers.count > 1 else ():
+                stack.enter_context(_replaced_method(name, self._write))
+            yield
+
+    @property
+    def check_s(self) -> float:
+        """Seconds that the checks took that steps may be divided."""
+        return sum(trainer.check_s for trainer in self._trainers.values())
+
+    def find_trainer(self, model: keras.Model) -> Trainer:
+        """Returns the trainer of a compiled model."""
+        if model not in self._trainers:
+            self._trainers[model] = Trainer(model, step_options=self._step_options)
+        return self._trainers[model]
+
+    def _route(
+        self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not model.compiled:
+            return original(model, *args, **kwargs)
+        if not self._workers.is_chief and "callbacks" in kwargs:
+            kwargs["callbacks"] = [
+                self._redirect(callback) for callback in _list_callbacks(kwargs["callbacks"])
+            ]
+        return getattr(self.find_trainer(model), name)(*args, **kwargs)
+
+    def _write(
+        self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Writes on the chief; every other worker takes part, and keeps nothing.
+
+        Reading a variable may take all workers, and so may what Keras creates meanwhile: an
+        optimizer, to see what of one not to save.
+        """
+        if self._workers.is_chief:
+            return original(model, *args, **kwargs)
+        path, *others = [kwargs.pop("filepath"), *args] if "filepath" in kwargs else args
+        with tempfile.TemporaryDirectory(dir=self._directory.name) as own:
+            return original(model, f"{own}/{os.path.basename(str(path))}", *others, **kwargs)
+
+    def _redirect(self, callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+        """Lets one of Keras's callbacks write where nobody looks, on a worker beside the chief."""
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            callback.filename = os.devnull
+        elif isinstance(callback, keras.callbacks.TensorBoard):
+            callback.log_dir = self._directory.name
+        elif isinstance(callback, keras.callbacks.BackupAndRestore):
+            begin = callback.on_train_begin
+
+            def restore(logs: Any = None) -> None:
+                begin(logs)
+                for name in ("_weights_path", "_training_metadata_path"):
+                    base = os.path.basename(getattr(callback, name))
+                    setattr(callback, name, os.path.join(self._directory.name, base))
+                callback.backup_dir = self._directory.name
+                callback.delete_checkpoint = False
+
+            callback.on_train_begin = restore
+        return callback
+
+
+@contextlib.contextmanager
+def _replaced_method(name: str, route: Callable[..., Any]) -> Iterator[None]:
+    """Lets calls of a method of `keras.Model` go to `route(name, original, model, ...)`.
+
+    What the method itself calls goes to Keras.
+    """
+    original = getattr(keras.Model, name)
+    inside: set[int] = set()
+
+    @functools.wraps(original)
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in inside:
+            return original(self, *args, **kwargs)
+        inside.add(id(self))
+        try:
+            return route(name, original, self, *args, **kwargs)
+        finally:
+            inside.discard(id(self))
+
+    is_own = name in vars(keras.Model)
+    setattr(keras.Model, name, method)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(keras.Model, name, original)
+        else:
+            delattr(keras.Model, name)
+
+
+def _list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
