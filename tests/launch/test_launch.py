@@ -647,7 +647,7 @@ def test_one_task_of_a_cluster_of_several_machines(script, capfd):
         (["--workrs=2"], "Unknown flag '--workrs'. Valid: --workers"),
         (["--worker=2"], "Unknown flag '--worker'. Valid: --workers"),
         (["--strategy=mirrored"], "tfdist.train's flags go after --."),
-        (["train"], "Unexpected argument 'train'"),
+        (["train"], "Cannot find the script 'train'"),
         (["--workers=1", "--isolate=maybe"], "Unknown --isolate 'maybe'"),
         (["--workers=1", "--timeout_s=0"], "--timeout_s=0 is not positive"),
         (["--workers=1", "--grace_s=-1"], "--grace_s=-1 is negative"),
