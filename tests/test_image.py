@@ -2,6 +2,7 @@
 
 import configparser
 import fnmatch
+import os
 import pathlib
 import re
 import shutil
@@ -39,8 +40,34 @@ def test_what_is_copied_is_enough_to_install(tmp_path):
         timeout=120,
     )
     here = {path.relative_to(ROOT) for path in (ROOT / "tfdist").rglob("*.py")}
-    assert here == {path.relative_to(site) for path in (site / "tfdist").rglob("*.py")}
-    assert (site / "models" / "unet.py").exists()
+    here |= {"tfdist" / path.relative_to(ROOT) for path in (ROOT / "models").rglob("*.py")}
+    assert here == {path.relative_to(site) for path in site.rglob("*.py")}
+    check_beside_models(tmp_path, PYTHONPATH=str(site))
+
+
+def check_beside_models(directory, **environment):
+    """Runs a command where there are a module and a package that are called as half of all are."""
+    for name in ("a", "b"):
+        (directory / name).mkdir()
+    (directory / "a" / "models.py").touch()
+    (directory / "b" / "models").mkdir()
+    (directory / "b" / "models" / "__init__.py").touch()
+    for name in ("a", "b"):
+        run = subprocess.run(
+            [sys.executable, "-m", "tfdist.train", "--dry_run", "--image_size=16,16", "--depth=1"],
+            cwd=directory / name,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        assert "unet" in run.stdout
+
+
+def test_a_user_may_have_models_of_their_own(tmp_path):
+    check_beside_models(tmp_path)
 
 
 def test_agrees_with_the_job_files_and_the_package():

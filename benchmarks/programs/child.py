@@ -3,7 +3,8 @@
     python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
         --floatx=float64
 
-`--strategy=keras` is Keras's own `fit` on one device. Writes `OUT.npz`, what training came to, and
+`--strategy=keras` is Keras's own `fit` on one device, and `moved` the same with weights that are
+moved by their rounding before the first step. Writes `OUT.npz`, what training came to, and
 `OUT.json`, how it ended. In a cluster every task runs the program, in a directory of its own, and
 the chief writes them; another task only where it fails before the chief has.
 """
@@ -86,7 +87,7 @@ def run_program(
     Args:
       program: says what is made for it.
       text: adapted.
-      strategy: of `columns`, or `keras`.
+      strategy: of `columns`.
       floatx: that Keras computes in.
       recorder: gets what training comes to.
     """
@@ -103,9 +104,11 @@ def run_program(
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
     code = compile(text, script, "exec")
     with contextlib.ExitStack() as stack:
-        if strategy != "keras":
+        routed = strategy not in (columns.KERAS, columns.MOVED)
+        if routed:
             recorder.routing = _route(strategy, stack)
-        _replace_training(program, recorder, routed=strategy != "keras")
+        mover = _make_mover(program.rounds_to or floatx) if strategy == columns.MOVED else None
+        _replace_training(program, recorder, routed=routed, mover=mover)
         exec(code, names)
 
 
@@ -268,8 +271,43 @@ def _open_addresses_as_files(directory: Path) -> None:
         pandas.DataFrame.plot = lambda *_, **__: None
 
 
-def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> None:
-    """Makes Keras's methods shorter, and lets them be tfdist's where `routed`."""
+def _make_mover(dtype: str) -> Any:
+    """Returns a callback that moves every weight by its rounding, once, up or down."""
+    import keras
+    import numpy as np
+
+    class Mover(keras.callbacks.Callback):
+        is_done = False
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._move()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self._move()
+
+        def _move(self) -> None:
+            if self.is_done or not self.model.trainable_variables:
+                return
+            self.is_done = True
+            for number, variable in enumerate(self.model.trainable_variables):
+                value = variable.numpy()
+                signs = np.random.default_rng(number).choice([-1, 1], value.shape)
+                variable.assign((value * (1 + np.finfo(dtype).eps * signs)).astype(value.dtype))
+
+    return Mover()
+
+
+def _replace_training(
+    program: Program, recorder: Recorder, *, routed: bool, mover: Any = None
+) -> None:
+    """Makes Keras's methods shorter, and records what they find.
+
+    Args:
+      program: what runs.
+      recorder: of what training comes to.
+      routed: whether they are a trainer's.
+      mover: a callback of every `fit`.
+    """
     import keras
     import tensorflow as tf
 
@@ -290,6 +328,10 @@ def _replace_training(program: Program, recorder: Recorder, *, routed: bool) -> 
         bound["epochs"] = min(bound.get("epochs", 1), program.epochs)
         if not isinstance(bound.get("x"), tf.data.Dataset):
             bound["shuffle"] = False
+        if mover is not None:
+            callbacks = bound.get("callbacks") or []
+            many = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+            bound["callbacks"] = [mover, *many]
         history = call("fit", self, bound)
         recorder.add_fit(self, history.history)
         return history

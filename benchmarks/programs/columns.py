@@ -3,6 +3,8 @@
 from typing import Any
 
 STRATEGIES = ("one", "mirrored2", "mirrored3", "central2", "workers2", "servers")
+# Keras alone: as it is, and with weights that are moved by their rounding before the first step.
+KERAS, MOVED = "keras", "moved"
 # What `tfdist.launch` starts for a strategy of several processes.
 CLUSTERS = {"workers2": ("--workers=2",), "servers": ("--workers=1", "--ps=1")}
 

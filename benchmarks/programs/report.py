@@ -9,7 +9,7 @@ class Cell:
     """How a program did under a strategy.
 
     Attributes:
-      kind: equal, refused, differs, error or not run.
+      kind: equal, rounding, refused, differs, error or not run.
       text: the reason, or what differs.
       fits: calls of `fit` that were compared.
       floatx: that the program computed in.

@@ -1,11 +1,13 @@
 """A dataset gives each epoch the examples, and the order, that it gives Keras."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tfdist.errors import TfdistError
 
 EPOCHS = 4
 
@@ -114,3 +116,38 @@ def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
     assert stopped.epochs[:2] == whole.epochs[:2]
     assert continued.epochs[-1] == whole.epochs[-1]
     assert stopped.epochs[2] == whole.epochs[2][:2]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_data_of_unknown_length_end_as_in_keras(strategy_name):
+    # Keras's optimizer counts a step more an epoch, and decays the weights at it.
+    def build():
+        model = _build()
+        model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
+        return model
+
+    def make_data():
+        return _shuffle().filter(lambda *_: True)
+
+    expected = build()
+    history = expected.fit(make_data(), epochs=3, shuffle=False, verbose=0).history
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    found = trainer.fit(make_data(), epochs=3, verbose=0).history
+    assert trainer.model.optimizer.iterations.numpy() == expected.optimizer.iterations.numpy()
+    np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-6)
+    for ours, theirs in zip(trainer.model.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
+
+
+def test_data_that_change_their_length_are_refused():
+    length = tf.Variable(2, dtype=tf.int64)
+    data = _shuffle().filter(lambda *_: True).enumerate()
+    data = data.take_while(lambda index, _: index < length).map(lambda _, batch: batch)
+
+    def grow(epoch, logs):
+        length.assign(3)
+
+    growing = keras.callbacks.LambdaCallback(on_epoch_end=grow)
+    with pytest.raises(TfdistError, match="more batches in this epoch than the 2 of the first"):
+        tfdist.Trainer(_build).fit(data, epochs=2, callbacks=[growing], verbose=0)

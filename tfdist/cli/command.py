@@ -46,15 +46,9 @@ def run_command(
         if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)
-    except TfdistError as error:
-        _print_error(name_flags(error, options_class, TrainOptions))
-        return EXIT_BAD_INPUT
-    except (TrainingError, OSError) as error:
-        _print_error(error)
-        return EXIT_FAILED
+    except (TfdistError, TrainingError, OSError) as error:
+        text = name_flags(error, options_class, TrainOptions)
+        print(f"tfdist: {' '.join(text.split())}", file=sys.stderr)
+        return EXIT_BAD_INPUT if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def _print_error(error: BaseException) -> None:
-    print(f"tfdist: {' '.join(str(error).split())}", file=sys.stderr)

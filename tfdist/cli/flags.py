@@ -45,11 +45,11 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
             }
         )
     except TfdistError as error:
-        raise name_flags(error, command) from error
+        raise TfdistError(name_flags(error, command)) from error
 
 
-def name_flags(error: TfdistError, *commands: type[CommandOptions]) -> TfdistError:
-    """Returns an error of the library in the words of a command line.
+def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
+    """Returns what an error of the library says in the words of a command line.
 
     Args:
       error: it names parameters, as in `epochs=0` in backquotes.
@@ -60,7 +60,7 @@ def name_flags(error: TfdistError, *commands: type[CommandOptions]) -> TfdistErr
     def write(match: re.Match[str]) -> str:
         return f"--{match[1]}{match[2]}" if match[1] in names else match[0]
 
-    return type(error)(re.sub(r"`(\w+)((?:=[^`]*)?)`", write, str(error)))
+    return re.sub(r"`(\w+)((?:=[^`]*)?)`", write, str(error))
 
 
 def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, type]:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_as_exceptions():
             return _run_command(list(sys.argv[1:] if argv is None else argv))
     except TfdistError as error:
-        say(str(name_flags(error, TrainOptions)))
+        say(name_flags(error, TrainOptions))
         return 2
     except KeyboardInterrupt as interrupt:
         return 128 + signal_number(interrupt)

@@ -18,7 +18,7 @@ from tfdist.strategies.registry import find_strategy
 from tfdist.runs.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
-from tfdist.step.rematerialize import count_kept
+from tfdist.training.rematerialize import count_kept
 from tfdist.training.run_directory import find_run_directory
 from tfdist.training.step_checks import check_model
 

@@ -144,6 +144,13 @@ def check_division(
         # One trace for any rows, which makes what only tracing makes.
         spec = keras.tree.map_structure(_hide_rows, batch)
         graph = run.get_concrete_function(spec, _to_bounds(parts, strategy)).graph
+    drawing = _find_draw(graph)
+    if drawing is not None:
+        raise TfdistError(
+            f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws by "
+            f"{drawing}, other numbers on each. Draw with keras.random and a SeedGenerator, "
+            'train on one device, or give check="off" to train anyway.'
+        )
     seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
     sums = [state.numpy() for state in steps.read_states()]  # of an epoch that is continued
     divided = compute(parts)
@@ -155,13 +162,6 @@ def check_division(
         moved = compute([(0, rows)] * replicas, moved_by=tolerance * _ROUNDING)
         culprit = _compare(divided, whole, tolerance, moved)
     if culprit is not None:
-        drawing = _find_draw(graph)
-        if drawing is not None:
-            raise TfdistError(
-                f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws by "
-                f"{drawing}, other numbers on each. Draw with keras.random and a SeedGenerator, "
-                'train on one device, or give check="off" to train anyway.'
-            )
         part, is_loss = _explain(model, batch)
         gather = "gather the rows by gather_outputs=True, " if is_loss else ""
         raise TfdistError(

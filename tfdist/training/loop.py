@@ -213,6 +213,8 @@ class FitLoop:
                 if feed.begins_anew and is_between_epochs:
                     continue
                 return self._take_end_of_data(epoch)
+            if self._ends_with_data and progress.is_epoch_open:
+                self._run_out()
             is_read = self._ends_with_data or feed.is_read(progress.step)
             if is_read and not self._steps.passes_on:
                 self._end_pass(feed)
@@ -227,6 +229,21 @@ class FitLoop:
             total_steps=self._schedule.total_steps,
         )
         self._iterator = self._check(iterator)
+
+    def _run_out(self) -> None:
+        """Asks for one batch more, as Keras does each epoch of data that do not say how many.
+
+        What of a step needs no data runs all the same: the optimizer counts it, and decays weights.
+        """
+        try:
+            self._steps.train(self._iterator)
+        except (tf.errors.OutOfRangeError, StopIteration):
+            return
+        raise TfdistError(
+            "The data have more batches in this epoch than the "
+            f"{self._schedule.steps_per_epoch} of the first. Give `steps_per_epoch`, or data that "
+            "are the same each time."
+        )
 
     def _end_pass(self, feed: Feed) -> None:
         """Lets go of a dataset that was read to its end, as Keras does, before the validation."""

@@ -210,7 +210,7 @@ def test_the_proposed_label_map_makes_the_mask_fit(data_dir):
         write(f"{data_dir}/train/masks/a.png", png(stored))
         with pytest.raises(TfdistError) as caught:
             read(data_dir, num_classes=classes, max_examples=1)
-        proposed = re.search(r"--label_map=(\S+);", str(caught.value))[1]
+        proposed = re.search(r"`label_map=(\S+)`;", str(caught.value))[1]
         label_map = parse_label_map(proposed.split(","))
         mask = read(data_dir, num_classes=classes, max_examples=1, label_map=label_map)[0][1]
         assert len(np.unique(mask)) == len(values)

@@ -74,7 +74,7 @@ def test_zoom_keeps_the_images_size(run):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"zoom": 0.0}, "--zoom above 0"), ({"global_batch_size": 0}, "--global_batch_size")],
+    [({"zoom": 0.0}, "`zoom` above 0"), ({"global_batch_size": 0}, "`global_batch_size`")],
 )
 def test_refuses_what_cannot_be(run, options, message):
     with pytest.raises(TfdistError, match=message):
