@@ -238,6 +238,7 @@ class FitLoop:
         try:
             self._steps.train(self._iterator)
         except (tf.errors.OutOfRangeError, StopIteration):
+            self._steps.count_empty_step()
             return
         raise TfdistError(
             "The data have more batches in this epoch than the "
@@ -263,6 +264,7 @@ class FitLoop:
             warnings.warn("The data ran out in the middle of an epoch.", stacklevel=2)
             return False
         self._schedule = self._schedule.learn(batch)
+        self._steps.count_empty_step()
         self._end_steps()
         return True
 

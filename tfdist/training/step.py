@@ -73,7 +73,7 @@ class Steps:
         self._create_variable = create_variable
         self._is_apart = is_apart
         self._is_chief = is_chief
-        self._is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
+        self.is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
         self._division = Division(
             model,
             strategy,
@@ -197,7 +197,7 @@ class Steps:
 
     def read_states(self) -> list[tf.Tensor]:
         """Returns the values of the metrics' variables, over this strategy's replicas."""
-        if not self._is_divided:
+        if not self.is_divided:
             return [tf.convert_to_tensor(v.value) for v in self.metrics.list_variables()]
         return self.metrics.split(self.read())[0]
 
@@ -208,7 +208,7 @@ class Steps:
             tf.constant(value, variable.dtype, variable.shape)
             for value, variable in zip(states, variables, strict=False)
         ]
-        if self._is_divided:
+        if self.is_divided:
             self._write(values)
             return
         for variable, value in zip(variables, values, strict=False):
@@ -216,7 +216,7 @@ class Steps:
 
     def reset_metrics(self) -> None:
         """Forgets what was seen."""
-        if self._is_divided:
+        if self.is_divided:
             self._reset()
         else:
             self._model.reset_metrics()
@@ -233,8 +233,9 @@ class Steps:
                 data, place = next(iterator)
             with tf.control_dependencies(_list_tensors(data)):
                 came = _read_clock()
-            if self._is_divided:
-                found = self._run(kind, divided, data, place)
+            if self.is_divided:
+                # Where there are no data, no replica may do what needs none before all are ended.
+                found = self._run(kind, divided, data, place, after=_list_tensors(data))
             else:
                 found = (
                     self._run_alone(own, data),
@@ -264,8 +265,13 @@ class Steps:
         *,
         take: Any = None,
         record: Record | None = None,
+        after: Sequence[tf.Tensor] = (),
     ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
         def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies(list(after)):
+                return compute(data, place)
+
+        def compute(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
             if take is not None:
                 data, place = take(data, place)
             data = hide_rows(data) if self._draws_rows else data

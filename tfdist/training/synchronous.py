@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.compilation import explain_compile_errors
 from tfdist.training.feed import Feed
+from tfdist.training.randomness import list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Found, Steps
@@ -42,6 +43,8 @@ class SynchronousSteps(TrainingSteps):
     ):
         super().__init__(model)
         self.input_s: float = 0.0
+        self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
+        self._num_trained = 0
         self._strategy = strategy
         self._workers = workers
         self.steps = Steps(
@@ -77,6 +80,9 @@ class SynchronousSteps(TrainingSteps):
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
+        generators = [*list_seed_generators(self._model), *self.steps.generators]
+        self._draws = [(g, g.state.numpy(), 0) for g in generators]
+        self._num_trained = 0
         return feed.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
@@ -109,12 +115,51 @@ class SynchronousSteps(TrainingSteps):
             return found + (self.train(iterator.rest, left) if left else [])
         with explain_compile_errors(self._model):
             if self._train_loop is None:
-                return [self._take(self.steps.train(iterator))]
+                found = self.steps.train(iterator)
+                self._count(1)
+                return [self._take(found)]
             found = self._train_loop(iterator, tf.constant(num_steps))
+            self._count(num_steps)
         return [
             self._take(tf.nest.map_structure(lambda t, i=step: t[i], found))
             for step in range(num_steps)
         ]
+
+    def _count(self, num_steps: int) -> None:
+        """Counts steps, and sees by the first ones how far generators go at each."""
+        if not self._num_trained:
+            self._draws = [
+                (generator, began, (generator.state.numpy() - began) // num_steps)
+                for generator, began, _ in self._draws
+            ]
+        self._num_trained += num_steps
+
+    def count_empty_step(self) -> None:
+        """Does what Keras's step does that finds no data left: all of it that needs none.
+
+        The optimizer counts it and decays the weights, and generators of random numbers go on. On
+        one device the step itself has done so.
+        """
+        if not self.steps.is_divided:
+            return
+        optimizers = [
+            part
+            for optimizer in list_optimizers(self._model)
+            for part in getattr(optimizer, "optimizers", [optimizer])
+            # One that scales the loss asks the gradients first.
+            if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
+        ]
+
+        def count() -> None:
+            for optimizer in optimizers:
+                optimizer._apply_weight_decay(optimizer._trainable_variables)
+                optimizer.iterations.assign_add(1)
+
+        tf.function(lambda: self._strategy.run(count), autograph=False)()
+        with self._strategy.scope():
+            for generator, began, each in self._draws:
+                # Not one more than it is: the step that found no data may have drawn already.
+                generator.state.assign(began + each * (self._num_trained + 1))
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
         if isinstance(iterator, _LookedAhead):

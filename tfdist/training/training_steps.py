@@ -91,6 +91,9 @@ class TrainingSteps:
         """Trains on the next global batches, one at a time where nothing else was asked for."""
         raise NotImplementedError
 
+    def count_empty_step(self) -> None:
+        """Does what a step does that finds no data, as Keras's last one of unknown length."""
+
     def settle(self, step: int, *, is_last: bool) -> bool:
         """Returns whether the workers hold one model after a step, the last of its epoch or not.
 
