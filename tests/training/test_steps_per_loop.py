@@ -9,7 +9,8 @@ from tests import zoo
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies import LocalSgdStrategy
 from tfdist.training.callbacks import Throughput
-from tfdist.training.step_options import StepOptions, check_strategy
+from tfdist.training.step_checks import check_strategy
+from tfdist.training.step_options import StepOptions
 
 EPOCHS, STEPS_PER_EPOCH, BATCH = 2, 4, 12  # loops of three: 3, 1, 3, 1
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
