@@ -1,0 +1,1 @@
+"""A run of `tfdist.train`: its options, its plan, and what serves it alone."""

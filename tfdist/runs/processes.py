@@ -1,0 +1,80 @@
+"""What every command does before it trains: its cluster, its strategy, and what must be alike."""
+
+import dataclasses
+from typing import Any, Protocol, TypeVar
+
+import keras
+import tensorflow as tf
+
+import tfdist
+from tfdist import cluster
+from tfdist.strategies.options import StrategyOptions
+from tfdist.strategies.registry import (
+    AUTO,
+    build,
+    choose_cluster_strategy,
+    choose_local_strategy,
+    find_strategy,
+    validate_cluster,
+)
+
+
+class HasStrategy(Protocol):
+    """A command's options, of which one group is the strategy's."""
+
+    @property
+    def strategy(self) -> StrategyOptions:
+        """The group."""
+
+    def select_alike(self) -> dict[str, Any]:
+        """See `CommandOptions`."""
+
+
+Options = TypeVar("Options", bound=HasStrategy)
+
+
+def join_cluster(options: HasStrategy) -> cluster.ClusterConfig | None:
+    """Finds the cluster this process belongs to and tells TensorFlow of it.
+
+    Returns:
+      The cluster, or None for a process by itself.
+
+    Raises:
+      TfdistError: the cluster is wrong, or does not suit the strategy.
+    """
+    name = options.strategy.strategy
+    has_peers = name != AUTO and find_strategy(name).traits.has_workers
+    config = cluster.resolve_cluster(has_servers=not has_peers)
+    if name == AUTO:
+        name = choose_cluster_strategy(config) or name
+    validate_cluster(config, name)
+    if config is not None:
+        cluster.set_tf_config(config)
+    return config
+
+
+def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> Options:
+    """Returns the options with the strategy that `auto` stands for, by its name.
+
+    Args:
+      options: the run's. A process by itself has configured its devices by them.
+      config: what `join_cluster` returned.
+    """
+    if options.strategy.strategy != AUTO:
+        return options
+    name = choose_cluster_strategy(config) or choose_local_strategy()
+    chosen = dataclasses.replace(options.strategy, strategy=name)
+    return dataclasses.replace(options, strategy=chosen)  # type: ignore[type-var]
+
+
+def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
+    """Returns the strategy that the options name."""
+    alike = list_alike(options) if cluster.has_peers() else None
+    return build(options.strategy.select(), alike=alike)
+
+
+def list_alike(options: HasStrategy) -> dict[str, str]:
+    """Returns what all workers of a run must have alike, by name."""
+    flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
+    versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}
+    return {**flags, **versions, "Keras": keras.__version__}
