@@ -417,7 +417,7 @@ def test_the_library_passes_a_keyboard_interrupt_on(script, path_with_spaces):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run_local_cluster(workers=1, command=command, timeout_s=30)
+        run_local_cluster(workers=1, command=command, timeout_s=120)
     thread.join()
     assert (path_with_spaces / "stopped").exists()
     assert signal.getsignal(signal.SIGINT) == handler
