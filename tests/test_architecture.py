@@ -24,6 +24,7 @@ LAYERS = [
     {"runs"},
     {"train", "predict", "evaluate", "export"},
     {"verify", "benchmark", "run"},
+    {"__main__"},
 ]
 NAMES = {name for names in LAYERS for name in names}
 

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import tfdist.__main__
 from tfdist import evaluate, export, predict, train
 from tfdist.benchmark import __main__ as benchmark
 from tfdist.cli.arguments import check_arguments
@@ -71,3 +73,29 @@ def test_help_into_a_pipe_that_nobody_reads(command):
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--version"], 0, f"tfdist {tfdist.__version__}\n"),
+        (["--help"], 0, "usage: tfdist COMMAND"),
+        ([], 0, "usage: tfdist COMMAND"),
+        (["train", "--epochs=x"], 2, "tfdist: --epochs=x is not a whole number.\n"),
+        (["jobs", "--target=slurn"], 2, "Unknown --target 'slurn'"),
+        (["trian"], 2, "tfdist: Unknown command 'trian'. Valid: train, "),
+    ],
+)
+def test_every_command_is_under_one_name(arguments, status, said):
+    run = subprocess.run(
+        [sys.executable, "-m", "tfdist", *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == status
+    assert said in run.stdout + run.stderr
+
+
+def test_the_one_name_has_every_command():
+    root = Path(tfdist.__file__).parent
+    packages = {path.parent.name for path in root.glob("*/__main__.py")}
+    modules = {path.stem for path in root.glob("*.py") if "def main(" in path.read_text()}
+    assert set(tfdist.__main__.COMMANDS) == packages | modules - {"__main__"}

@@ -3,17 +3,21 @@ import json
 import pytest
 
 from tfdist.benchmark.options import BenchmarkOptions
-from tfdist.errors import TfdistError
 from tfdist.cli.flags import parse_flags
-from tfdist.tasks.segmentation.inference.options import EvaluateOptions, ExportOptions, PredictOptions
+from tfdist.errors import TfdistError
 from tfdist.jobs import JobsOptions
-from tfdist.strategies.options import make_strategy_options
 from tfdist.runs.options import (
     DataOptions,
     RunOptions,
     TrainingOptions,
     TrainOptions,
     parse_label_map,
+)
+from tfdist.strategies.options import make_strategy_options
+from tfdist.tasks.segmentation.inference.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PredictOptions,
 )
 from tfdist.verify.options import VerifyOptions
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from tfdist.runs import processes
 from tfdist import assembly
-from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
+from tfdist.devices import ACCELERATORS, list_devices
+from tfdist.runs import processes
+from tfdist.runs.batch_size.choice import recall_batch_size
+from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions, parse_label_map
+from tfdist.strategies.registry import find_strategy
 from tfdist.tasks.segmentation.registry import make_examples
 from tfdist.tasks.segmentation.tfds_source import is_prepared
-from tfdist.devices import ACCELERATORS, list_devices
-from tfdist.strategies.registry import find_strategy
-from tfdist.runs.options import AUTO_BATCH_SIZE, TrainingOptions, TrainOptions, parse_label_map
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
 from tfdist.training.rematerialize import count_kept

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from tfdist.runs.batch_size.trials import run_trial
 from tfdist.cli.command import run_command
 from tfdist.memory import FreeMemory
-from tfdist.train import run_training
+from tfdist.runs.batch_size.trials import run_trial
 from tfdist.runs.options import DataOptions, ModelOptions, TrainOptions
+from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[3]
 MIB = 2**20

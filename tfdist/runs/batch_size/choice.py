@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from tfdist.runs.batch_size.search import Usage, search_largest
-from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.errors import TfdistError
 from tfdist.memory import find_free_memory
-from tfdist.strategies.base import Traits
+from tfdist.runs.batch_size.search import Usage, search_largest
+from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.strategies.base import Traits
 from tfdist.training.run_directory import RunDirectory
 
 _FLAG = "`global_batch_size=auto`"

@@ -5,9 +5,9 @@ import dataclasses
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
-from tfdist.runs import processes
 from tfdist import assembly, devices, memory
 from tfdist.data.source import BatchSource
+from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.training.trainer import Trainer
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist import cluster, memory
-from tfdist.runs.batch_size.search import Usage
 from tfdist.cli.command import EXIT_BAD_INPUT
 from tfdist.errors import TfdistError
 from tfdist.launch.logs import last_lines
 from tfdist.launch.machine import find_sources
 from tfdist.memory import FreeMemory
+from tfdist.runs.batch_size.search import Usage
 from tfdist.runs.options import TrainOptions
 
 EXIT_OUT_OF_MEMORY = 3

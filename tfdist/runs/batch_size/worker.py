@@ -7,10 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
-from tfdist.runs.batch_size.trials import EXIT_OUT_OF_MEMORY
 from tfdist.cli.command import EXIT_BAD_INPUT, EXIT_FAILED
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.runs.batch_size.trials import EXIT_OUT_OF_MEMORY
 from tfdist.runs.options import TrainOptions
 
 

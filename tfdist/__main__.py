@@ -1,0 +1,43 @@
+"""`tfdist COMMAND ...`: every command under one name; `python -m tfdist.COMMAND` is the same."""
+
+import runpy
+import sys
+
+import tfdist
+from tfdist.cli.arguments import print_help
+from tfdist.errors import make_unknown_name_error
+
+COMMANDS = {
+    "train": "train a model of a task under a strategy",
+    "run": "run a Keras script, unchanged, under a strategy",
+    "launch": "start a cluster on this machine, or join one",
+    "evaluate": "score a finished run",
+    "predict": "predict with a finished run",
+    "export": "write a finished run's servable",
+    "verify": "compare every strategy with one device",
+    "benchmark": "measure strategies beside baselines",
+    "jobs": "write job files for Vertex AI, Kubernetes and Slurm",
+}
+
+
+def main() -> int:
+    """Runs the command that the first argument names and returns the exit status."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name == "--version":
+        print(f"tfdist {tfdist.__version__}")
+        return 0
+    if name in ("--help", "-h", "help"):
+        lines = [f"  {command:<12}{text}" for command, text in COMMANDS.items()]
+        usage = "usage: tfdist COMMAND [--flag=value ...]; tfdist COMMAND --help; tfdist --version"
+        print_help("\n".join([usage, "", *lines]))
+        return 0
+    if name not in COMMANDS:
+        print(f"tfdist: {make_unknown_name_error('command', name, COMMANDS)}", file=sys.stderr)
+        return 2
+    sys.argv = [f"tfdist {name}", *arguments]
+    runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
