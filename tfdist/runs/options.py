@@ -179,7 +179,7 @@ class RunOptions(OptionGroup):
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
 
 
-_ANY_STRATEGY = make_strategy_options()
+_ANY_STRATEGY, _STEP = make_strategy_options(), StepOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class TrainOptions(CommandOptions):
     data: DataOptions = DataOptions()
     model: ModelOptions = ModelOptions()
     training: TrainingOptions = TrainingOptions()
-    step: StepOptions = StepOptions()
+    step: StepOptions = _STEP
     run: RunOptions = RunOptions()
 
     def check(self) -> None:
