@@ -83,7 +83,8 @@ def check_stages(model: keras.Model, x_spec: Any) -> None:
         raise TfdistError(
             f"Cannot compute the model {model.name!r} again by stages: it is not "
             "keras.Model(input, output) of one input and one output. Make it so, with a stage's "
-            "name at the start of each layer's (tfdist.models.stages), or leave out rematerialize."
+            "name at the start of each layer's (tfdist.models.stages), or leave out "
+            "`rematerialize`."
         )
     problem = _find_odd_operation(model)
     if problem is None:
