@@ -118,7 +118,7 @@ def test_another_optimizer_is_refused_in_one_line(path_with_spaces):
     with pytest.raises(TfdistError, match="Cannot continue from the checkpoint of step 2") as error:
         fit(path_with_spaces, lambda: make_dense(keras.optimizers.RMSprop(0.1)), 4)
     assert "optimizer" in str(error.value)
-    assert "another --run_dir or checkpoint_dir" in str(error.value)
+    assert "another `run_dir` or checkpoint_dir" in str(error.value)
     assert "\n" not in str(error.value)
 
 
