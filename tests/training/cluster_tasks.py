@@ -239,7 +239,7 @@ def run_parts(task):
     seconds = [part.measure_all_reduce() for part in (trainer, compressed)]
     task.found["all_reduce_takes_time"] = min(seconds) > 0
     check_loss_scaling(task)
-    task.strategy = strategies.LocalSgdStrategy(task.strategy, sync_every=1)
+    task.strategy = strategies.LocalSgdStrategy(task.strategy, strategies.LocalSgd(sync_every=1))
     task.compare("micro_local", "random", make_plain_sgd, micro_batches=3)
     scaled = keras.optimizers.LossScaleOptimizer(make_sgd())
     try:
@@ -312,7 +312,7 @@ def run_local_sgd(task):
 
 def remake(task, **options):
     """Returns another local SGD over the same channel: there is one in a process."""
-    return strategies.LocalSgdStrategy(task.strategy.channel, **options)
+    return strategies.LocalSgdStrategy(task.strategy.channel, strategies.LocalSgd(**options))
 
 
 TASKS = {
