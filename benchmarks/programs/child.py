@@ -275,6 +275,9 @@ def _make_mover(dtype: str) -> Any:
     """Returns a callback that moves every weight by its rounding, once, up or down."""
     import keras
     import numpy as np
+    import tensorflow as tf
+
+    from tfdist.training.guard import move_weights
 
     class Mover(keras.callbacks.Callback):
         is_done = False
@@ -289,10 +292,7 @@ def _make_mover(dtype: str) -> Any:
             if self.is_done or not self.model.trainable_variables:
                 return
             self.is_done = True
-            for number, variable in enumerate(self.model.trainable_variables):
-                value = variable.numpy()
-                signs = np.random.default_rng(number).choice([-1, 1], value.shape)
-                variable.assign((value * (1 + np.finfo(dtype).eps * signs)).astype(value.dtype))
+            move_weights(self.model, tf.distribute.get_strategy(), float(np.finfo(dtype).eps))
 
     return Mover()
 

@@ -71,7 +71,7 @@ def make_page(rows: Rows, strategies: list[str]) -> str:
 
 def _sum(rows: Rows, strategy: str) -> str:
     kinds = [row[strategy].kind for row in rows.values() if strategy in row]
-    names = ("equal", "refused", "differs", "error")
+    names = ("equal", "rounding", "refused", "differs", "error")
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in names if kind in kinds)
 
 
@@ -97,7 +97,8 @@ data is the same; what is drawn at random, such as dropout, is drawn by the prog
 in brackets the largest relative difference of a loss or metric, and that of all weights.
 In float64 a loss may differ by 1e-9 and the weights by 1e-7; in float32 a loss by 1e-4 in the first
 epoch and by 1e-2 later, where an optimizer has divided rounding by itself, and the weights by 2e-2.
-*Refused* gives tfdist's own words. *Check* is the most seconds that a strategy spent on finding out
+*Rounding* is a larger difference, of at most ten times that of Keras from itself when its first
+weights are moved by their rounding. *Refused* gives tfdist's own words. *Check* is the most seconds that a strategy spent on finding out
 whether the program's steps may be divided; 0 where they are made of Keras's own parts.
 
 {table}

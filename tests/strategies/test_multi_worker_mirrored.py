@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import tensorflow as tf
 
@@ -45,4 +47,11 @@ def test_says_so_when_devices_are_in_use(monkeypatch, undivided_cpu):
         '{"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}',
     )
     with pytest.raises(TfdistError, match="devices are already in use. Make the strategy first"):
+        strategies.make_multi_worker_mirrored()
+
+
+def test_refuses_an_evaluator_s_process(monkeypatch):
+    config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(TfdistError, match="makes this process an evaluator"):
         strategies.make_multi_worker_mirrored()

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfdist.errors import TfdistError
 
@@ -46,6 +46,22 @@ def find_flag(arguments: Sequence[str], name: str) -> str | None:
         elif match and position + 1 < len(arguments):
             found = arguments[position + 1]
     return found
+
+
+def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> int:
+    """Returns how many arguments are flags and their values, before a program and its own.
+
+    Args:
+      arguments: the command line.
+      is_alone: whether a flag that is written without `=` has no value, by the text before it.
+
+    >>> count_flags(["--flip", "--epochs", "3", "a.py", "--lr=2"], lambda flag: flag == "--flip")
+    3
+    """
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
+        place += 1 if "=" in arguments[place] or is_alone(arguments[place]) else 2
+    return min(place, len(arguments))
 
 
 def print_help(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from tfdist.cli.arguments import check_arguments, find_flag
+from tfdist.cli.arguments import check_arguments, count_flags, find_flag
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
@@ -118,11 +118,8 @@ def split_command(
     (['--flip', '--epochs', '3'], ['a.py', '--lr=2'])
     """
     booleans = {i.name for i in _list_items(command.list_groups()) if _find_type(i) is bool}
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-"):
-        name, separator, _ = arguments[place].lstrip("-").partition("=")
-        is_alone = separator or name in booleans or name.removeprefix("no") in booleans
-        place += 1 if is_alone or name in ("h", "help") else 2
+    alone = {*booleans, *(f"no{name}" for name in booleans), "h", "help"}
+    place = count_flags(arguments, lambda flag: flag.lstrip("-") in alone)
     return list(arguments[:place]), list(arguments[place:])
 
 

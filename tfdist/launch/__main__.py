@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tfdist.cli.arguments import check_arguments, print_help
+from tfdist.cli.arguments import check_arguments, count_flags, print_help
 from tfdist.cli.flags import name_flags
 from tfdist.cluster import (
     ClusterConfig,
@@ -66,7 +66,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _run_command(argv: Sequence[str]) -> int:
     parser = _make_parser()
-    split = _count_own(parser, argv)
+    actions = {name: action for action in parser._actions for name in action.option_strings}
+    split = count_flags(argv, lambda flag: flag not in actions or actions[flag].nargs == 0)
     given, script = argv[:split], argv[split:]
     train_flags = script[1:] if script[:1] == ["--"] else []
     script = [] if script[:1] == ["--"] else script
@@ -128,16 +129,6 @@ def _run_command(argv: Sequence[str]) -> int:
         min_workers=flags.min_workers,
         **common,
     ).status
-
-
-def _count_own(parser: _Parser, argv: Sequence[str]) -> int:
-    """Returns how many arguments come before `--` or a script."""
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    place = 0
-    while place < len(argv) and argv[place].startswith("-") and argv[place] != "--":
-        action = options.get(argv[place])  # one with "=" is none
-        place += 2 if action is not None and action.nargs != 0 else 1
-    return min(place, len(argv))
 
 
 def _make_parser() -> _Parser:

@@ -1,11 +1,10 @@
 """What a strategy is: its options, what the rest of tfdist asks of it, and how it is built."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfig, check_cluster, make_evaluator_error
 from tfdist.errors import TfdistError
 from tfdist.options import OptionGroup, option
 
@@ -87,16 +86,12 @@ class Strategy(OptionGroup):
         """
         raise NotImplementedError
 
-    def replace(self, **options: Any) -> Self:
-        """Returns a copy with other options."""
-        return dataclasses.replace(self, **options)
-
     @classmethod
     def check_cluster(cls, config: ClusterConfig | None) -> None:
-        """Checks that a sound cluster is one for this strategy.
+        """Checks that a cluster is sound, and one for this strategy.
 
         Raises:
-          TfdistError: it has a role too many, or lacks one.
+          TfdistError: as of `check_task`; or it has a role too many, or lacks one.
         """
         if config is None:
             if cls.traits.has_servers:
@@ -106,6 +101,7 @@ class Strategy(OptionGroup):
                     "flags."
                 )
             return
+        check_task(config)
         if cls.traits.is_local and config.num_tasks > 1:
             raise TfdistError(
                 f"`strategy={cls.name}` runs in one process, but {config.source} describes "
@@ -131,9 +127,26 @@ class Strategy(OptionGroup):
                 )
 
 
-def devices_option(help_text: str = "devices to compute on; all accelerators by default") -> Any:
+def check_task(config: ClusterConfig) -> None:
+    """Checks that a cluster is sound, and that this process is to train in it.
+
+    Raises:
+      TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
+        cluster, or an evaluator's process.
+    """
+    check_cluster(config)
+    if config.role == "evaluator":
+        raise make_evaluator_error(config.source)
+
+
+def devices_option() -> Any:
     """Returns the field `devices` of a strategy of one process."""
-    return option((), help_text, metavar="GPU:0,GPU:1", result=False)
+    return option(
+        (),
+        "devices to compute on; all accelerators by default",
+        metavar="GPU:0,GPU:1",
+        result=False,
+    )
 
 
 def worker_timeout_option() -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdist import cluster
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.strategies.base import Strategy, Traits
+from tfdist.strategies.base import Strategy, Traits, check_task
 from tfdist.strategies.central_storage import CentralStorage
 from tfdist.strategies.local_sgd import LocalSgd
 from tfdist.strategies.mirrored import Mirrored
@@ -184,12 +184,10 @@ def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
       TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
         cluster, a role that the strategy needs or forbids, or an evaluator's process.
     """
-    if config is not None:
-        cluster.check_cluster(config)
-        if strategy and config.role == "evaluator":
-            raise cluster.make_evaluator_error(config.source)
     if strategy not in ("", AUTO):
         find_strategy(strategy).check_cluster(config)
+    elif config is not None:
+        (check_task if strategy else cluster.check_cluster)(config)
 
 
 def _adopt(name: str, found: Any) -> type[Strategy]:

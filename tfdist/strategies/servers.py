@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import ClusterConfig, check_cluster, resolve_cluster, split_address
+from tfdist.cluster import ClusterConfig, resolve_cluster, split_address
 from tfdist.strategies.parameter_server import ParameterServer
 from tfdist.strategies.rendezvous import check_own_address, wait_for_servers
 
@@ -140,8 +140,6 @@ class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
 
 def _find_cluster(cluster: ClusterConfig | None) -> ClusterConfig:
     config = cluster or resolve_cluster()
-    if config is not None:
-        check_cluster(config)
     ParameterServer.check_cluster(config)
     assert config is not None
     return config

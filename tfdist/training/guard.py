@@ -28,6 +28,7 @@ _ROWS = 8
 _LIBRARIES = ("keras.", "keras_hub.", "models.", "tfdist.")
 # Of Keras's own losses, those that are one number of the rows that they see together.
 _OF_BATCHES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.CTC)
+# TensorFlow's own random operations, which keep their state; those of Keras's generators have none.
 _DRAWS = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -121,7 +122,7 @@ def check_division(
     def compute(bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> _Outcome:
         with _without_effect(model, steps, strategy):
             if moved_by:
-                _move(model, strategy, moved_by)
+                move_weights(model, strategy, moved_by)
             try:
                 logs, gradients = run(batch, _to_bounds(bounds, strategy))
             except (tf.errors.OpError, TypeError, ValueError) as error:
@@ -144,18 +145,19 @@ def check_division(
         # One trace for any rows, which makes what only tracing makes.
         spec = keras.tree.map_structure(_hide_rows, batch)
         graph = run.get_concrete_function(spec, _to_bounds(parts, strategy)).graph
-    drawing = _find_draw(graph)
+    operations = _list_operations(graph)
+    drawing = next((name for name in operations if name in _DRAWS), None)
     if drawing is not None:
         raise TfdistError(
             f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws by "
-            f"{drawing}, other numbers on each. Draw with keras.random and a SeedGenerator, "
-            'train on one device, or give check="off" to train anyway.'
+            f"TensorFlow's {drawing}, other numbers on each. Draw with keras.random and a "
+            'SeedGenerator, train on one device, or give check="off" to train anyway.'
         )
     seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
     sums = [state.numpy() for state in steps.read_states()]  # of an epoch that is continued
     divided = compute(parts)
     whole = compute([(0, rows)] * replicas)
-    tolerance = _find_tolerance(model, graph)
+    tolerance = _find_tolerance(model, operations)
     culprit = _compare(divided, whole, tolerance)
     if culprit is not None:
         # Some networks make much of rounding: no more can be asked than what it does to the whole.
@@ -202,20 +204,13 @@ def _to_bounds(bounds: list[tuple[int, int]], strategy: tf.distribute.Strategy) 
     return tf.constant(bounds, tf.int64)
 
 
-def _find_draw(graph: Any) -> str | None:
-    """Returns the first of TensorFlow's own random operations in a graph, which keep their state.
-
-    What layers draw by Keras's generators is without state.
-    """
-    found = (node.op for node in _list_nodes(graph) if node.op in _DRAWS)
-    return next((f"TensorFlow's {operation}" for operation in found), None)
-
-
-def _list_nodes(graph: Any) -> list[Any]:
+def _list_operations(graph: Any) -> list[str]:
+    """Returns the kinds of operations of a graph and its functions."""
     if graph is None:
         return []
     definition = graph.as_graph_def()
-    return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return [node.op for node in (*definition.node, *functions)]
 
 
 def _shorten(error: Exception) -> str:
@@ -250,18 +245,18 @@ def _without_effect(
         steps.reset_metrics()
 
 
-def _find_tolerance(model: keras.Model, graph: Any) -> float:
+def _find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
     """Returns how far two computations of a model may be apart, relative to what they compute."""
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
     tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
     least = _TOLERANCES["float32"]
-    if tolerance < least and any(node.op in _FLOAT32 for node in _list_nodes(graph)):
+    if tolerance < least and not _FLOAT32.isdisjoint(operations):
         return least
     return tolerance
 
 
-def _move(model: keras.Model, strategy: tf.distribute.Strategy, share: float) -> None:
+def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: float) -> None:
     """Changes every weight by a share of itself, up or down."""
     with strategy.scope():
         for number, variable in enumerate(model.trainable_variables):

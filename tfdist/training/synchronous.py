@@ -80,9 +80,10 @@ class SynchronousSteps(TrainingSteps):
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
-        generators = [*list_seed_generators(self._model), *self.steps.generators]
-        self._draws = [(g, g.state.numpy(), 0) for g in generators]
         self._num_trained = 0
+        if self.steps.is_divided and feed.num_steps is None:  # a step may find no data
+            generators = [*list_seed_generators(self._model), *self.steps.generators]
+            self._draws = [(g, g.state.numpy(), 0) for g in generators]
         return feed.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )

@@ -13,12 +13,15 @@ from tfdist.cli.command import run_command
 from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.runs.options import DataOptions, ModelOptions, TrainOptions
+from tfdist.strategies.options import make_strategy_options
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[3]
 MIB = 2**20
 SMALL = TrainOptions(
-    data=DataOptions(image_size=(64, 64)), model=ModelOptions(base_filters=16, depth=3)
+    strategy=make_strategy_options(strategy="one_device"),
+    data=DataOptions(image_size=(64, 64)),
+    model=ModelOptions(base_filters=16, depth=3),
 )
 
 
