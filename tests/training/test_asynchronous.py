@@ -93,8 +93,14 @@ def test_programs_end_where_one_device_ends(programs, name):
     assert logs == pytest.approx(expected, rel=1e-5)
 
 
-def test_refuses_a_layer_that_assigns_its_own_weight(programs):
-    assert "a layer assigns its own weight spectral/" in programs["refused"]
+def test_refuses_programs_that_have_no_gradient_alone(programs):
+    spectral, frozen = programs["refused"]
+    assert "a layer assigns its own weight spectral/" in spectral
+    assert "has no trainable weights. Take another strategy." in frozen
+
+
+def test_a_model_that_is_not_compiled_predicts(programs):
+    assert programs["bare"] < 1e-5
 
 
 def test_staleness_is_bounded_and_reported(exactness):

@@ -292,6 +292,19 @@ def test_refuses_what_is_not_a_compiled_model():
         tfdist.Trainer(lambda: keras.Sequential([keras.layers.Dense(1)]))
 
 
+def test_a_model_predicts_before_it_is_compiled_and_trains_after():
+    strategy = zoo.STRATEGIES["mirrored-3"]()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1)])
+    trainer = tfdist.Trainer(model)
+    expected = X @ model.get_weights()[0]
+    np.testing.assert_allclose(trainer.predict(X, batch_size=16), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TfdistError, match="is not compiled. Call model.compile"):
+        trainer.fit(X, Y, verbose=0)
+    trainer.compile("sgd", "mse")
+    assert trainer.fit(X, Y, verbose=0).history["loss"]
+
+
 def test_traces_each_step_once():
     trainer = _make_dense_trainer("mirrored-3")
     trainer.fit(X, Y, global_batch_size=16, epochs=3, validation_data=(X, Y), verbose=0)

@@ -45,7 +45,7 @@ class Routing:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Lets every compiled model be trained and used by a trainer, and the chief alone write."""
+        """Lets every model be trained and used by a trainer, and the chief alone write."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._directory)
             # Keras's `clear_session` would end the session that the strategy's scope lives in.
@@ -62,7 +62,7 @@ class Routing:
         return sum(trainer.check_s for trainer in self._trainers.values())
 
     def find_trainer(self, model: keras.Model) -> Trainer:
-        """Returns the trainer of a compiled model."""
+        """Returns the trainer of a model."""
         if model not in self._trainers:
             self._trainers[model] = Trainer(model, step_options=self._step_options)
         return self._trainers[model]
@@ -70,7 +70,7 @@ class Routing:
     def _route(
         self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
     ) -> Any:
-        if not model.compiled:
+        if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)
         if not self._workers.is_chief and "callbacks" in kwargs:
             kwargs["callbacks"] = [

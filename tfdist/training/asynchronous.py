@@ -98,6 +98,11 @@ class AsynchronousSteps(TrainingSteps):
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> StepStream:
         """Returns the training steps from `start_step` on, given out up to an epoch's end."""
+        if not self._trainable:
+            raise TfdistError(
+                f"{type(self._strategy).__name__} cannot train {self._model.name!r}, which has no "
+                "trainable weights. Take another strategy."
+            )
         self._make_places()
         assert self._version is not None
         self._version.assign(start_step)

@@ -203,7 +203,10 @@ def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
 
     Those inside others are part of these.
     """
-    held = [model.optimizer, *vars(model).values()]
+    held = [
+        getattr(model, "optimizer", None),
+        *vars(model).values(),
+    ]  # none is there before compile
     leaves = [leaf for value in held for leaf in _iterate(value)]
     return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
 

@@ -74,7 +74,7 @@ class Trainer:
 
     Args:
       build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope. Or a
-        compiled model that was built in `strategy.scope()`.
+        model that was built in `strategy.scope()`: a compiled one, or one that only predicts.
       strategy: a strategy's name, such as `mirrored`; its options, such as
         `tfdist.strategies.Mirrored(devices=["GPU:0"])`; or any `tf.distribute.Strategy`. By default
         the model's, else the one whose scope this is called in, which is one device outside of all.
@@ -122,12 +122,15 @@ class Trainer:
         else:
             with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
                 self.model = build_model()
-        if not isinstance(self.model, keras.Model) or not self.model.compiled:
+        is_model = isinstance(self.model, keras.Model)
+        # A model that is given may only predict until it is compiled.
+        if not is_model or not (self.model.compiled or self.model is build_model):
             raise TfdistError(
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
                 "Call model.compile(optimizer=..., loss=...) in it and return the model."
             )
-        check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
+        if self.model.compiled:
+            self._check_program()
         check_scope(self.model, self.strategy)
         self._steps: Any = None
         self._prediction: Any = None
@@ -376,7 +379,7 @@ class Trainer:
         """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             self.model.compile(*args, **kwargs)
-        check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
+        self._check_program()
 
     def save_weights(self, path: str) -> None:
         """Writes the weights as Keras does; all workers call it, and the chief's file stays."""
@@ -662,6 +665,11 @@ class Trainer:
 
     def _build(self, feed: Feed) -> Any:
         """Creates every variable that is not there yet, and the compiled steps."""
+        if not self.model.compiled:
+            raise TfdistError(
+                f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
+                "loss=...) in the strategy's scope before it is trained or evaluated."
+            )
         compiled = (
             self.model._compile_loss,
             self.model._compile_metrics,
@@ -672,6 +680,7 @@ class Trainer:
             a is b for a, b in itertools.zip_longest(compiled, self._compiled)
         ):
             return self._steps
+        self._check_program()
         check_scope(self.model, self.strategy)
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
             if self.num_workers > 1:
@@ -695,6 +704,9 @@ class Trainer:
         self._checked.clear()
         self._compiled = compiled
         return self._steps
+
+    def _check_program(self) -> None:
+        check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
 
     def _make_steps(self) -> Any:
         if self._is_asynchronous:
