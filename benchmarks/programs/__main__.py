@@ -21,6 +21,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def main() -> int:
     parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="of one run")
     parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
     flags = parser.parse_args()
-    names = [name for name in flags.programs.split(",") if name] or list(PROGRAMS)
+    # The parts of one text have names with ", " in them.
+    names = [name for name in re.split(",(?! )", flags.programs) if name] or list(PROGRAMS)
     if unknown := [name for name in names if name not in PROGRAMS]:
         parser.error(f"unknown program {unknown[0]!r}; valid: {', '.join(PROGRAMS)}")
     strategies = [name for name in flags.strategies.split(",") if name]

@@ -76,6 +76,9 @@ def _enter_cluster(strategy: str) -> bool:
     directory = Path(f"{config.role}-{config.index}")
     directory.mkdir()
     os.chdir(directory)
+    home = str(Path.cwd())
+    os.environ |= {"HOME": home, "KERAS_HOME": home}
+    sys.path.insert(0, home)
     return config.is_chief
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
-from tests.training import programs
+from tests.training import programs, test_dataset_order
 from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
@@ -247,6 +247,17 @@ def run_programs(strategy):
         bare = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     rows = np.arange(20.0, dtype="float32").reshape(5, 4)
     outputs = zoo.make_trainer(bare).predict(rows)
+    found["order"] = {
+        f"{name}, steps_per_epoch={steps}": [
+            test_dataset_order.fit_twice(trained, name, steps_per_epoch=steps)
+            for trained in (
+                test_dataset_order.build_sum(),
+                zoo.make_trainer(test_dataset_order.build_sum, strategy=strategy, max_in_flight=1),
+            )
+        ]
+        for name in test_dataset_order.DATASETS
+        for steps in ((None, 3) if "unknown" not in name else (None,))
+    }
     found["bare"] = float(np.max(np.abs(outputs - rows @ bare.get_weights()[0])))
     return found
 

@@ -99,6 +99,11 @@ def test_refuses_programs_that_have_no_gradient_alone(programs):
     assert "has no trainable weights. Take another strategy." in frozen
 
 
+def test_datasets_are_read_in_the_order_that_keras_sees(programs):
+    for name, (expected, found) in programs["order"].items():
+        assert found == expected, name
+
+
 def test_a_model_that_is_not_compiled_predicts(programs):
     assert programs["bare"] < 1e-5
 

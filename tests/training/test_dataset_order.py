@@ -52,7 +52,7 @@ DATASETS = {
 }
 
 
-def _build():
+def build_sum():
     inputs = keras.Input((1,))
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = keras.Model(inputs, dense(inputs))
@@ -60,7 +60,7 @@ def _build():
     return model
 
 
-def _fit(model, name, **options):
+def fit_twice(model, name, **options):
     """Trains, evaluates and trains on, on one dataset; returns the batches of each epoch."""
     tf.random.set_seed(5)
     dataset, record = DATASETS[name](), Record()
@@ -82,21 +82,21 @@ def _fit(model, name, **options):
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_epoch_has_the_order_that_keras_sees(name, strategy_name, deterministic):
-    expected = _fit(_build(), name)
+    expected = fit_twice(build_sum(), name)
     assert len({tuple(epoch) for epoch in expected}) > 1 or "kept" in name
     strategy = zoo.STRATEGIES[strategy_name]()
-    assert _fit(zoo.make_trainer(_build, strategy=strategy, check="on"), name) == expected
+    assert fit_twice(zoo.make_trainer(build_sum, strategy=strategy, check="on"), name) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
 def test_epochs_may_be_parts_of_a_pass():
-    expected = _fit(_build(), "shuffled", steps_per_epoch=3)
-    assert _fit(tfdist.Trainer(_build), "shuffled", steps_per_epoch=3) == expected
+    expected = fit_twice(build_sum(), "shuffled", steps_per_epoch=3)
+    assert fit_twice(tfdist.Trainer(build_sum), "shuffled", steps_per_epoch=3) == expected
 
 
 def test_refuses_epochs_in_whose_middle_the_data_end():
     with pytest.raises(tfdist.TfdistError, match="The data have 6 batches, which end in the"):
-        tfdist.Trainer(_build).fit(_shuffle(), steps_per_epoch=4, epochs=2, verbose=0)
+        tfdist.Trainer(build_sum).fit(_shuffle(), steps_per_epoch=4, epochs=2, verbose=0)
 
 
 def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
@@ -107,10 +107,10 @@ def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
 
     whole, stopped, continued = Record(), Record(), Record()
     options = {"epochs": EPOCHS, "verbose": 0}
-    tfdist.Trainer(_build).fit(_shuffle(), callbacks=[whole], **options)
-    trainer = tfdist.Trainer(_build, checkpoint_dir=str(tmp_path))
+    tfdist.Trainer(build_sum).fit(_shuffle(), callbacks=[whole], **options)
+    trainer = tfdist.Trainer(build_sum, checkpoint_dir=str(tmp_path))
     trainer.fit(_shuffle(), callbacks=[stopped, Stop()], **options)
-    tfdist.Trainer(_build, checkpoint_dir=str(tmp_path)).fit(
+    tfdist.Trainer(build_sum, checkpoint_dir=str(tmp_path)).fit(
         _shuffle(), callbacks=[continued], **options
     )
     assert stopped.epochs[:2] == whole.epochs[:2]
@@ -154,4 +154,4 @@ def test_data_that_change_their_length_are_refused():
 
     growing = keras.callbacks.LambdaCallback(on_epoch_end=grow)
     with pytest.raises(TfdistError, match="more batches in this epoch than the 2 of the first"):
-        tfdist.Trainer(_build).fit(data, epochs=2, callbacks=[growing], verbose=0)
+        tfdist.Trainer(build_sum).fit(data, epochs=2, callbacks=[growing], verbose=0)

@@ -108,7 +108,9 @@ class AsynchronousSteps(TrainingSteps):
         self._version.assign(start_step)
         self._clear_places()
         read = feed.read_train if _can_travel(feed.read_train) else None
-        compute = self._make_compute(read, self._make_read_seeds(feed, start_step))
+        compute = self._make_compute(
+            _make_reader(feed, read), self._make_read_seeds(feed, start_step)
+        )
 
         def schedule(step: int, batch: Any) -> Any:
             ticket = tf.constant(self._ticket, tf.int64)
@@ -120,7 +122,7 @@ class AsynchronousSteps(TrainingSteps):
 
         return StepStream(
             schedule,
-            batches=None if read else _read_passes(feed, start_step),
+            batches=None if read else _read_passes(feed, start_step, total_steps),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
@@ -254,7 +256,7 @@ class AsynchronousSteps(TrainingSteps):
         self, feed: Feed, make: Callable[[Any], Any], steps: int | None
     ) -> StepStream:
         read = feed.read_eval if _can_travel(feed.read_eval) else None
-        function = make(read)
+        function = make(_make_reader(feed, read))
         end = steps if read is None else min(filter(None, (steps, feed.num_steps)))
         return StepStream(
             lambda step, batch: self._coordination.schedule(
@@ -291,19 +293,19 @@ class AsynchronousSteps(TrainingSteps):
 
     def _make_compute(
         self,
-        read: Callable[[tf.Tensor], Any] | None,
+        read: Callable[[tf.Tensor, Any], Any],
         read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
     ) -> Any:
         """Returns what a worker does at a training step."""
         model = self._model
         counted = self._metric_variables
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, reduce_retracing=True)
         def compute(
             step: tf.Tensor, ticket: tf.Tensor, places: list[tf.Tensor], batch: Any
         ) -> dict[str, Any]:
             assert self._version is not None
-            batch = batch if read is None else read(step)
+            batch = read(step, batch)
             version = self._version.read_value()
             with tf.control_dependencies([version]):
                 mapping = self._read_weights()
@@ -358,13 +360,13 @@ class AsynchronousSteps(TrainingSteps):
 
         return compute
 
-    def _make_evaluate(self, read: Callable[[tf.Tensor], Any] | None) -> Any:
+    def _make_evaluate(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
         """Returns what a worker does at a step of an evaluation."""
         counted = self._metric_variables
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, reduce_retracing=True)
         def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
-            batch = batch if read is None else read(step)
+            batch = read(step, batch)
             mapping = [*self._read_weights(), *_make_zeros(counted)]
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
@@ -375,12 +377,12 @@ class AsynchronousSteps(TrainingSteps):
 
         return evaluate
 
-    def _make_predict(self, read: Callable[[tf.Tensor], Any] | None) -> Any:
+    def _make_predict(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
         """Returns what a worker does at a step of a prediction."""
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, reduce_retracing=True)
         def predict(step: tf.Tensor, batch: Any) -> Any:
-            batch = batch if read is None else read(step)
+            batch = read(step, batch)
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
                 keras.StatelessScope(self._read_weights()),
@@ -498,6 +500,32 @@ def _describe_update(
     return old, new, tf.zeros_like(old) if slope is None else slope
 
 
+def _make_reader(
+    feed: Feed, read: Callable[[tf.Tensor], Any] | None
+) -> Callable[[tf.Tensor, Any], Any]:
+    """Returns a function: step and the batch that comes with it -> the step's batch.
+
+    Args:
+      feed: whose batches they are.
+      read: of a worker that reads them by itself; None where the chief sends them.
+    """
+
+    def hide(leaf: Any, spec: Any) -> Any:
+        # Keras weighs an output's loss by its rows only where the data's type says how many.
+        is_more_known = isinstance(spec, tf.TensorSpec) and leaf.shape != spec.shape
+        return (
+            tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=spec.shape)
+            if is_more_known
+            else leaf
+        )
+
+    def read_step(step: tf.Tensor, batch: Any) -> Any:
+        batch = batch if read is None else read(step)
+        return tf.nest.map_structure(hide, batch, feed.batch_spec)
+
+    return read_step
+
+
 def _can_travel(read: Callable[[tf.Tensor], Any] | None) -> bool:
     """Whether workers can run a reader: it needs no Python, and holds little data."""
     if read is None:
@@ -523,17 +551,22 @@ def _one_pipeline() -> tf.distribute.InputContext:
     return tf.distribute.InputContext()
 
 
-def _read_passes(feed: Feed, start_step: int) -> Iterator[Any]:
-    step, is_empty = feed.open_train(start_step), False
-    while not is_empty:
-        is_empty = True
-        for batch in _iterate(feed.make_train(_one_pipeline(), step)):
-            is_empty = False
-            yield batch
-        if not feed.begins_anew or feed.num_steps is None:
+def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+    """Yields the batches of all passes, each of which begins when Keras would begin it."""
+    batches = _iterate(feed.make_train(_one_pipeline(), feed.open_train(start_step)))
+    begins = False
+    for step in range(start_step, total_steps):
+        if begins:
+            batches = _iterate(feed.make_train(_one_pipeline(), 0))
+        batch = next(batches, None)
+        if batch is None:
             return
-        feed.drop_pass()
-        step = 0
+        begins = feed.is_read(step + 1) and step + 1 < total_steps
+        if begins and feed.drops_between:
+            feed.drop_pass()
+        elif begins:
+            batches, begins = _iterate(feed.make_train(_one_pipeline(), 0)), False
+        yield batch
 
 
 def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:

@@ -51,9 +51,12 @@ class Feed:
       is_endless: whether `make_train` never ends.
       begins_anew: whether each pass over the data is a dataset of its own, as Keras reads a
         `tf.data.Dataset`; else one dataset goes on from epoch to epoch.
-      read_passes: reads that many whole passes; only where each pass begins anew.
+      read_passes: reads that many whole passes, as `drops_between` says; only where each pass begins
+        anew.
       drop_pass: begins a pass and drops it, as Keras 3.15 does after each of a known length, which
         counts where a dataset is shuffled.
+      drops_between: whether it does so between two passes of `fit`, too: not where the user gave
+        `steps_per_epoch`.
       how_to_continue: what a continued run says of how it comes to its step.
       read_train: step -> its global batch, in any graph; None where only a dataset can.
       read_eval: step -> its global batch, likewise.
@@ -73,8 +76,9 @@ class Feed:
     count_steps: Callable[[], int] | None = None
     make_fingerprint: Callable[[], dict[str, Any]] = dict
     begins_anew: bool = False
-    read_passes: Callable[[int], None] = lambda count: None
+    read_passes: Callable[[int, bool], None] = lambda count, drops_between: None
     drop_pass: Callable[[], None] = lambda: None
+    drops_between: bool = True
     _opened: list[int] = field(default_factory=list)
 
     def iterate_train(
@@ -103,7 +107,7 @@ class Feed:
             return start_step if is_first else 0
         passes, step = divmod(start_step, self.num_steps)
         if is_first:
-            self.read_passes(passes)
+            self.read_passes(passes, self.drops_between)
         return step
 
     def is_read(self, step: int) -> bool:
@@ -375,10 +379,11 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
         if cardinality > 0:
             iter(dataset)
 
-    def read_passes(passes: int) -> None:
+    def read_passes(passes: int, drops_between: bool) -> None:
         for _ in range(passes):
             count()
-            drop_pass()
+            if drops_between:
+                drop_pass()
 
     return Feed(
         batch_spec=dataset.element_spec,

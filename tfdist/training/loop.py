@@ -52,7 +52,6 @@ class Schedule:
       steps_per_epoch: steps of an epoch; the last one may have fewer.
       total_steps: steps in all.
       is_known: whether these are the data's; else an epoch ends where the data do.
-      is_given: whether the user gave `steps_per_epoch`.
       first_step: where the run begins without a checkpoint.
       validation_epochs: decides after which epochs to validate, from their numbers.
     """
@@ -60,7 +59,6 @@ class Schedule:
     steps_per_epoch: int
     total_steps: int
     is_known: bool = True
-    is_given: bool = False
     first_step: int = 0
     validation_epochs: Callable[[int], bool] = lambda epoch: True
 
@@ -216,7 +214,7 @@ class FitLoop:
             if self._ends_with_data and progress.is_epoch_open:
                 self._run_out()
             is_read = self._ends_with_data or feed.is_read(progress.step)
-            if is_read and not self._steps.passes_on:
+            if is_read:
                 self._end_pass(feed)
             return True
 
@@ -248,10 +246,12 @@ class FitLoop:
 
     def _end_pass(self, feed: Feed) -> None:
         """Lets go of a dataset that was read to its end, as Keras does, before the validation."""
-        self._iterator = None
-        if self._schedule.is_given and self._progress.step < self._schedule.total_steps:
-            self._open(feed)
-        else:
+        is_last = self._progress.step >= self._schedule.total_steps
+        if not self._steps.passes_on:
+            self._iterator = None
+            if not feed.drops_between and not is_last:
+                self._open(feed)
+        if is_last or (feed.drops_between and not self._steps.passes_on):
             feed.drop_pass()
 
     def _take_end_of_data(self, epoch: int) -> bool:

@@ -262,7 +262,6 @@ def count_draws(
       x_spec: structure of `tf.TensorSpec` of its inputs.
     """
 
-    @tf.function(autograph=False)
     def draw(x: Any) -> list[tf.Tensor]:
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
         with keras.StatelessScope(zeros, collect_losses=True) as scope:
@@ -271,8 +270,6 @@ def count_draws(
 
     if not generators:
         return []
-    # Nothing but the states is asked for, so that nothing else is computed.
-    x = keras.tree.map_structure(
-        lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), x_spec
-    )
-    return [int(state[1]) for state in draw(x)]
+    # Nothing but the states is computed: no data, and no operation that would check them.
+    traced = tf.compat.v1.wrap_function(draw, [x_spec])
+    return [int(state[1]) for state in traced.prune([], traced.structured_outputs)()]

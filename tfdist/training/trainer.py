@@ -216,6 +216,7 @@ class Trainer:
         is_asked = self._must_know_steps and not (steps_per_epoch or max_steps)
         if is_asked and feed.num_steps is None and feed.count_steps:
             feed = dataclasses.replace(feed, num_steps=feed.count_steps())
+        feed = dataclasses.replace(feed, drops_between=not steps_per_epoch)
         if not isinstance(x, Source):
             _check_steps(steps_per_epoch, feed.num_steps, epochs)
         schedule = self._make_schedule(
@@ -620,7 +621,6 @@ class Trainer:
             steps,
             total,
             is_known=steps != _UNKNOWN_STEPS,
-            is_given=bool(steps_per_epoch),
             first_step=min(initial_epoch * steps, total),
             validation_epochs=is_validated,
         )
