@@ -5,8 +5,8 @@
 
 `--strategy=keras` is Keras's own `fit` on one device, and `moved` the same with weights that are
 moved by their rounding before the first step. Writes `OUT.npz`, what training came to, and
-`OUT.json`, how it ended. In a cluster every task runs the program, in a directory of its own, and
-the chief writes them; another task only where it fails before the chief has.
+`OUT.json`, how it ended. In a cluster every worker runs the program, in the same directory, and the
+chief writes them; another worker only where it fails before the chief has.
 """
 
 import argparse
@@ -48,10 +48,18 @@ def main() -> None:
     end: dict[str, Any] = {"status": "ended", "message": "", "trace": ""}
     is_chief = _enter_cluster(flags.strategy)
     try:
-        run_program(program, text, strategy=flags.strategy, floatx=flags.floatx, recorder=recorder)
+        run_program(
+            program,
+            text,
+            strategy=flags.strategy,
+            floatx=flags.floatx,
+            recorder=recorder,
+            is_chief=is_chief,
+        )
     except Exception as error:
         end = _describe(error)
-    if not is_chief and (end["status"] == "ended" or out.exists()):
+    # What another task has failed at comes first: it is gone, and so the chief fails, too.
+    if (not is_chief and end["status"] == "ended") or (end["status"] != "ended" and out.exists()):
         return
     if end["status"] == "ended" and not any(call["call"] == "fit" for call in recorder.calls):
         end = {"status": "error", "message": "the program never called fit", "trace": ""}
@@ -62,7 +70,7 @@ def main() -> None:
 
 
 def _enter_cluster(strategy: str) -> bool:
-    """Takes this process's part in the cluster of a strategy that has one.
+    """Takes this process's part in the cluster of a strategy that has one, as `tfdist.run` does.
 
     Returns:
       Whether it is the chief, or alone. A server returns when the chief is gone, and ends.
@@ -73,17 +81,17 @@ def _enter_cluster(strategy: str) -> bool:
     assert config is not None
     if config.role in ("worker", "ps") and "chief" in config.tasks:
         sys.exit(run_server(config))
-    directory = Path(f"{config.role}-{config.index}")
-    directory.mkdir()
-    os.chdir(directory)
-    home = str(Path.cwd())
-    os.environ |= {"HOME": home, "KERAS_HOME": home}
-    sys.path.insert(0, home)
     return config.is_chief
 
 
 def run_program(
-    program: Program, text: str, *, strategy: str, floatx: str, recorder: Recorder
+    program: Program,
+    text: str,
+    *,
+    strategy: str,
+    floatx: str,
+    recorder: Recorder,
+    is_chief: bool = True,
 ) -> None:
     """Executes a program's text in the working directory, which it may fill.
 
@@ -93,6 +101,7 @@ def run_program(
       strategy: of `columns`.
       floatx: that Keras computes in.
       recorder: gets what training comes to.
+      is_chief: whether this process makes the files that the program reads.
     """
     _start_tensorflow(floatx, 1 if strategy in columns.CLUSTERS else LOGICAL_CPUS)
     install_stubs()
@@ -100,10 +109,11 @@ def run_program(
     _replace_downloads(program, directory)
     if program.short_networks:
         _shorten_networks()
-    if program.files:
-        program.files(directory)
     script = directory / "program.py"
-    script.write_text(text, encoding="utf-8")  # AutoGraph reads it
+    if is_chief:
+        script.write_text(text, encoding="utf-8")  # AutoGraph reads it
+        if program.files:
+            program.files(directory)
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
     code = compile(text, script, "exec")
     with contextlib.ExitStack() as stack:
@@ -119,10 +129,12 @@ def _route(strategy: str, stack: contextlib.ExitStack) -> Any:
     """Lets the program run in a strategy's scope, as `tfdist.run` does."""
     from tfdist import StepOptions
     from tfdist.run.routing import Routing
+    from tfdist.training.workers import Workers
 
     made = columns.make_strategy(strategy)
     # One step in flight: servers then give what one device gives.
     routing = Routing(made, StepOptions(max_in_flight=int(strategy == "servers")))
+    Workers(made).wait_for_all()  # for the files that the chief makes
     stack.enter_context(made.scope())
     stack.enter_context(routing.open())
     return routing

@@ -258,6 +258,14 @@ def run_programs(strategy):
         for name in test_dataset_order.DATASETS
         for steps in ((None, 3) if "unknown" not in name else (None,))
     }
+    found["unknown"] = [
+        test_dataset_order.fit_unknown(trained)
+        for trained in (
+            zoo.make_trainer(test_dataset_order.build_drawing, strategy=strategy, max_in_flight=2),
+            zoo.make_trainer(test_dataset_order.build_drawing, strategy=strategy, max_in_flight=1),
+            test_dataset_order.build_drawing(),
+        )
+    ]
     found["bare"] = float(np.max(np.abs(outputs - rows @ bare.get_weights()[0])))
     return found
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests import zoo
 from tests.training.parameter_server_task import OF_SERVERS
+from tests.training.test_dataset_order import check_unknown
 from tfdist.launch import run_local_cluster
 
 TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
@@ -102,6 +103,12 @@ def test_refuses_programs_that_have_no_gradient_alone(programs):
 def test_datasets_are_read_in_the_order_that_keras_sees(programs):
     for name, (expected, found) in programs["order"].items():
         assert found == expected, name
+
+
+def test_data_of_unknown_length_end_as_in_keras(programs):
+    in_flight, found, expected = programs["unknown"]
+    check_unknown(found, expected)
+    assert in_flight[1] == expected[1]
 
 
 def test_a_model_that_is_not_compiled_predicts(programs):

@@ -118,30 +118,60 @@ def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
     assert stopped.epochs[2] == whole.epochs[2][:2]
 
 
+def build_drawing():
+    """Keras's optimizer counts a step more an epoch, and decays the weights at it; layers draw."""
+    inputs = keras.Input((1,))
+    hidden = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
+    hidden = keras.layers.Dropout(0.5, seed=3)(hidden)
+    outputs = keras.layers.Dense(1, kernel_initializer="ones")(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
+    return model
+
+
+def fit_unknown(model, *, epochs=3, **options):
+    """Trains on data of unknown length; returns losses, the optimizer's count and weights."""
+    data = _shuffle().unbatch().batch(2).filter(lambda *_: True)
+    history = model.fit(data, epochs=epochs, verbose=0, **options).history
+    model = getattr(model, "model", model)
+    weights = [weight.numpy().tolist() for weight in model.weights]
+    return history.get("loss"), int(model.optimizer.iterations.numpy()), weights
+
+
+def check_unknown(found, expected):
+    assert found[1] == expected[1]
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    for ours, theirs in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 def test_data_of_unknown_length_end_as_in_keras(strategy_name):
-    # Keras's optimizer counts a step more an epoch, and decays the weights at it; layers draw.
-    def build():
-        inputs = keras.Input((1,))
-        hidden = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
-        hidden = keras.layers.Dropout(0.5, seed=3)(hidden)
-        outputs = keras.layers.Dense(1, kernel_initializer="ones")(hidden)
-        model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
-        return model
+    trainer = tfdist.Trainer(build_drawing, strategy=zoo.STRATEGIES[strategy_name]())
+    check_unknown(fit_unknown(trainer), fit_unknown(build_drawing()))
 
-    def make_data():
-        return _shuffle().unbatch().batch(2).filter(lambda *_: True)
 
-    expected = build()
-    history = expected.fit(make_data(), epochs=3, shuffle=False, verbose=0).history
-    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
-    found = trainer.fit(make_data(), epochs=3, verbose=0).history
-    assert trainer.model.optimizer.iterations.numpy() == expected.optimizer.iterations.numpy()
-    np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-6)
-    for ours, theirs in zip(trainer.model.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
+@pytest.mark.parametrize("stop_after", [2, 3, 5, 7])
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_run_on_data_of_unknown_length_continues(strategy_name, stop_after, tmp_path):
+    def make():
+        strategy = zoo.STRATEGIES[strategy_name]()
+        return tfdist.Trainer(build_drawing, strategy=strategy, checkpoint_dir=str(tmp_path))
+
+    stopped, continued = make(), make()
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (
+            stopped.request_stop() if stopped.step == stop_after else None
+        )
+    )
+    fit_unknown(stopped, callbacks=[stop])
+    assert stopped.step == stop_after
+    check_unknown(fit_unknown(continued), fit_unknown(build_drawing()))
+    assert continued.resumed_from_step == stop_after
 
 
 def test_data_that_change_their_length_are_refused():

@@ -87,10 +87,14 @@ class Routing:
         optimizer, to see what of one not to save.
         """
         if self._workers.is_chief:
-            return original(model, *args, **kwargs)
-        path, *others = [kwargs.pop("filepath"), *args] if "filepath" in kwargs else args
-        with tempfile.TemporaryDirectory(dir=self._directory.name) as own:
-            return original(model, f"{own}/{os.path.basename(str(path))}", *others, **kwargs)
+            found = original(model, *args, **kwargs)
+        else:
+            path, *others = [kwargs.pop("filepath"), *args] if "filepath" in kwargs else args
+            with tempfile.TemporaryDirectory(dir=self._directory.name) as own:
+                path = f"{own}/{os.path.basename(str(path))}"
+                found = original(model, path, *others, **kwargs)
+        self._workers.wait_for_all()  # The next line of the script may read the chief's file.
+        return found
 
     def _redirect(self, callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
         """Lets one of Keras's callbacks write where nobody looks, on a worker beside the chief."""

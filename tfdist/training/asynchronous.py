@@ -30,7 +30,11 @@ from tfdist.training.coordination import Coordination, StepStream, explain_lost_
 from tfdist.training.feed import Feed
 from tfdist.training.randomness import RowDraws, count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs, is_sum
-from tfdist.training.replica_optimizers import gradients_already_reduced, scale_gradient
+from tfdist.training.replica_optimizers import (
+    count_without_gradient,
+    gradients_already_reduced,
+    scale_gradient,
+)
 from tfdist.training.shards import Shard, make_shards
 from tfdist.training.synchronous import to_numbers
 from tfdist.training.training_steps import Trained, TrainingSteps
@@ -84,6 +88,8 @@ class AsynchronousSteps(TrainingSteps):
         self._ticket = 0
         self._given: collections.deque[tf.Tensor] = collections.deque()
         self._version: tf.Variable | None = None
+        self._draws: list[int] = []
+        self._num_empty = 0  # steps since the stream began
         # Known once a worker's step is traced.
         self._with_gradient: list[int] = []
         self._updated: list[keras.Variable] = []
@@ -92,6 +98,7 @@ class AsynchronousSteps(TrainingSteps):
         self._applied = 0
         self._apply = tf.function(self._apply_step, autograph=False, reduce_retracing=True)
         self._add = tf.function(self._add_counts)
+        self._count_empty = tf.function(self._count_empty_step, autograph=False)
         self._read_logs = tf.function(model.get_metrics_result, autograph=False)
 
     def iterate_train(
@@ -108,21 +115,23 @@ class AsynchronousSteps(TrainingSteps):
         self._version.assign(start_step)
         self._clear_places()
         read = feed.read_train if _can_travel(feed.read_train) else None
-        compute = self._make_compute(
-            _make_reader(feed, read), self._make_read_seeds(feed, start_step)
-        )
+        self._draws = self._count_draws(feed)
+        self._num_empty = 0
+        read_seeds = self._make_read_seeds(start_step)
+        compute = self._make_compute(_make_reader(feed, read), read_seeds)
 
         def schedule(step: int, batch: Any) -> Any:
             ticket = tf.constant(self._ticket, tf.int64)
             self._ticket += 1
             self._given.append(ticket)
             places = self._find_places(ticket)
-            step = tf.constant(step, tf.int64)
+            # Where steps found no data, workers are sent their batches, and only draw by the step.
+            step = tf.constant(step + self._num_empty, tf.int64)
             return self._coordination.schedule(compute, step, ticket, places, batch)
 
         return StepStream(
             schedule,
-            batches=None if read else _read_passes(feed, start_step, total_steps),
+            batches=None if read else _make_batches(feed, start_step, total_steps),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
@@ -150,6 +159,14 @@ class AsynchronousSteps(TrainingSteps):
         self._total_staleness += staleness
         self._applied += 1
         return [Trained({"loss": float(result["loss"])})]
+
+    def count_empty_step(self) -> None:
+        """Does what Keras's step does that finds no data left: all of it that needs none."""
+        self._num_empty += 1
+        with explain_lost_server(), self._strategy.scope():
+            self._count_empty()
+            for generator, count in zip(self._generators, self._draws, strict=True):
+                generator.state.assign_add(tf.constant([0, count], generator.state.dtype))
 
     def evaluate(self, stream: StepStream) -> dict[str, Any]:
         """Adds the next step of an evaluation to the metrics, and returns the logs.
@@ -272,14 +289,18 @@ class AsynchronousSteps(TrainingSteps):
     def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         return [pair for shard in self._weights for pair in shard.read()]
 
-    def _make_read_seeds(self, feed: Feed, start_step: int) -> Callable[[tf.Tensor], dict]:
+    def _count_draws(self, feed: Feed) -> list[int]:
+        """Returns how far a step moves each generator's state."""
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        return count_draws(self._model, self._generators, x_spec)
+
+    def _make_read_seeds(self, start_step: int) -> Callable[[tf.Tensor], dict]:
         """Returns a function: step -> the state its random layers start from, by variables' ids.
 
         What is on the servers is of the last step that was applied, which another one in
         flight may have read as well.
         """
-        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
-        draws = count_draws(self._model, self._generators, x_spec)
+        draws = self._draws
         states = [generator.state for generator in self._generators]
         firsts = [state.numpy() for state in states]
 
@@ -434,6 +455,13 @@ class AsynchronousSteps(TrainingSteps):
         with tf.control_dependencies([op for op in operations if op.op_def.is_stateful]):
             self._version.assign_add(1)
 
+    def _count_empty_step(self) -> None:
+        with (
+            tf.distribute.ReplicaContext(self._strategy, 0),
+            tf.device(self._gradients[0].device),
+        ):
+            count_without_gradient(self._model)
+
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
         for variable, count in zip(self._metric_variables, counts, strict=True):
             variable.value.assign_add(count)
@@ -549,6 +577,36 @@ def _count_bytes(tensor: tf.Tensor) -> int:
 
 def _one_pipeline() -> tf.distribute.InputContext:
     return tf.distribute.InputContext()
+
+
+def _make_batches(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+    if feed.begins_anew and feed.num_steps is None:
+        return _Passes(feed, start_step)
+    return _read_passes(feed, start_step, total_steps)
+
+
+class _Passes:
+    """The batches of passes of unknown length: it ends after each, and then goes on."""
+
+    def __init__(self, feed: Feed, start_step: int):
+        self._feed = feed
+        self._step = start_step
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            step = self._feed.open_train(self._step)
+            self._batches = _iterate(self._feed.make_train(_one_pipeline(), step))
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+        self._step += 1
+        return batch
 
 
 def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:

@@ -94,7 +94,8 @@ class StepStream:
 
     Args:
       schedule: (step, batch) -> the step's remote result.
-      batches: what the chief reads for the workers; None if they read for themselves.
+      batches: what the chief reads for the workers; None if they read for themselves. It may go
+        on after it has ended, as passes over data of unknown length do.
       start_step: the first step.
       max_in_flight: how many are given out at most.
       find_end: step -> where to stop giving out, before that step is taken; None for no end.
@@ -118,18 +119,29 @@ class StepStream:
         self._find_end = find_end
         self._fetch = fetch
         self._pending: collections.deque[Any] = collections.deque()
+        self._is_at_end = False
 
     def take(self) -> tuple[int, Any]:
-        """Returns the next step's number and its result, once it is there."""
+        """Returns the next step's number and its result, once it is there.
+
+        Raises:
+          StopIteration: all that were given out are taken, and there is no more for now.
+        """
         end = self._find_end(self._taken)
-        while len(self._pending) < self._max_in_flight and (end is None or self._next < end):
+        while (
+            not self._is_at_end
+            and len(self._pending) < self._max_in_flight
+            and (end is None or self._next < end)
+        ):
             try:
                 batch = None if self._batches is None else next(self._batches)
             except StopIteration:
+                self._is_at_end = True
                 break
             self._pending.append(self._schedule(self._next, batch))
             self._next += 1
         if not self._pending:
+            self._is_at_end = False
             raise StopIteration
         result = self._fetch(self._pending.popleft())
         step = self._taken

@@ -51,10 +51,11 @@ class Feed:
       is_endless: whether `make_train` never ends.
       begins_anew: whether each pass over the data is a dataset of its own, as Keras reads a
         `tf.data.Dataset`; else one dataset goes on from epoch to epoch.
-      read_passes: reads that many whole passes, as `drops_between` says; only where each pass begins
-        anew.
+      read_passes: reads that many whole passes, and drops others between them or not; only where
+        each pass begins anew.
       drop_pass: begins a pass and drops it, as Keras 3.15 does after each of a known length, which
         counts where a dataset is shuffled.
+      learned_steps: steps of a pass whose number the data do not say, once one was read.
       drops_between: whether it does so between two passes of `fit`, too: not where the user gave
         `steps_per_epoch`.
       how_to_continue: what a continued run says of how it comes to its step.
@@ -79,6 +80,7 @@ class Feed:
     read_passes: Callable[[int, bool], None] = lambda count, drops_between: None
     drop_pass: Callable[[], None] = lambda: None
     drops_between: bool = True
+    learned_steps: int | None = None
     _opened: list[int] = field(default_factory=list)
 
     def iterate_train(
@@ -103,9 +105,10 @@ class Feed:
         self._opened.append(start_step)
         if not self.begins_anew:
             return start_step
-        if not self.num_steps:
+        known = self.num_steps or self.learned_steps
+        if not known:
             return start_step if is_first else 0
-        passes, step = divmod(start_step, self.num_steps)
+        passes, step = divmod(start_step, known)
         if is_first:
             self.read_passes(passes, self.drops_between)
         return step

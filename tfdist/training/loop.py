@@ -182,6 +182,8 @@ class FitLoop:
     def _run(self, feed: Feed, *, verbose: int) -> None:
         progress = self._progress
         self._begin(feed, verbose=verbose)
+        if self._ends_with_data and self._schedule.is_known:
+            feed = replace(feed, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
         while not (self.was_stopped or self._is_over()):
             epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
@@ -206,7 +208,8 @@ class FitLoop:
             try:
                 self._run_steps(epoch, self._iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
-                self._iterator = None
+                if not self._steps.passes_on:
+                    self._iterator = None
                 is_between_epochs = self._opened_at < progress.step == self._find_start(epoch)
                 if feed.begins_anew and is_between_epochs:
                     continue
@@ -298,6 +301,8 @@ class FitLoop:
             progress.step = max(self._schedule.first_step, first)
             return
         progress.step, state, arrays = found
+        if self._ends_with_data and state.get("steps_per_epoch"):
+            self._schedule = self._schedule.learn(state["steps_per_epoch"])
         self._check_data(state.get("data", {}))
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
@@ -314,7 +319,9 @@ class FitLoop:
         history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
         if not self._progress.is_epoch_open:
             self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
-        self._logs = dict(state["logs"]) if self._progress.is_epoch_open else {}
+        # Where the first epoch's end is not known yet, this may be it.
+        is_last = self._progress.is_epoch_open or not self._schedule.is_known
+        self._logs = dict(state["logs"]) if is_last else {}
         # Asked for more steps than the run that a callback ended, this one goes on.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
@@ -478,6 +485,7 @@ class FitLoop:
                 "is_epoch_open": self._progress.is_epoch_open,
                 "stop_training": self._model.stop_training,
                 "total_steps": self._schedule.total_steps,
+                "steps_per_epoch": self._schedule.steps_per_epoch if self._schedule.is_known else 0,
                 "data": self._data,
             },
             optimizer=self._model.optimizer,

@@ -10,6 +10,7 @@ and draws exactly those rows.
 import contextlib
 import functools
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
+from keras.src.random import seed_generator as keras_random
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 from tfdist.training.replacing import replaced
@@ -193,7 +194,7 @@ def _one_global_generator() -> Iterator[None]:
     Keras keeps one a thread, and replicas have threads of their own. It is made when it is first
     asked for, as in Keras: its seed is one more of Python's random numbers.
     """
-    name = seed_generator.GLOBAL_SEED_GENERATOR
+    name = keras_random.GLOBAL_SEED_GENERATOR
     known = global_state.get_global_attribute(name)
 
     def get() -> keras.random.SeedGenerator:
@@ -206,7 +207,7 @@ def _one_global_generator() -> Iterator[None]:
                 known.state.value._aggregation = first
         return known
 
-    with replaced(seed_generator, "global_seed_generator", get):
+    with replaced(keras_random, "global_seed_generator", get):
         yield
     if known is not None:
         global_state.set_global_attribute(name, known)
@@ -249,6 +250,29 @@ def list_seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]
     for layer in model._flatten_layers():
         generators |= {id(generator): generator for generator in layer._seed_generators}
     return list(generators.values())
+
+
+@contextlib.contextmanager
+def lend_global_generator() -> Iterator[None]:
+    """Creates Keras's global generator before a step is traced, in which workers cannot.
+
+    Keras creates it when something first draws by it, seeded by Python's `random`. One that nothing
+    has drawn by is gone afterwards, and `random` as before.
+    """
+    if global_state.get_global_attribute(keras_random.GLOBAL_SEED_GENERATOR) is not None:
+        yield
+        return
+    before = random.getstate()
+    generator = keras_random.global_seed_generator()
+    after, unused = random.getstate(), generator.state.numpy()
+    random.setstate(before)
+    try:
+        yield
+    finally:
+        if (generator.state.numpy() == unused).all():
+            global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, None)
+        elif random.getstate() == before:
+            random.setstate(after)
 
 
 def count_draws(

@@ -211,6 +211,23 @@ def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
     return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
 
 
+def count_without_gradient(model: keras.Model) -> None:
+    """Lets a model's optimizers do what they do at a step that has no gradient.
+
+    They count it, and decay the weights.
+    """
+    parts = [
+        part
+        for optimizer in list_optimizers(model)
+        for part in getattr(optimizer, "optimizers", [optimizer])
+        # One that scales the loss asks the gradients first.
+        if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
+    ]
+    for part in parts:
+        part._apply_weight_decay(part._trainable_variables)
+        part.iterations.assign_add(1)
+
+
 def _iterate(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist.training.compilation import explain_compile_errors
 from tfdist.training.feed import Feed
-from tfdist.training.randomness import list_seed_generators
+from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
-from tfdist.training.replica_optimizers import list_optimizers
+from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
 from tfdist.training.step import Found, Steps
 from tfdist.training.step_checks import overrides
 from tfdist.training.step_options import StepOptions
@@ -44,6 +44,7 @@ class SynchronousSteps(TrainingSteps):
         super().__init__(model)
         self.input_s: float = 0.0
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
+        self._x_spec: Any = None
         self._num_trained = 0
         self._strategy = strategy
         self._workers = workers
@@ -84,6 +85,7 @@ class SynchronousSteps(TrainingSteps):
         if self.steps.is_divided and feed.num_steps is None:  # a step may find no data
             generators = [*list_seed_generators(self._model), *self.steps.generators]
             self._draws = [(g, g.state.numpy(), 0) for g in generators]
+            self._x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
         return feed.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
@@ -143,20 +145,18 @@ class SynchronousSteps(TrainingSteps):
         """
         if not self.steps.is_divided:
             return
-        optimizers = [
-            part
-            for optimizer in list_optimizers(self._model)
-            for part in getattr(optimizer, "optimizers", [optimizer])
-            # One that scales the loss asks the gradients first.
-            if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
-        ]
 
         def count() -> None:
-            for optimizer in optimizers:
-                optimizer._apply_weight_decay(optimizer._trainable_variables)
-                optimizer.iterations.assign_add(1)
+            count_without_gradient(self._model)
 
         tf.function(lambda: self._strategy.run(count), autograph=False)()
+        if not self._num_trained:  # a run that continues where its first epoch ends
+            generators = list_seed_generators(self._model)
+            counts = count_draws(self._model, generators, self._x_spec)
+            self._draws = [
+                (generator, generator.state.numpy(), np.array([0, count], "i8"))
+                for generator, count in zip(generators, counts, strict=True)
+            ]
         with self._strategy.scope():
             for generator, began, each in self._draws:
                 # Not one more than it is: the step that found no data may have drawn already.

@@ -1,6 +1,8 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -11,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.random import seed_generator as keras_random
 from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist.data.fingerprint import describe_difference
@@ -35,7 +36,7 @@ from tfdist.training.model_variables import (
     build_outputs,
     check_scope,
 )
-from tfdist.training.randomness import list_seed_generators
+from tfdist.training.randomness import lend_global_generator, list_seed_generators
 from tfdist.training.recovery import Recovery
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
@@ -50,6 +51,20 @@ from tfdist.training.workers import Workers, explain_lost_worker
 
 # Where only the data's end ends an epoch.
 _UNKNOWN_STEPS = 1 << 40
+
+
+def _drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets workers draw by one global generator, which none could create within a step."""
+
+    @functools.wraps(method)
+    def call(trainer: "Trainer", *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            if trainer.num_workers > 1:
+                with trainer.strategy.scope(), tf.variable_creator_scope(trainer._create_variable):
+                    stack.enter_context(lend_global_generator())
+            return method(trainer, *args, **kwargs)
+
+    return call
 
 
 class Trainer:
@@ -140,6 +155,7 @@ class Trainer:
 
     @explain_lost_worker
     @show_user_errors()
+    @_drawing_alike
     def fit(
         self,
         x: Any = None,
@@ -213,7 +229,8 @@ class Trainer:
             seed=(self.seed + self._num_fits) % MAX_SEED if self._num_fits else self.seed,
         )
         data = self._describe_data(feed, batch_size)
-        is_asked = self._must_know_steps and not (steps_per_epoch or max_steps)
+        # Workers that train apart come together at an epoch's end, before their data tell it.
+        is_asked = self._trains_apart and not (steps_per_epoch or max_steps)
         if is_asked and feed.num_steps is None and feed.count_steps:
             feed = dataclasses.replace(feed, num_steps=feed.count_steps())
         feed = dataclasses.replace(feed, drops_between=not steps_per_epoch)
@@ -263,6 +280,7 @@ class Trainer:
 
     @explain_lost_worker
     @show_user_errors()
+    @_drawing_alike
     def evaluate(
         self,
         x: Any = None,
@@ -344,6 +362,7 @@ class Trainer:
         batches = [keras.tree.map_structure(self._workers.gather, batch) for batch in batches]
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
 
+    @_drawing_alike
     def train_on_batch(
         self,
         x: Any,
@@ -588,11 +607,6 @@ class Trainer:
                     )
         return {"train": train, "batch_size": batch_size}
 
-    @property
-    def _must_know_steps(self) -> bool:
-        """Whether an epoch's end must be known before its data end."""
-        return self._recovery is not None or self.num_workers > 1 or self._is_asynchronous
-
     def _make_schedule(
         self,
         feed: Feed,
@@ -683,9 +697,6 @@ class Trainer:
         self._check_program()
         check_scope(self.model, self.strategy)
         with self.strategy.scope(), tf.variable_creator_scope(self._create_variable):
-            if self.num_workers > 1:
-                # Made later, each worker's would have a seed of its own.
-                keras_random.global_seed_generator()
             must_be_built = self._is_asynchronous or self._step_options.changes_gradient
             can_wait = self.num_replicas == 1 and not must_be_built
             build_model(self.model, feed.batch_spec, can_wait=can_wait)
@@ -705,6 +716,10 @@ class Trainer:
         self._compiled = compiled
         return self._steps
 
+    @property
+    def _trains_apart(self) -> bool:
+        return self.num_workers > 1 and self._traits.trains_apart
+
     def _check_program(self) -> None:
         check_program(self._step_options, self.model, self.strategy, num_workers=self.num_workers)
 
@@ -713,8 +728,7 @@ class Trainer:
             return AsynchronousSteps(
                 self.model, self.strategy, max_in_flight=self._step_options.max_in_flight
             )
-        trains_apart = self.num_workers > 1 and self._traits.trains_apart
-        return (LocalSteps if trains_apart else SynchronousSteps)(
+        return (LocalSteps if self._trains_apart else SynchronousSteps)(
             self.model,
             self.strategy,
             self._workers,

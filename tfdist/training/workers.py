@@ -1,5 +1,6 @@
 """The processes that train together, and what they tell one another besides gradients."""
 
+import base64
 import functools
 import json
 import re
@@ -75,16 +76,31 @@ class Workers:
         """Returns the workers' rows one after another; they may have different numbers of them.
 
         Args:
-          rows: [rows, ...] of any numeric dtype.
+          rows: [rows, ...] of any dtype.
         """
         if self.count == 1:
             return rows
+        if rows.dtype.kind not in "iuf" or rows.dtype.itemsize < 4:
+            return self._gather_any(rows)
         lengths = np.zeros(self.count, "f8")
         lengths[self.index] = len(rows)
         ends = np.cumsum(self.sum(lengths)).astype(int)
         table = np.zeros((ends[-1], *rows.shape[1:]), rows.dtype)
         table[ends[self.index] - len(rows) : ends[self.index]] = rows
         return self.sum(table.reshape(-1)).reshape(table.shape)
+
+    def _gather_any(self, rows: np.ndarray) -> np.ndarray:
+        """Gathers rows of which TensorFlow cannot reduce the values: strings, booleans, bytes."""
+        if rows.dtype.kind in "bui":
+            return self.gather(rows.astype("i4")).astype(rows.dtype)
+        if rows.dtype.kind == "O":
+            texts = [base64.b64encode(bytes(text)).decode() for text in rows.reshape(-1)]
+            found = [base64.b64decode(text) for part in self.share_json(texts) for text in part]
+            return np.array(found, object).reshape(-1, *rows.shape[1:])
+        # Half precision, TensorFlow's own types, complex numbers: by their bytes.
+        parts = np.ascontiguousarray(rows).view("u1").reshape(len(rows), -1)
+        table = np.ascontiguousarray(self.gather(parts)).view(rows.dtype)
+        return table.reshape(-1, *rows.shape[1:])
 
     def share_json(self, value: Any) -> list[Any]:
         """Returns every worker's value, in the order of the workers."""
