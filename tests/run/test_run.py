@@ -14,6 +14,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from words import NAME
 
 keras.utils.clear_session()
@@ -56,6 +57,30 @@ found = {
     "weights": [weight.numpy().tolist() for weight in model.weights],
 }
 model.save("model.keras")
+
+
+@keras.saving.register_keras_serializable()
+class Scale(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.cast(x, "float64") / 255
+
+
+again = keras.saving.load_model("model.keras")
+found["loaded"] = again.predict(x[:5], verbose=0).tolist()
+found["hidden"] = keras.Model(again.inputs, again.layers[0].output).predict(x, verbose=0).tolist()
+images = rng.integers(0, 256, (20, 3, 3)).astype("uint8")
+second = keras.Sequential(
+    [
+        keras.Input((3, 3), dtype="uint8"),
+        Scale(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(1),
+    ]
+)
+second.compile("adam", "mse")
+data = tf.data.Dataset.from_tensor_slices((images, y[:20])).batch(8).filter(lambda *_: True)
+found["second"] = second.fit(data, epochs=2, verbose=0).history["loss"]
 print(json.dumps(found))
 sys.exit(int(sys.argv[1]))
 """
@@ -95,7 +120,7 @@ def _compare(found, expected):
     for name in ("name", "arguments"):
         assert found[name] == expected[name]
     assert found["history"].keys() == expected["history"].keys()
-    for name in ("evaluation", "batch", "predictions"):
+    for name in ("evaluation", "batch", "predictions", "loaded", "hidden", "second"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-12)
     for name, values in expected["history"].items():
         np.testing.assert_allclose(found["history"][name], values, rtol=1e-12)
