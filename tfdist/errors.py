@@ -36,16 +36,26 @@ def make_unknown_name_error(
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 
 
+# What comes before and after the line that says what is wrong, where Keras runs a graph.
+_OF_GRAPHS = ("Graph execution error", "Detected at node", "Original stack trace")
+
+
 def shorten_error(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its class where it says nothing.
+    """Returns the line in which an error says what is wrong, or its class where it says nothing.
 
     >>> shorten_error(ValueError("no such thing\\n  at this place"))
     'no such thing'
+    >>> shorten_error(ValueError("Graph execution error:\\n  File a.py\\nNot so.\\n\\t [[a]]"))
+    'Not so.'
     >>> shorten_error(KeyError())
     'KeyError'
     """
     text = getattr(error, "message", "") or str(error)  # TensorFlow's errors have a message
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and lines[0].startswith(_OF_GRAPHS[0]):
+        plain = [line for line in lines if not line.startswith((" ", "\t", *_OF_GRAPHS))]
+        lines = plain[-1:] or lines
+    return lines[0] if lines else type(error).__name__
 
 
 class TrainingError(RuntimeError):

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 from tfdist.strategies.registry import find_traits
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step import Steps
@@ -217,7 +217,7 @@ def _shorten(error: Exception) -> str:
     """Returns what an error says, in one line."""
     text = getattr(error, "message", "") or str(error)
     found = re.search(r"\(0\) (.*)", text)  # the first of TensorFlow's root errors
-    return (found[1] if found else text.strip().partition("\n")[0])[:300].rstrip(".")
+    return (found[1] if found else shorten_error(error))[:300].rstrip(".")
 
 
 def _slice(batch: Any, first: int, last: int) -> Any:
