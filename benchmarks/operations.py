@@ -48,8 +48,9 @@ def train(precision: str, directory: str) -> None:
     from tfdist import assembly
     from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.runs import processes
-    from tfdist.runs.options import TrainingOptions, TrainOptions
+    from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
+    from tfdist.training.options import TrainingOptions
     from tfdist.training.trainer import Trainer
 
     options = TrainOptions(

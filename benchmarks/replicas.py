@@ -128,8 +128,9 @@ def measure(directory: str) -> int:
     from tfdist import assembly
     from tfdist.benchmark.measuring import Clock, build_model, make_batches
     from tfdist.runs import processes
-    from tfdist.runs.options import TrainingOptions, TrainOptions
+    from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
+    from tfdist.training.options import TrainingOptions
     from tfdist.training.step_options import StepOptions
     from tfdist.training.trainer import Trainer
 

@@ -9,8 +9,10 @@ from tfdist._lazy import lazy_exports
 __version__ = "0.1.0"
 
 __all__ = [
+    "Data",
     "Predictor",
     "StepOptions",
+    "Task",
     "TfdistError",
     "Trainer",
     "TrainingError",
@@ -25,13 +27,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "Data": "tfdist.tasks.base:Data",
         "Predictor": "tfdist.tasks.segmentation.inference.predictor:Predictor",
         "StepOptions": "tfdist.training.step_options:StepOptions",
         "TfdistError": "tfdist.errors:TfdistError",
+        "Task": "tfdist.tasks.base:Task",
         "Trainer": "tfdist.training.trainer:Trainer",
         "TrainingError": "tfdist.errors:TrainingError",
         "data": "tfdist.data",
-        "load_run": "tfdist.assembly:load_run",
+        "load_run": "tfdist.tasks.segmentation.inference.assembly:load_run",
         "models": "tfdist.models",
         "option": "tfdist.options:option",
         "strategies": "tfdist.strategies",

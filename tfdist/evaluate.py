@@ -27,9 +27,8 @@ def run_evaluation(options: EvaluateOptions) -> int:
       TfdistError: bad input; nothing was written.
       OSError: the metrics cannot be written.
     """
-    from tfdist import assembly
     from tfdist.data.cache import read_examples
-    from tfdist.tasks.segmentation.inference import files, scores
+    from tfdist.tasks.segmentation.inference import assembly, files, scores
 
     chosen = options.run
     strategy = assembly.start_devices(options.devices)

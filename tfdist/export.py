@@ -25,7 +25,7 @@ def run_export(options: ExportOptions) -> int:
       TfdistError: bad input; nothing was written.
       OSError: `--output` cannot be written.
     """
-    from tfdist import assembly
+    from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (
         ENCODED_SIGNATURE,
         TENSOR_SIGNATURE,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError
-from tfdist.runs.options import parse_label_map
 from tfdist.tasks.segmentation.inference.options import PredictOptions
+from tfdist.tasks.segmentation.task import parse_label_map
 
 if TYPE_CHECKING:
     from tfdist.tasks.segmentation.inference.prediction import Prediction
@@ -31,8 +31,7 @@ def run_prediction(options: PredictOptions) -> int:
       TfdistError: bad input; nothing was written.
       OSError: `--output` cannot be written.
     """
-    from tfdist import assembly
-    from tfdist.tasks.segmentation.inference import files, prediction
+    from tfdist.tasks.segmentation.inference import assembly, files, prediction
     from tfdist.tasks.segmentation.inference.scores import format_scores
     from tfdist.tasks.segmentation.pictures import make_palette
 
@@ -45,7 +44,7 @@ def run_prediction(options: PredictOptions) -> int:
     label_map = parse_label_map(chosen.label_map)
     strategy = assembly.start_devices(options.devices)
     run = assembly.load_run(chosen.run_dir, strategy=strategy)
-    label_map = label_map or parse_label_map(run.options.data.label_map)
+    label_map = label_map or parse_label_map(run.task.label_map)
     predictor = assembly.build_predictor(run, options.windows, strategy)
     directory = files.PredictionDirectory(chosen.output, make_palette(run.num_classes))
     windows = options.windows

@@ -20,14 +20,14 @@ from tfdist.runs.stopping import EXIT_TERMINATED, StopSignals, watch_for_mainten
 if TYPE_CHECKING:
     import keras
 
-    from tfdist.assembly import Data
+    from tfdist.data.pipeline import BatchAugmentation
     from tfdist.runs.utilization import Utilization
-    from tfdist.tasks.segmentation.augment import Augmentation
+    from tfdist.tasks.base import Task
+    from tfdist.tasks.sources import SourceData
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
-SAMPLES = 6
 _INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
 
 
@@ -61,6 +61,7 @@ def run_training(options: TrainOptions) -> int:
     from tfdist.runs.batch_size.choice import find_batch_size, recall_batch_size
     from tfdist.runs.utilization import Utilization
     from tfdist.strategies.servers import run_server
+    from tfdist.tasks.sources import to_sources
     from tfdist.training.callbacks import Throughput
     from tfdist.training.run_directory import find_run_directory
     from tfdist.training.trainer import Trainer
@@ -78,25 +79,15 @@ def run_training(options: TrainOptions) -> int:
         run_server(cluster)
         return 0 if run.is_finished else EXIT_TERMINATED
     strategy = processes.build_strategy(options)
-    augmentation = assembly.build_augmentation(options)
-    data = assembly.build_data(options)
-    options = find_batch_size(
-        options,
-        num_examples=data.train.num_examples,
-        num_classes=data.num_classes,
-        num_replicas=strategy.num_replicas_in_sync,
-    )
+    task = options.task.select()
+    augmentation = task.make_augmentation()
+    data = to_sources(task.make_data(seed=options.training.seed, quiet=options.run.quiet))
+    options = find_batch_size(options, data=data, num_replicas=strategy.num_replicas_in_sync)
     training = options.training
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)
     total_steps = training.max_steps or training.epochs * epoch_steps
     trainer = Trainer(
-        assembly.make_build_model(
-            options,
-            num_classes=data.num_classes,
-            class_names=data.class_names,
-            class_weights=assembly.find_class_weights(options, data.train),
-            total_steps=total_steps,
-        ),
+        assembly.make_build_model(task, training, data.info, total_steps=total_steps),
         strategy=strategy,
         checkpoint_dir=run.checkpoints,
         keep_checkpoints=options.run.keep_checkpoints,
@@ -128,7 +119,7 @@ def run_training(options: TrainOptions) -> int:
             None if chosen.traits.has_servers else Utilization(trainer, training.global_batch_size)
         )
         callbacks = (
-            _make_callbacks(options, run, trainer, throughput, utilization)
+            _make_callbacks(options, task, run, trainer, throughput, utilization)
             if trainer.is_chief
             else []
         )
@@ -140,15 +131,15 @@ def run_training(options: TrainOptions) -> int:
                 file=sys.stderr,
             )
             return signals.exit_status
-        _finish(options, run, trainer, data, throughput, utilization, started)
+        _finish(options, task, run, trainer, data, throughput, utilization, started)
         return 0
 
 
 def _fit(
     options: TrainOptions,
     trainer: "Trainer",
-    data: "Data",
-    augmentation: "Augmentation",
+    data: "SourceData",
+    augmentation: "BatchAugmentation | None",
     callbacks: "list[keras.callbacks.Callback]",
     total_steps: int,
 ) -> None:
@@ -174,9 +165,10 @@ def _fit(
 
 def _finish(
     options: TrainOptions,
+    task: "Task",
     run: "RunDirectory",
     trainer: "Trainer",
-    data: "Data",
+    data: "SourceData",
     throughput: "Throughput",
     utilization: "Utilization | None",
     started: float,
@@ -186,7 +178,7 @@ def _finish(
     A run that was finished before keeps its model and its summary.
     """
     before = _read_summary(run) if throughput.first_step_s is None else None
-    summary = _save_best_model(options, run, trainer, data, is_kept=before is not None)
+    summary = _save_best_model(options, task, run, trainer, data, is_kept=before is not None)
     launch_dir = find_launch_dir()
     rate = throughput.images_per_second
     summary |= {
@@ -208,16 +200,16 @@ def _finish(
         print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
     trainer.wait_for_all()
     if trainer.is_chief and not options.run.quiet:
+        files = ", ".join([*task.pictures, "model.keras", "summary.json"])
         print(
-            f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
-            f"{summary['val_pixel_accuracy']:.4f}, {_describe_speed(summary)}. "
-            f"Everything is in {run.path}: curves.svg, samples/predictions.png, model.keras, "
-            "summary.json."
+            f"{task.describe_result(summary)}, {_describe_speed(summary)}. "
+            f"Everything is in {run.path}: {files}."
         )
 
 
 def _make_callbacks(
     options: TrainOptions,
+    task: "Task",
     run: "RunDirectory",
     trainer: "Trainer",
     throughput: "Throughput",
@@ -232,7 +224,7 @@ def _make_callbacks(
         throughput,
         *([utilization] if utilization else []),
         callbacks.MetricsLog(run, trainer, throughput, log_every=options.run.log_every),
-        callbacks.MarkBest(trainer),
+        callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
     ]
     if options.run.tensorboard:
         made.append(callbacks.TensorBoardLog(run, trainer))
@@ -276,41 +268,34 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _save_best_model(
-    options: TrainOptions, run: "RunDirectory", trainer: "Trainer", data: "Data", *, is_kept: bool
+    options: TrainOptions,
+    task: "Task",
+    run: "RunDirectory",
+    trainer: "Trainer",
+    data: "SourceData",
+    *,
+    is_kept: bool,
 ) -> dict[str, Any]:
-    """Saves the best model, its samples and what is known of it.
+    """Saves the best model, its pictures and what is known of it.
 
     Args:
-      options, run, trainer, data: of the run.
+      options, task, run, trainer, data: of the run.
       is_kept: whether the model that is there stays, byte for byte.
     """
-    from tfdist import assembly
-    from tfdist.tasks.segmentation.evaluation import (
-        evaluate_segmentation,
-        write_curves,
-        write_samples,
-    )
-
     final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
     history = trainer.history.history
     best_step = trainer.restore_best_checkpoint()
-    metrics = evaluate_segmentation(
-        trainer,
-        data.val,
-        class_names=data.class_names,
-        global_batch_size=options.training.global_batch_size,
-    )
+    metrics = task.evaluate(trainer, data, global_batch_size=options.training.global_batch_size)
     with tempfile.TemporaryDirectory() as directory:
         # Saving may take all workers, who do not know whether the chief has the model already.
         path = f"{directory}/model.keras" if is_kept else run.model
-        assembly.save_model(trainer, path)
+        trainer.save_model(path, convert=task.to_portable)
     if trainer.is_chief and not is_kept:
         run.copy_model()
-    write_samples(run, trainer, data.val, num_examples=SAMPLES, num_classes=data.num_classes)
-    if trainer.is_chief:
-        write_curves(run, history)
+    task.write_pictures(run, trainer, data, history)
     peaks = trainer.measure_peak_memory()
     return {
+        "task": options.task.task,
         "strategy": options.strategy.strategy,
         "replicas": trainer.num_replicas,
         "global_batch_size": options.training.global_batch_size,
@@ -318,7 +303,7 @@ def _save_best_model(
         "epochs": len(trainer.history.epoch),
         "loss": history["loss"][-1] if history.get("loss") else None,
         **metrics,
-        "skipped_examples": data.train.num_skipped + data.val.num_skipped,
+        "info": dict(data.info),
         "best_step": best_step,
         "resumed_from_step": trainer.resumed_from_step,
         "peak_memory_bytes": max(peaks.values()),
@@ -341,7 +326,9 @@ def _read_summary(run: "RunDirectory") -> dict[str, Any] | None:
             return None
 
 
-def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total_steps: int) -> str:
+def _describe_run(
+    options: TrainOptions, trainer: "Trainer", data: "SourceData", total_steps: int
+) -> str:
     strategy, workers = trainer.strategy, trainer.num_workers
     # What TensorFlow calls it is not what it is documented as.
     name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
@@ -350,7 +337,7 @@ def _describe_run(options: TrainOptions, trainer: "Trainer", data: "Data", total
         f"{trainer.num_replicas} x "
         f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
         f"{options.training.precision}: {data.train.num_examples} training and "
-        f"{data.val.num_examples} validation examples, {data.num_classes} classes, "
+        f"{data.val.num_examples} validation examples, "
         f"{total_steps} steps of {options.training.global_batch_size}."
     )
 

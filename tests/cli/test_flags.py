@@ -4,8 +4,9 @@ import pytest
 
 from tfdist.cli.flags import format_help, parse_flags
 from tfdist.errors import TfdistError
-from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
-from tfdist.runs.presets import PRESETS
+from tfdist.runs.options import TrainOptions
+from tfdist.tasks.segmentation.presets import PRESETS
+from tfdist.training.options import AUTO_BATCH_SIZE
 
 
 def test_without_flags_everything_has_its_default():
@@ -26,12 +27,12 @@ def test_reads_every_kind_of_value():
         ],
     )
     assert options.strategy.devices == ("GPU:0", "GPU:1")
-    assert options.data.image_size == (128, 160)
-    assert options.data.scale == (0.5, 2.0)
-    assert options.data.flip is False
-    assert options.data.ignore_label == 11
+    assert options.task.image_size == (128, 160)
+    assert options.task.scale == (0.5, 2.0)
+    assert options.task.flip is False
+    assert options.task.ignore_label == 11
     assert options.training.learning_rate == 1e-4
-    assert options.data.data_dir == "a folder with spaces"
+    assert options.task.data_dir == "a folder with spaces"
 
 
 def test_a_batch_size_is_a_number_or_to_be_found():
@@ -44,7 +45,7 @@ def test_a_batch_size_is_a_number_or_to_be_found():
 )
 def test_a_directory_has_no_slash_at_its_end(given, read):
     options = parse_flags(TrainOptions, [f"--run_dir={given}", f"--data_dir={given}"])
-    assert (options.run.run_dir, options.data.data_dir) == (read, read)
+    assert (options.run.run_dir, options.task.data_dir) == (read, read)
 
 
 def test_reads_a_flagfile(path_with_spaces):
@@ -59,14 +60,14 @@ def test_flags_that_are_given_win_over_the_preset(name, path_with_spaces):
     path.write_text(f"--preset={name}\n")
     options = parse_flags(TrainOptions, ["--epochs=3", f"--flagfile={path}", "--nopretrained"])
     expected = {"camvid": (368, 480), "oxford_pets": (128, 128)}[name]
-    assert options.data.image_size == expected
+    assert options.task.image_size == expected
     assert options.training.epochs == 3
-    assert options.model.pretrained is False
+    assert options.task.pretrained is False
     assert options.training.learning_rate != TrainOptions().training.learning_rate
 
 
 def test_every_preset_can_be_chosen():
-    choices = TrainOptions.list_groups()["training"].__dataclass_fields__["preset"].metadata
+    choices = TrainOptions.list_groups()["task"].__dataclass_fields__["preset"].metadata
     assert choices["choices"] == ("none", *PRESETS)
 
 

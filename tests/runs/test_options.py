@@ -6,24 +6,20 @@ from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.flags import parse_flags
 from tfdist.errors import TfdistError
 from tfdist.jobs import JobsOptions
-from tfdist.runs.options import (
-    DataOptions,
-    RunOptions,
-    TrainingOptions,
-    TrainOptions,
-    parse_label_map,
-)
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
     ExportOptions,
     PredictOptions,
 )
+from tfdist.tasks.segmentation.task import Segmentation, parse_label_map
+from tfdist.training.options import RunOptions, TrainingOptions
 from tfdist.verify.options import VerifyOptions
 
 PATHS = [
     (TrainOptions, "run", "run_dir"),
-    (TrainOptions, "data", "data_dir"),
+    (TrainOptions, "task", "data_dir"),
     (PredictOptions, "run", "run_dir"),
     (PredictOptions, "run", "images"),
     (PredictOptions, "run", "masks"),
@@ -116,5 +112,5 @@ def test_no_path_is_left_out():
 
 def test_a_directory_has_one_name():
     assert RunOptions(run_dir="gs://a/b/").run_dir == "gs://a/b"
-    assert DataOptions(data_dir="/").data_dir == "/"
-    assert DataOptions(data_dir=None).data_dir is None
+    assert Segmentation(data_dir="/").data_dir == "/"
+    assert Segmentation(data_dir=None).data_dir is None

@@ -1,8 +1,8 @@
 import keras
 import pytest
 
-from tfdist.runs.options import TrainingOptions
 from tfdist.training.optimizers import make_optimizer, make_schedule
+from tfdist.training.options import TrainingOptions
 
 
 def test_the_cosine_rises_then_falls_to_zero():

@@ -13,11 +13,12 @@ from tfdist.benchmark.contestants import Contestant
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.runs import processes
-from tfdist.runs.options import TrainingOptions, TrainOptions
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.registry import STRATEGIES
 from tfdist.strategies.servers import run_server
 from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
+from tfdist.training.options import TrainingOptions
 from tfdist.training.trainer import Trainer
 
 _BATCHES = 4  # that are kept in memory and seen again and again

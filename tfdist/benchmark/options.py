@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
-from tfdist.runs.options import PRECISIONS, ModelOptions, RunOptions, TrainingOptions
 from tfdist.strategies.registry import STRATEGIES
+from tfdist.tasks.segmentation.task import Segmentation
+from tfdist.training.options import PRECISIONS, RunOptions, TrainingOptions
 from tfdist.verify.options import FIXED_BATCH_SIZE
 
 BASELINES = ("loop", "keras_fit", "keras_layers_fit")
@@ -56,12 +57,12 @@ class ContestOptions(OptionGroup):
 class MeasuredModelOptions(OptionGroup):
     """What is trained for it."""
 
-    model: str = inherit(ModelOptions, "model")
+    model: str = inherit(Segmentation, "model")
     image_size: tuple[int, int] = option((128, 128), "height and width in pixels", metavar="H,W")
     num_classes: int = option(3, "classes", minimum=2)
-    base_filters: int = inherit(ModelOptions, "base_filters")
-    depth: int = inherit(ModelOptions, "depth")
-    norm: str = inherit(ModelOptions, "norm")
+    base_filters: int = inherit(Segmentation, "base_filters")
+    depth: int = inherit(Segmentation, "depth")
+    norm: str = inherit(Segmentation, "norm")
     global_batch_size: int = inherit(TrainingOptions, "global_batch_size", **FIXED_BATCH_SIZE)
 
 

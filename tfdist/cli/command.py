@@ -39,7 +39,7 @@ def run_command(
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument in ("--help", "-h", "-help") for argument in arguments):
-        print_help(format_help(program, options_class))
+        print_help(format_help(program, options_class, arguments))
         return 0
     try:
         options: Any = parse_flags(options_class, arguments)

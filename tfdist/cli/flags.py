@@ -14,7 +14,6 @@ from tfdist.cli.arguments import check_arguments, count_flags, find_flag
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
-from tfdist.runs.presets import PRESETS
 
 Options = TypeVar("Options", bound=CommandOptions)
 
@@ -35,9 +34,11 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
     try:
         groups = _list_groups(command, arguments)
         values = _parse(groups, arguments)
-        if "preset" in values and values["preset"].value in PRESETS:
-            # Of a flag that is given twice, the last one counts.
-            values = _parse(groups, [*PRESETS[values["preset"].value], *arguments])
+        for group in groups.values():
+            presets = getattr(group, "presets", {})
+            if presets and values["preset"].value in presets:
+                # Of a flag that is given twice, the last one counts.
+                values = _parse(groups, [*presets[values["preset"].value], *arguments])
         return command(
             **{
                 name: group(**{i.name: _read(values, i) for i in dataclasses.fields(group)})
@@ -136,10 +137,16 @@ def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
     return kept
 
 
-def format_help(program: str, command: type[CommandOptions]) -> str:
-    """Returns the help text: every flag in its group, with default and valid values."""
+def format_help(program: str, command: type[CommandOptions], arguments: Sequence[str] = ()) -> str:
+    """Returns the help text: every flag in its group, with default and valid values.
+
+    Args:
+      program: the module's name.
+      command: the class of the command's options.
+      arguments: the command line, whose choices may bring others.
+    """
     lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
-    for group in command.list_groups().values():
+    for group in _list_groups(command, arguments).values():
         lines.append((group.__doc__ or "").strip().rstrip("."))
         for item in dataclasses.fields(group):
             lines += _format_flag(item)

@@ -9,9 +9,10 @@ from tfdist.cli.flags import expand_flag_files, parse_flags
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.jobs.options import ClusterOptions, JobsOptions
-from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import AUTO, find_strategy, validate_cluster
+from tfdist.training.options import AUTO_BATCH_SIZE
 
 TARGETS = ("vertex", "kubernetes", "slurm")
 COMMAND = ("python", "-m", "tfdist.train")
@@ -168,7 +169,7 @@ def _check_vertex(job: Job) -> None:
         raise TfdistError(
             f"--accelerator={job.accelerator} is not how Vertex AI writes it. Write {name}."
         )
-    run_dir, data_dir = job.options.run.run_dir, job.options.data.data_dir
+    run_dir, data_dir = job.options.run.run_dir, getattr(job.options.task, "data_dir", None)
     if not run_dir.startswith("gs://"):
         raise TfdistError(
             f"--run_dir={run_dir} is a directory of a machine that Vertex AI deletes after the "
@@ -186,8 +187,8 @@ def _check_kubernetes(job: Job) -> None:
     _check_accelerator(
         job, r"([A-Za-z0-9][-.A-Za-z0-9]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*", "amd.com/gpu"
     )
-    run, data = job.options.run, job.options.data
-    for flag, path in (("run_dir", run.run_dir), ("data_dir", data.data_dir)):
+    paths = {"run_dir": job.options.run.run_dir, **job.options.task.list_directories()}
+    for flag, path in paths.items():
         if path and "://" not in path and not path.startswith(f"{CONTAINER_STORAGE}/"):
             raise TfdistError(
                 f"--{flag}={path} is inside a pod, where the others do not see it. Give a bucket's "

@@ -222,7 +222,7 @@ def _make_pod_template(
 
 
 def _needs_volume(job: Job) -> bool:
-    paths = (job.options.run.run_dir, job.options.data.data_dir or "")
+    paths = (job.options.run.run_dir, *job.options.task.list_directories().values())
     return any(path.startswith(f"{CONTAINER_STORAGE}/") for path in paths)
 
 

@@ -12,12 +12,11 @@ from tfdist.data.pipeline import steps_per_epoch
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import recall_batch_size
-from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions, parse_label_map
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import find_strategy
-from tfdist.tasks.segmentation.registry import make_examples
-from tfdist.tasks.segmentation.tfds_source import is_prepared
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
+from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.rematerialize import count_kept
 from tfdist.training.run_directory import find_run_directory
 from tfdist.training.step_checks import check_model
@@ -27,8 +26,6 @@ _FILES = (
     "checkpoints/",
     "metrics.jsonl",
     "tensorboard/",
-    "curves.svg",
-    "samples/predictions.png",
     "model.keras",
     "summary.json",
 )
@@ -74,14 +71,18 @@ def describe_dry_run(options: TrainOptions) -> str:
     size = training.global_batch_size or sharing * step.micro_batches
     check_global_batch(size, num_replicas=sharing, micro_batches=step.micro_batches)
     rows = math.ceil(size / sharing)
-    data, num_classes, num_examples = _describe_data(options)
+    task = options.task.select()
+    data = task.describe_data(seed=training.seed)
     total_steps = training.max_steps
     epoch_steps = None
-    if num_examples and training.global_batch_size:
-        epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
+    if data.num_examples and training.global_batch_size:
+        epoch_steps = steps_per_epoch(data.num_examples, training.global_batch_size)
     if epoch_steps:
         total_steps = total_steps or training.epochs * epoch_steps
-    model = _build_model(options, num_classes, total_steps or 1)
+    task.make_augmentation()
+    model = assembly.make_build_model(
+        task.without_downloads(), training, data.info, total_steps=total_steps or 1
+    )()
     check_model(
         options.step,
         model,
@@ -98,10 +99,10 @@ def describe_dry_run(options: TrainOptions) -> str:
         "cluster": cluster.describe() if cluster else "none: this process by itself",
         "strategy": f"{name}: {where}",
         "global batch": _describe_batch(options, rows, asynchronous=asynchronous),
-        "data": data,
+        "data": data.text,
         "steps": f"{total_steps or f'known once {unknown}'}"
         + (f", {epoch_steps} an epoch" if epoch_steps else ""),
-        "model": f"{options.model.model}, {model.count_params():,} parameters, "
+        "model": f"{task.describe_model()}, {model.count_params():,} parameters, "
         f"{training.precision}",
         "memory": f"{'' if is_found else 'of the smallest batch '}about "
         f"{_to_mib(memory.state + memory.activations)} MiB a replica: "
@@ -109,7 +110,9 @@ def describe_dry_run(options: TrainOptions) -> str:
         f"{_to_mib(memory.activations)} activations",
         "run directory": _describe_run_directory(options),
         "files": ", ".join(
-            name for name in _FILES if options.run.tensorboard or name != "tensorboard/"
+            name
+            for name in (*_FILES, *task.pictures)
+            if options.run.tensorboard or name != "tensorboard/"
         ),
     }
     width = max(map(len, lines))
@@ -177,48 +180,6 @@ def _describe_batch(options: TrainOptions, rows: int, *, asynchronous: bool) -> 
         return f"auto: found when training starts{parts}"
     share = "a whole one for each worker" if asynchronous else f"{rows} a replica at most"
     return f"{training.global_batch_size} examples, {share}{parts}"
-
-
-def _describe_data(options: TrainOptions) -> tuple[str, int, int | None]:
-    """Returns a text, the number of classes, and of training examples if it is known."""
-    data = options.data
-    size = f"{data.image_size[0]}x{data.image_size[1]}"
-    kind, _, name = data.dataset.partition(":")
-    if kind == "tfds" and not is_prepared(name, data.data_dir):
-        text = f"{data.dataset}, resized to {size}: not here yet, training would download it"
-        return text, data.num_classes or len(data.class_names) or 2, None
-    train, val = (
-        make_examples(
-            data.dataset,
-            split=split,
-            image_size=data.image_size,
-            data_dir=data.data_dir,
-            num_classes=data.num_classes,
-            ignore_label=data.ignore_label,
-            label_map=parse_label_map(data.label_map),
-            class_names=data.class_names or None,
-            num_examples=count,
-            seed=options.training.seed,
-        )
-        for split, count in (("train", data.train_examples), ("val", data.val_examples))
-    )
-    classes = train.num_classes or 0
-    text = (
-        f"{data.dataset}, {train.num_examples} training and {val.num_examples} validation "
-        f"examples of {size}, {classes} classes"
-    )
-    return text, classes, train.num_examples
-
-
-def _build_model(options: TrainOptions, num_classes: int, total_steps: int) -> keras.Model:
-    assembly.build_augmentation(options)
-    return assembly.make_build_model(
-        assembly.leave_out_pretrained(options),
-        num_classes=num_classes,
-        class_names=tuple(map(str, range(num_classes))),
-        class_weights=None,
-        total_steps=total_steps,
-    )()
 
 
 def _describe_run_directory(options: TrainOptions) -> str:

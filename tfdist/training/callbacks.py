@@ -1,5 +1,6 @@
 """The callbacks by which a command fills its run directory."""
 
+import math
 import time
 from typing import Any
 
@@ -133,18 +134,21 @@ class MarkBest(keras.callbacks.Callback):
 
     Args:
       trainer: whose checkpoints are kept.
-      monitor: the log to maximise.
+      monitor: the log to watch.
+      is_higher_better: whether its largest value is the best, or its smallest.
     """
 
-    def __init__(self, trainer: Trainer, monitor: str = "val_mean_iou"):
+    def __init__(self, trainer: Trainer, monitor: str, *, is_higher_better: bool):
         super().__init__()
         self._trainer = trainer
         self._monitor = monitor
+        self._sign = 1.0 if is_higher_better else -1.0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         # The history, which a checkpoint holds, says what was best before a restart.
-        seen = self._trainer.history.history.get(self._monitor, [])
-        if logs and self._monitor in logs and logs[self._monitor] >= max(seen, default=0.0):
+        seen = [self._sign * x for x in self._trainer.history.history.get(self._monitor, [])]
+        value = self._sign * (logs or {}).get(self._monitor, math.nan)
+        if value >= max(seen, default=-math.inf):
             self._trainer.mark_best_checkpoint()
 
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist.runs.options import TrainingOptions
+from tfdist.training.options import TrainingOptions
 
 
 def make_schedule(

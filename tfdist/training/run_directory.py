@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError, shorten_error
-from tfdist.runs.options import RunOptions
 from tfdist.training.durable_files import (
     append_durably,
     make_directories,
     sync_to_disk,
     write_atomically,
 )
+from tfdist.training.options import RunOptions
 from tfdist.training.run_lock import hold_run_lock
 
 

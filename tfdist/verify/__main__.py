@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.runs.options import ModelOptions
+from tfdist.models import MODELS
 from tfdist.verify.options import VerifyOptions
 
 
@@ -63,10 +63,8 @@ def check_options(options: VerifyOptions) -> None:
     names = options.verification.strategies
     if not names:
         raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")
-    if ":" not in options.model.model:
-        models = ModelOptions.__dataclass_fields__["model"].metadata["choices"]
-        if options.model.model not in models:
-            raise make_unknown_name_error("--model", options.model.model, models)
+    if ":" not in options.model.model and options.model.model not in MODELS:
+        raise make_unknown_name_error("--model", options.model.model, list(MODELS))
 
 
 def _make_say(options: VerifyOptions) -> Callable[[str, int, int], None]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
-from tfdist.runs.options import DataOptions, ModelOptions, RunOptions, TrainingOptions
 from tfdist.strategies.registry import STRATEGIES, list_names
+from tfdist.tasks.segmentation.task import Segmentation
+from tfdist.training.options import RunOptions, TrainingOptions
 
 # For commands that take a number alone.
 FIXED_BATCH_SIZE: dict[str, Any] = {
@@ -54,15 +55,15 @@ class VerifiedModelOptions(OptionGroup):
         "the model's module's make_data by default, else arrays made up from the model's shapes",
         metavar="package.module:function",
     )
-    image_size: tuple[int, int] = inherit(DataOptions, "image_size", (16, 16))
-    base_filters: int = inherit(ModelOptions, "base_filters", 4)
-    depth: int = inherit(ModelOptions, "depth", 1)
-    norm: str = inherit(ModelOptions, "norm")
+    image_size: tuple[int, int] = inherit(Segmentation, "image_size", (16, 16))
+    base_filters: int = inherit(Segmentation, "base_filters", 4)
+    depth: int = inherit(Segmentation, "depth", 1)
+    norm: str = inherit(Segmentation, "norm")
     global_batch_size: int = inherit(TrainingOptions, "global_batch_size", 9, **FIXED_BATCH_SIZE)
     optimizer: str = inherit(TrainingOptions, "optimizer")
     learning_rate: float = inherit(TrainingOptions, "learning_rate")
     clip_norm: float = inherit(TrainingOptions, "clip_norm")
-    loss: str = inherit(TrainingOptions, "loss")
+    loss: str = inherit(Segmentation, "loss")
     precision: str = inherit(
         TrainingOptions,
         "precision",

@@ -9,8 +9,11 @@ import keras
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.runs.options import DataOptions, ModelOptions, TrainingOptions, TrainOptions
+from tfdist.imports import import_named
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
+from tfdist.tasks.registry import make_task_options
+from tfdist.training.options import TrainingOptions
 from tfdist.verify.options import VerifiedModelOptions, VerifyOptions
 
 _PLAIN_RATE = 0.05
@@ -79,22 +82,19 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
         "precision": chosen.precision,
     }
     if ":" in chosen.model:
-        build_model = _import_function("--model", chosen.model)
+        build_model = _import_function("model", chosen.model)
         arrays = _find_data(chosen, build_model)
         return Problem(build_model, arrays, arrays, None, **common)
     # The project's own models are joined in there, and with them TensorFlow.
     from tfdist import assembly
 
     train_options = make_train_options(options, norm=chosen.norm)
-    data = assembly.build_data(train_options)
+    task, training = train_options.task.select(), train_options.training
+    data = task.make_data(seed=training.seed, quiet=True)
     build_model = assembly.make_build_model(
-        train_options,
-        num_classes=data.num_classes,
-        class_names=data.class_names,
-        class_weights=None,
-        total_steps=options.verification.steps,
+        task, training, data.info, total_steps=options.verification.steps
     )
-    augmentation = assembly.build_augmentation(train_options)
+    augmentation = task.make_augmentation()
     return Problem(build_model, (data.train,), (data.val,), augmentation, **common)
 
 
@@ -103,26 +103,24 @@ def make_train_options(
 ) -> TrainOptions:
     """Returns the options that `tfdist.train` would have for the same training."""
     chosen, base = options.model, TrainOptions()
-    is_own = ":" not in chosen.model
+    own = {} if ":" in chosen.model else {"model": chosen.model}
     return TrainOptions(
         strategy=make_strategy_options(strategy=strategy),
-        data=DataOptions(
+        task=make_task_options(
             image_size=chosen.image_size,
             train_examples=_SHAPES_EXAMPLES,
             val_examples=_SHAPES_EXAMPLES // 2,
-        ),
-        model=ModelOptions(
-            model=chosen.model if is_own else base.model.model,
             base_filters=chosen.base_filters,
             depth=chosen.depth,
             norm=norm or chosen.norm,
+            loss=chosen.loss,
+            **own,
         ),
         training=TrainingOptions(
             global_batch_size=chosen.global_batch_size,
             optimizer=chosen.optimizer,
             learning_rate=chosen.learning_rate,
             clip_norm=chosen.clip_norm,
-            loss=chosen.loss,
             precision=chosen.precision,
             seed=chosen.seed,
         ),
@@ -131,22 +129,15 @@ def make_train_options(
 
 
 def _import_function(flag: str, name: str) -> Callable[[], Any]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise TfdistError(
-            f"{flag}={name}: {error}. Write package.module:function, with the package in the "
-            "present directory or installed."
-        ) from error
+    function: Any = import_named(flag, name)
     if not callable(function):
-        raise TfdistError(f"{flag}={name} is a {type(function).__name__}, not a function.")
+        raise TfdistError(f"`{flag}={name}` is a {type(function).__name__}, not a function.")
     return function
 
 
 def _find_data(chosen: VerifiedModelOptions, build_model: Callable[[], Any]) -> tuple[Any, ...]:
     if chosen.make_data:
-        make_data: Any = _import_function("--make_data", chosen.make_data)
+        make_data: Any = _import_function("make_data", chosen.make_data)
     else:
         module = importlib.import_module(chosen.model.partition(":")[0])
         make_data = getattr(module, "make_data", None)

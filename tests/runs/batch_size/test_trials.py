@@ -12,21 +12,23 @@ import pytest
 from tfdist.cli.command import run_command
 from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.trials import run_trial
-from tfdist.runs.options import DataOptions, ModelOptions, TrainOptions
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
+from tfdist.tasks.registry import make_task_options
+from tfdist.tasks.sources import to_sources
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[3]
 MIB = 2**20
 SMALL = TrainOptions(
     strategy=make_strategy_options(strategy="one_device"),
-    data=DataOptions(image_size=(64, 64)),
-    model=ModelOptions(base_filters=16, depth=3),
+    task=make_task_options(image_size=(64, 64), base_filters=16, depth=3),
 )
+DATA = to_sources(SMALL.task.select().make_data(seed=0, quiet=True))
 
 
 def test_a_trial_ends_at_its_limit():
-    trial = run_trial(SMALL, 8, num_classes=4, free=FreeMemory(200 * MIB, "here"))
+    trial = run_trial(SMALL, 8, data=DATA, free=FreeMemory(200 * MIB, "here"))
     assert trial.usage is None
     assert trial.problem == "the trial was stopped at 180 MiB"
 
@@ -34,7 +36,7 @@ def test_a_trial_ends_at_its_limit():
 def test_a_trial_does_not_outlive_what_started_it():
     code = (
         "from tests.runs.batch_size.test_trials import *; "
-        "run_trial(SMALL, 8, num_classes=4, free=FreeMemory(2**33, 'here'))"
+        "run_trial(SMALL, 8, data=DATA, free=FreeMemory(2**33, 'here'))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -91,11 +93,11 @@ def is_running(pid):
 
 FAILED_ALLOCATION = """
 import resource
-from tests.runs.batch_size.test_trials import SMALL
+from tests.runs.batch_size.test_trials import DATA, SMALL
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.memory import FreeMemory
 resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**29, 3 * 2**29))
-print(run_trial(SMALL, 300, num_classes=4, free=FreeMemory(2**32, 'here')).problem)
+print(run_trial(SMALL, 300, data=DATA, free=FreeMemory(2**32, 'here')).problem)
 """
 
 

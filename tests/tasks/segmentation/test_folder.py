@@ -13,9 +13,9 @@ from tfdist.data.cache import cache_source
 from tfdist.data.graph_errors import as_user_error
 from tfdist.data.pipeline import make_eval_dataset
 from tfdist.errors import TfdistError
-from tfdist.runs.options import parse_label_map
 from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
 from tfdist.tasks.segmentation.masks import MaskFormatError, decode_mask, encode_mask
+from tfdist.tasks.segmentation.task import parse_label_map
 
 
 def write(path, data):

@@ -6,8 +6,10 @@ from tfdist.errors import TfdistError
 from tfdist.memory import find_free_memory
 from tfdist.runs.batch_size.search import Usage, search_largest
 from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
-from tfdist.runs.options import AUTO_BATCH_SIZE, TrainOptions
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
+from tfdist.tasks.sources import SourceData
+from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.run_directory import RunDirectory
 
 _FLAG = "`global_batch_size=auto`"
@@ -37,15 +39,12 @@ def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
     return options
 
 
-def find_batch_size(
-    options: TrainOptions, *, num_examples: int, num_classes: int, num_replicas: int
-) -> TrainOptions:
+def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: int) -> TrainOptions:
     """Returns the options with the largest global batch that fits, if it is to be found.
 
     Args:
       options: of the run.
-      num_examples: training examples: the batch is not larger.
-      num_classes: of the labels.
+      data: of the run; the batch is not larger than all training examples.
       num_replicas: that share a global batch: it is a multiple of them times the micro-batches.
 
     Raises:
@@ -54,6 +53,7 @@ def find_batch_size(
     training = options.training
     if training.global_batch_size != AUTO_BATCH_SIZE:
         return options
+    num_examples = data.train.num_examples
     unit = num_replicas * options.step.micro_batches
     if num_examples < unit:
         raise TfdistError(
@@ -69,7 +69,7 @@ def find_batch_size(
             print(f"{_FLAG}: {text}", flush=True)
 
     def try_size(size: int) -> Usage | None:
-        trial = run_trial(options, size, num_classes=num_classes, free=free)
+        trial = run_trial(options, size, data=data, free=free)
         trials.append(trial)
         if trial.usage is None:
             say(f"{size} examples a step do not fit, {trial.problem}.")
@@ -82,7 +82,7 @@ def find_batch_size(
     if usage is None:
         raise TfdistError(
             f"{_FLAG}: not even {unit} fit, {trials[-1].problem} ({format_bytes(free.bytes)} free "
-            f"{free.where}). Free memory, or take a smaller --image_size or --base_filters."
+            f"{free.where}). Free memory, or take smaller examples or a smaller model."
         )
     why = (
         f"about as many as fit {format_bytes(usage.limit)}, nine tenths of what is free "

@@ -17,6 +17,7 @@ from tfdist.launch.machine import find_sources
 from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.search import Usage
 from tfdist.runs.options import TrainOptions
+from tfdist.tasks.sources import SourceData
 
 EXIT_OUT_OF_MEMORY = 3
 SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and what else runs here
@@ -40,24 +41,27 @@ class Trial:
 
 
 def run_trial(
-    options: TrainOptions, global_batch_size: int, *, num_classes: int, free: FreeMemory
+    options: TrainOptions, global_batch_size: int, *, data: SourceData, free: FreeMemory
 ) -> Trial:
     """Trains some steps in a process of its own, within the memory that is free.
 
     Args:
       options: of the run.
       global_batch_size: what is tried.
-      num_classes: of the labels.
+      data: of the run; the trial trains on its first examples.
       free: the process is stopped when its resident memory passes `SHARE` of it.
 
     Raises:
       TfdistError: what training itself would refuse.
     """
+    from tfdist.runs.batch_size.examples import save_examples
+
     limit = int(SHARE * free.bytes)
-    task = {"options": options.to_dict(), "size": global_batch_size, "num_classes": num_classes}
+    task = {"options": options.to_dict(), "size": global_batch_size, "info": dict(data.info)}
     with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
         directory = Path(name)
         (directory / "task.json").write_text(json.dumps(task))
+        save_examples(directory / "examples.pickle", data.train)
         status = _run(directory, limit)
         if status is None:
             return Trial(None, free, f"the trial was stopped at {format_bytes(limit)}")

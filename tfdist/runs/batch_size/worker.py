@@ -21,11 +21,15 @@ def main(directory: str) -> int:
     start_tensorflow_quietly()
     import tensorflow as tf
 
+    from tfdist.runs.batch_size.examples import load_examples
     from tfdist.runs.batch_size.measuring import measure
 
     try:
         found = measure(
-            TrainOptions.from_dict(task["options"]), task["size"], num_classes=task["num_classes"]
+            TrainOptions.from_dict(task["options"]),
+            task["size"],
+            info=task["info"],
+            examples=load_examples(Path(directory) / "examples.pickle"),
         )
     except (tf.errors.ResourceExhaustedError, MemoryError):
         return EXIT_OUT_OF_MEMORY

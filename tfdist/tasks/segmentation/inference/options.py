@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
-from tfdist.runs.options import DataOptions
 from tfdist.strategies.base import devices_option
 from tfdist.strategies.options import StrategyOptions
 from tfdist.strategies.registry import AUTO, STRATEGIES
+from tfdist.tasks.segmentation.task import Segmentation
 
 _LABEL_MAP_HELP = (
     "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
@@ -59,7 +59,7 @@ class PredictRunOptions(_FinishedRunOptions):
         None, "a directory with the truth, NAME.png for each image: adds the metrics", metavar="DIR"
     )
     label_map: tuple[str, ...] = inherit(
-        DataOptions, "label_map", help=f"of --masks, {_LABEL_MAP_HELP}"
+        Segmentation, "label_map", help=f"of --masks, {_LABEL_MAP_HELP}"
     )
     output: str | None = option(
         None, "masks, overlays and statistics; the same command continues", metavar="DIR"
@@ -91,7 +91,7 @@ class EvaluateRunOptions(_FinishedRunOptions):
         None, "where the data set is; the run's own by default", metavar="DIR"
     )
     label_map: tuple[str, ...] = inherit(
-        DataOptions, "label_map", help=f"folder: {_LABEL_MAP_HELP}"
+        Segmentation, "label_map", help=f"folder: {_LABEL_MAP_HELP}"
     )
     num_examples: int | None = option(
         None, "examples of shapes, or a cap on them; the run's own by default", metavar="N"

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
+from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.run_directory import RunDirectory
 
 
@@ -21,6 +22,7 @@ class TrainedRun:
     Attributes:
       path: the run's directory.
       options: what it was trained with.
+      task: the part of them that says what.
       class_names: a name a class.
       model: from float [batch, height, width, 3], in [0, 255], to logits
         [batch, height, width, classes].
@@ -29,6 +31,7 @@ class TrainedRun:
 
     path: str
     options: TrainOptions
+    task: Segmentation
     class_names: tuple[str, ...]
     model: keras.Model
     model_sha256: str
@@ -36,7 +39,7 @@ class TrainedRun:
     @property
     def image_size(self) -> tuple[int, int]:
         """(height, width) in pixels of the images it was trained on."""
-        return self.options.data.image_size
+        return self.task.image_size
 
     @property
     def num_classes(self) -> int:
@@ -46,7 +49,7 @@ class TrainedRun:
     @property
     def ignore_label(self) -> int | None:
         """The label of pixels that count in no metric, or None."""
-        return self.options.data.ignore_label
+        return self.task.ignore_label
 
 
 def read_run(path: str) -> TrainedRun:
@@ -77,8 +80,16 @@ def read_run(path: str) -> TrainedRun:
             f"Cannot read the run in `run_dir={path}`: {type(error).__name__}: {error} "
             "Train it again with this version of tfdist."
         ) from error
+    task = options.task.select()
+    if not isinstance(task, Segmentation):
+        raise TfdistError(f"The run in `run_dir={path}` is one of `task={options.task.task}`.")
     return TrainedRun(
-        path=path, options=options, class_names=class_names, model=model, model_sha256=digest
+        path=path,
+        options=options,
+        task=task,
+        class_names=class_names,
+        model=model,
+        model_sha256=digest,
     )
 
 

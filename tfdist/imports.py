@@ -1,0 +1,57 @@
+"""Objects that users name in options: `package.module:NAME`, or `FILE.py:NAME`."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Any
+
+from tfdist.errors import TfdistError
+
+
+def import_named(option: str, text: str) -> Any:
+    """Returns what an option names.
+
+    Args:
+      option: the parameter's name, for errors.
+      text: `package.module:NAME`, from an installed package or the working directory, or
+        `FILE.py:NAME`.
+
+    Raises:
+      TfdistError: it cannot be imported, or has no such name.
+    """
+    place, _, name = text.rpartition(":")
+    try:
+        return getattr(_import_file(place) if place.endswith(".py") else _import(place), name)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise TfdistError(
+            f"`{option}={text}`: {error}. Write package.module:NAME, with the package in the "
+            "present directory or installed, or FILE.py:NAME."
+        ) from error
+
+
+def _import(module: str) -> Any:
+    # `python -m` looks in the working directory; a console script does not.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    return importlib.import_module(module)
+
+
+def _import_file(path: str) -> Any:
+    path = os.path.abspath(os.path.expanduser(path))
+    name = f"tfdist_file_{os.path.basename(path)[:-3]}"
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == path:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module there
+    sys.path.insert(0, os.path.dirname(path))  # for what lies beside it, as for a script
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

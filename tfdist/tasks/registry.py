@@ -1,0 +1,107 @@
+"""The table of tasks, and the options that `--task` brings."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.imports import import_named
+from tfdist.options import OptionGroup, option
+from tfdist.tasks.base import Task
+from tfdist.tasks.segmentation.task import Segmentation
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Segmentation,)}
+"""Name, as `--task` takes it -> class."""
+
+
+def find_task(name: str) -> type[Task]:
+    """Returns the class of a task.
+
+    Args:
+      name: a key of `TASKS`, `package.module:Class` or `FILE.py:Class`.
+
+    Raises:
+      TfdistError: there is none of this name.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if ":" not in name:
+        raise make_unknown_name_error("`task`", name, [*TASKS, "FILE.py:Class"])
+    found = import_named("task", name)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise TfdistError(
+            f"`task={name}` is a {type(found).__name__}, not a subclass of tfdist.Task."
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(OptionGroup):
+    """What is trained.
+
+    Attributes:
+      presets: name -> flags that stand for it.
+    """
+
+    presets: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    task: str = option(
+        Segmentation.name,
+        "what is trained; package.module:Class or FILE.py:Class for one of your own",
+        choices=tuple(TASKS),
+        is_open=True,
+    )
+    preset: str = option(
+        "none", "published hyperparameters; flags that are given win over them", result=False
+    )
+
+    @classmethod
+    def widen(cls, chosen: Mapping[str, str]) -> type["TaskOptions"]:
+        """Returns the class with the options of the task that is named."""
+        kind: Any = find_task(chosen.get("task", Segmentation.name))
+        return _join(kind)
+
+    def list_directories(self) -> dict[str, str]:
+        """Returns the directories that the task's options name, by option."""
+        values = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if item.metadata.get("metavar") == "DIR"
+        }
+        return {name: value for name, value in values.items() if value}
+
+    def select(self) -> Task:
+        """Returns the task that is named, with its options."""
+        kind = find_task(self.task)
+        return kind(**{item.name: getattr(self, item.name) for item in dataclasses.fields(kind)})
+
+
+def make_task_options(**values: Any) -> TaskOptions:
+    """Returns the group with the options of a task, `task` among them."""
+    return TaskOptions.widen({"task": values.get("task", Segmentation.name)})(**values)
+
+
+@functools.cache
+def _join(kind: type[Task]) -> type[TaskOptions]:
+    """Returns a group with the options of a task."""
+    preset = next(item for item in dataclasses.fields(TaskOptions) if item.name == "preset")
+    metadata = {**preset.metadata, "choices": ("none", *kind.presets)}
+    fields: list[Any] = [
+        ("preset", str, dataclasses.field(default="none", metadata=metadata)),
+        *(
+            (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
+            for item in dataclasses.fields(kind)
+        ),
+    ]
+    joined = dataclasses.make_dataclass(
+        "TaskOptions",
+        fields,
+        bases=(TaskOptions,),
+        namespace={"presets": kind.presets},
+        frozen=True,
+        kw_only=True,
+    )
+    joined.__doc__ = f"What is trained: {(kind.__doc__ or kind.__name__).strip().splitlines()[0]}"
+    return joined

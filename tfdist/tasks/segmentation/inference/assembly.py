@@ -1,0 +1,82 @@
+"""Turns the options of the commands that use a finished run into objects."""
+
+import dataclasses
+import os
+
+import tensorflow as tf
+
+from tfdist import devices
+from tfdist.data.cache import SequentialSource
+from tfdist.data.source import Source
+from tfdist.models.portable import to_fused_layers
+from tfdist.strategies.registry import AUTO, choose_local_strategy, make_strategy
+from tfdist.tasks.segmentation.inference.options import (
+    DeviceOptions,
+    EvaluateRunOptions,
+    WindowOptions,
+)
+from tfdist.tasks.segmentation.inference.predictor import Predictor
+from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
+from tfdist.tasks.segmentation.registry import make_examples
+from tfdist.tasks.segmentation.task import parse_label_map
+
+
+def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:
+    """Sets the devices of a process that uses a finished run, and returns its strategy."""
+    devices.configure_virtual_devices(options.virtual_devices)
+    devices.configure_memory_growth()
+    name = choose_local_strategy() if options.strategy == AUTO else options.strategy
+    return make_strategy(name, devices=list(options.devices) or None)
+
+
+def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) -> TrainedRun:
+    """Returns a finished run with its model.
+
+    Args:
+      run_dir: what `tfdist.train` filled, on any file system of `tf.io.gfile`.
+      strategy: where the model's variables are made; one device by default.
+
+    Raises:
+      TfdistError: there is no run, it is not finished, or its files cannot be read.
+    """
+    with (strategy or tf.distribute.get_strategy()).scope():
+        run = read_run(os.path.expanduser(run_dir))
+        return dataclasses.replace(run, model=to_fused_layers(run.model))
+
+
+def build_predictor(
+    run: TrainedRun, options: WindowOptions, strategy: tf.distribute.Strategy
+) -> Predictor:
+    """Returns what predicts with a run's model, loaded under the strategy."""
+    return Predictor(
+        run.model,
+        window=run.image_size,
+        overlap=options.overlap,
+        zoom=options.zoom,
+        tta=options.tta,
+        global_batch_size=options.global_batch_size,
+        strategy=strategy,
+    )
+
+
+def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | SequentialSource:
+    """Returns the examples that a run is evaluated on: its own data set, or what is named."""
+    task = run.task
+    num_examples = options.num_examples
+    if num_examples is None:
+        num_examples = task.train_examples if options.split == "train" else task.val_examples
+    dataset = options.dataset or task.dataset
+    label_map = options.label_map or (task.label_map if dataset == "folder" else ())
+    return make_examples(
+        dataset,
+        split=options.split,
+        image_size=run.image_size,
+        data_dir=options.data_dir or task.data_dir,
+        num_classes=task.num_classes or run.num_classes,
+        ignore_label=run.ignore_label,
+        label_map=parse_label_map(label_map),
+        class_names=run.class_names,
+        num_examples=num_examples,
+        seed=run.options.training.seed,
+        on_bad_example=task.on_bad_example,
+    )

@@ -1,0 +1,303 @@
+"""Segmentation as a task: a class for every pixel of an image."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from tfdist.errors import TfdistError
+from tfdist.imports import import_named
+from tfdist.models import MODELS
+from tfdist.options import option
+from tfdist.tasks.base import Data, DataPlan, Task
+from tfdist.tasks.segmentation.presets import PRESETS
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.tasks.segmentation.augment import Augmentation
+    from tfdist.training.run_directory import RunDirectory
+    from tfdist.training.trainer import Trainer
+
+_SAMPLES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation(Task):
+    """Images and their masks."""
+
+    name: ClassVar[str] = "segmentation"
+    monitor: ClassVar[str] = "val_mean_iou"
+    presets: ClassVar[Mapping[str, Sequence[str]]] = PRESETS
+    pictures: ClassVar[tuple[str, ...]] = ("curves.svg", "samples/predictions.png")
+
+    dataset: str = option(
+        "shapes", "shapes (made as it goes), folder, or tfds:NAME", metavar="NAME"
+    )
+    data_dir: str | None = option(
+        None,
+        "folder: holds SPLIT/images and SPLIT/masks; tfds: where data sets are kept (gs:// too)",
+        metavar="DIR",
+    )
+    num_classes: int | None = option(None, "classes; the data set's own by default", metavar="N")
+    ignore_label: int | None = option(
+        None, "label of pixels that count in no loss and no metric", metavar="LABEL"
+    )
+    label_map: tuple[str, ...] = option(
+        (),
+        "folder: the class that a mask's value or color stands for, as in 255:1 or #ff0000:1; "
+        "values that are not named stand for themselves, colors must all be named",
+        metavar="FROM:TO,FROM:TO",
+    )
+    class_names: tuple[str, ...] = option((), "names for the metrics", metavar="sky,road")
+    image_size: tuple[int, int] = option(
+        (96, 96),
+        "height and width in pixels: bilinear for images, nearest for masks",
+        metavar="H,W",
+    )
+    train_examples: int | None = option(
+        None, "training examples of shapes, or a cap on them", metavar="N"
+    )
+    val_examples: int | None = option(
+        None, "validation examples of shapes, or a cap on them", metavar="N"
+    )
+    flip: bool = option(True, "mirror half of the training examples")
+    scale: tuple[float, float] = option(
+        (0.75, 1.5),
+        "zoom training examples by a factor in this range, then crop",
+        metavar="MIN,MAX",
+    )
+    colour: float = option(
+        0.2, "strength in [0, 1) of changes of brightness, contrast and saturation"
+    )
+    class_weights: str = option(
+        "none",
+        "weigh classes by how rare their pixels are",
+        choices=("none", "sqrt", "median_frequency"),
+    )
+    on_bad_example: str = option(
+        "fail",
+        "folder: what to do with an image or mask that cannot be used; skip reads all at the "
+        "start, names the bad ones and leaves them out",
+        choices=("fail", "skip"),
+    )
+    cache: str = option(
+        "auto",
+        "where decoded and resized examples are kept",
+        choices=("auto", "memory", "disk", "none"),
+        result=False,
+    )
+    model: str = option(
+        "unet",
+        "network; or package.module:function, called with image_size and num_classes",
+        choices=tuple(MODELS),
+        is_open=True,
+    )
+    base_filters: int = option(32, "filters of the first level; they double with every level")
+    depth: int = option(4, "levels below the first: image sizes are multiples of 2**depth")
+    norm: str = option(
+        "sync_batch",
+        "normalisation; sync_batch takes its moments over the global batch",
+        choices=("sync_batch", "batch", "group", "none"),
+    )
+    pretrained: bool = option(False, "ImageNet weights for the encoder (needs a network)")
+    loss: str = option(
+        "cross_entropy",
+        "loss",
+        choices=("cross_entropy", "dice", "cross_entropy_dice", "focal"),
+    )
+
+    def check(self) -> None:
+        """Refuses a label map that cannot be understood."""
+        parse_label_map(self.label_map)
+
+    def make_data(self, *, seed: int, quiet: bool) -> Data:
+        """Returns the sources, read and cached as the options say."""
+        from tfdist.tasks.segmentation.class_weights import count_classes, make_class_weights
+        from tfdist.tasks.segmentation.registry import make_source
+
+        train, val = (
+            make_source(
+                self.dataset,
+                split=split,
+                num_examples=count,
+                cache=self.cache,
+                quiet=quiet,
+                **self._describe_source(seed),
+            )
+            for split, count in (("train", self.train_examples), ("val", self.val_examples))
+        )
+        info = self._make_info(train.num_classes, train.class_names)
+        if self.class_weights != "none":
+            weights = make_class_weights(count_classes(train), self.class_weights)
+            info["class_weights"] = [float(weight) for weight in weights]
+        return Data(train, val, info)
+
+    def describe_data(self, *, seed: int) -> DataPlan:
+        """Returns what is known of the data without reading them."""
+        from tfdist.tasks.segmentation.registry import make_examples
+        from tfdist.tasks.segmentation.tfds_source import is_prepared
+
+        size = f"{self.image_size[0]}x{self.image_size[1]}"
+        kind, _, name = self.dataset.partition(":")
+        if kind == "tfds" and not is_prepared(name, self.data_dir):
+            text = f"{self.dataset}, resized to {size}: not here yet, training would download it"
+            info = self._make_info(self.num_classes or len(self.class_names) or 2, None)
+            return DataPlan(text, info, None)
+        train, val = (
+            make_examples(
+                self.dataset, split=split, num_examples=count, **self._describe_source(seed)
+            )
+            for split, count in (("train", self.train_examples), ("val", self.val_examples))
+        )
+        info = self._make_info(train.num_classes, train.class_names)
+        text = (
+            f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
+            f"examples of {size}, {len(info['class_names'])} classes"
+        )
+        return DataPlan(text, info, train.num_examples)
+
+    def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
+        """Returns the network, from images in [0, 255] to logits."""
+        from tfdist import models
+
+        num_classes = len(info["class_names"])
+        if ":" in self.model:
+            build: Any = import_named("model", self.model)
+            return build(image_size=self.image_size, num_classes=num_classes)
+        try:
+            return models.make_model(
+                self.model,
+                image_size=self.image_size,
+                num_classes=num_classes,
+                base_filters=self.base_filters,
+                depth=self.depth,
+                norm=self.norm,
+                pretrained=self.pretrained,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise TfdistError(str(error)) from error
+
+    def compile_model(
+        self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
+    ) -> None:
+        """Compiles it with the loss that is chosen and the metrics of every class."""
+        from tfdist.tasks.segmentation.losses import make_loss
+        from tfdist.tasks.segmentation.metrics import SegmentationMetrics
+
+        names = info["class_names"]
+        weights = info.get("class_weights")
+        if weights is None and self.class_weights != "none":
+            weights = [1.0] * len(names)  # of data that are not read yet
+        model.compile(
+            optimizer=optimizer,
+            loss=make_loss(self.loss, ignore_label=self.ignore_label, class_weights=weights),
+            metrics=[
+                SegmentationMetrics(len(names), ignore_label=self.ignore_label, class_names=names)
+            ],
+        )
+
+    def make_augmentation(self) -> "Augmentation":
+        """Returns the flips, zooms and color changes."""
+        from tfdist.tasks.segmentation.augment import Augmentation
+
+        return Augmentation(
+            flip=self.flip, scale=self.scale, colour=self.colour, ignore_label=self.ignore_label
+        )
+
+    def describe_model(self) -> str:
+        """Returns the network's name."""
+        return self.model
+
+    def without_downloads(self) -> Self:
+        """Returns the task without ImageNet's weights."""
+        return dataclasses.replace(self, pretrained=False)
+
+    def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
+        """Returns the metrics, and the intersection over union of every class."""
+        logs = super().evaluate(trainer, data, global_batch_size=global_batch_size)
+        per_class = {name: logs[f"val_iou/{name}"] for name in data.info["class_names"]}
+        summary = {name: value for name, value in logs.items() if "/" not in name}
+        skipped = data.train.num_skipped + data.val.num_skipped  # type: ignore[union-attr]
+        return {**summary, "per_class_iou": per_class, "skipped_examples": skipped}
+
+    def describe_result(self, summary: Mapping[str, Any]) -> str:
+        """Returns the mean IoU and the pixel accuracy."""
+        return (
+            f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
+            f"{summary['val_pixel_accuracy']:.4f}"
+        )
+
+    def write_pictures(
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, history: Mapping[str, Any]
+    ) -> None:
+        """Writes curves of the losses and the mean IoU, and samples with their predictions."""
+        from tfdist.tasks.segmentation.evaluation import write_curves, write_samples
+
+        val: Any = data.val
+        num_classes = len(data.info["class_names"])
+        write_samples(run, trainer, val, num_examples=_SAMPLES, num_classes=num_classes)
+        if trainer.is_chief:
+            write_curves(run, history)
+
+    def to_portable(self, model: "keras.Model") -> "keras.Model":
+        """Returns the model of Keras's own layers."""
+        from tfdist.models.portable import to_keras_layers
+
+        return to_keras_layers(model)
+
+    def _describe_source(self, seed: int) -> dict[str, Any]:
+        return {
+            "image_size": self.image_size,
+            "data_dir": self.data_dir,
+            "num_classes": self.num_classes,
+            "ignore_label": self.ignore_label,
+            "label_map": parse_label_map(self.label_map),
+            "class_names": self.class_names or None,
+            "seed": seed,
+            "on_bad_example": self.on_bad_example,
+        }
+
+    def _make_info(
+        self, num_classes: int | None, class_names: Sequence[str] | None
+    ) -> dict[str, Any]:
+        if num_classes is None:
+            raise TfdistError(
+                f"`dataset={self.dataset}` does not say its classes. Give `num_classes`."
+            )
+        return {"class_names": list(class_names or map(str, range(num_classes)))}
+
+
+def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
+    """Returns value or color -> class, from what `--label_map` lists.
+
+    >>> parse_label_map(["255:1", "128:2"])
+    {255: 1, 128: 2}
+    >>> parse_label_map(["#FF0000:1"])
+    {'#ff0000': 1}
+
+    Raises:
+      TfdistError: an entry is not FROM:TO, a number is not in 0 .. 255, FROM is given twice, or
+        values and colors are mixed.
+    """
+    label_map: dict[int | str, int] = {}
+    for pair in pairs:
+        match = re.fullmatch(r"(\d{1,3}|#[0-9a-fA-F]{6}):(\d{1,3})", pair.strip())
+        numbers = [int(text) for text in match.groups() if text.isdigit()] if match else [256]
+        if match is None or max(numbers) > 255:
+            raise TfdistError(
+                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color and its "
+                "class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
+            )
+        found: int | str = match[1].lower() if match[1].startswith("#") else int(match[1])
+        if found in label_map:
+            raise TfdistError(f"--label_map names {found} twice. Give it one class.")
+        label_map[found] = int(match[2])
+    if len({type(found) for found in label_map}) > 1:
+        raise TfdistError(
+            f"--label_map={','.join(pairs)} mixes values and colors. Name all colors, or values "
+            "alone."
+        )
+    return label_map
