@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli.command import run_command
-from tfdist.evaluate import run_evaluation
-from tfdist.export import run_export
-from tfdist.predict import run_prediction
 from tfdist.runs.stopping import EXIT_INTERRUPTED
+from tfdist.tasks.segmentation.inference.commands import (
+    run_evaluation,
+    run_export,
+    run_prediction,
+)
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
     ExportOptions,

@@ -13,11 +13,13 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli.command import run_command
-from tfdist.evaluate import run_evaluation
-from tfdist.export import run_export
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
-from tfdist.predict import run_prediction
+from tfdist.tasks.segmentation.inference.commands import (
+    run_evaluation,
+    run_export,
+    run_prediction,
+)
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
     ExportOptions,

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.cli.command import run_command
-from tfdist.evaluate import run_evaluation
-from tfdist.predict import run_prediction
+from tfdist.tasks.segmentation.inference.commands import run_evaluation, run_prediction
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.tasks.segmentation.masks import decode_mask
 

@@ -74,12 +74,19 @@ class Task(OptionGroup):
       monitor: the log by which the best epoch is known.
       presets: name -> flags that stand for it.
       pictures: names of what `write_pictures` writes.
+      commands: what `tfdist.evaluate`, `predict` and `export` do for its runs, each a
+        `tfdist.tasks.commands.Command` named as `package.module:NAME`.
     """
 
     name: ClassVar[str] = ""
     monitor: ClassVar[str] = "val_loss"
     presets: ClassVar[Mapping[str, Sequence[str]]] = {}
     pictures: ClassVar[tuple[str, ...]] = ()
+    commands: ClassVar[Mapping[str, str]] = {
+        "evaluate": "tfdist.tasks.commands:EVALUATE",
+        "predict": "tfdist.tasks.commands:PREDICT",
+        "export": "tfdist.tasks.commands:EXPORT",
+    }
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
         """Returns the data of a run.

@@ -31,6 +31,11 @@ class Segmentation(Task):
     monitor: ClassVar[str] = "val_mean_iou"
     presets: ClassVar[Mapping[str, Sequence[str]]] = PRESETS
     pictures: ClassVar[tuple[str, ...]] = ("curves.svg", "samples/predictions.png")
+    commands: ClassVar[Mapping[str, str]] = {
+        "evaluate": "tfdist.tasks.segmentation.inference.commands:EVALUATE",
+        "predict": "tfdist.tasks.segmentation.inference.commands:PREDICT",
+        "export": "tfdist.tasks.segmentation.inference.commands:EXPORT",
+    }
 
     dataset: str = option(
         "shapes", "shapes (made as it goes), folder, or tfds:NAME", metavar="NAME"

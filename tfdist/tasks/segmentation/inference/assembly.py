@@ -5,13 +5,10 @@ import os
 
 import tensorflow as tf
 
-from tfdist import devices
 from tfdist.data.cache import SequentialSource
 from tfdist.data.source import Source
 from tfdist.models.portable import to_fused_layers
-from tfdist.strategies.registry import AUTO, choose_local_strategy, make_strategy
 from tfdist.tasks.segmentation.inference.options import (
-    DeviceOptions,
     EvaluateRunOptions,
     WindowOptions,
 )
@@ -19,14 +16,6 @@ from tfdist.tasks.segmentation.inference.predictor import Predictor
 from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
 from tfdist.tasks.segmentation.registry import make_examples
 from tfdist.tasks.segmentation.task import parse_label_map
-
-
-def start_devices(options: DeviceOptions) -> tf.distribute.Strategy:
-    """Sets the devices of a process that uses a finished run, and returns its strategy."""
-    devices.configure_virtual_devices(options.virtual_devices)
-    devices.configure_memory_growth()
-    name = choose_local_strategy() if options.strategy == AUTO else options.strategy
-    return make_strategy(name, devices=list(options.devices) or None)
 
 
 def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) -> TrainedRun:

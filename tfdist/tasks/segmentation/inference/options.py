@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
-from tfdist.strategies.base import devices_option
-from tfdist.strategies.options import StrategyOptions
-from tfdist.strategies.registry import AUTO, STRATEGIES
+from tfdist.tasks.commands import DeviceOptions, FinishedRunOptions
 from tfdist.tasks.segmentation.task import Segmentation
 
 _LABEL_MAP_HELP = (
@@ -13,18 +11,7 @@ _LABEL_MAP_HELP = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions(OptionGroup):
-    """Where it runs."""
-
-    strategy: str = option(
-        AUTO,
-        "how the work is distributed over this machine's devices",
-        choices=(AUTO, *(name for name, kind in STRATEGIES.items() if kind.traits.is_local)),
-        result=False,
-    )
-    devices: tuple[str, ...] = devices_option()
-    virtual_devices: int = inherit(StrategyOptions, "virtual_devices")
+_DEVICES = DeviceOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +27,7 @@ class WindowOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FinishedRunOptions(OptionGroup):
-    """What a command needs that uses a trained model."""
-
-    run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")
-    quiet: bool = option(False, "print nothing but errors", result=False)
-    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictRunOptions(_FinishedRunOptions):
+class PredictRunOptions(FinishedRunOptions):
     """What it reads and writes."""
 
     images: str | None = option(
@@ -76,11 +54,11 @@ class PredictOptions(CommandOptions):
 
     run: PredictRunOptions = PredictRunOptions()
     windows: WindowOptions = WindowOptions()
-    devices: DeviceOptions = DeviceOptions()
+    devices: DeviceOptions = _DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRunOptions(_FinishedRunOptions):
+class EvaluateRunOptions(FinishedRunOptions):
     """What it reads and writes."""
 
     split: str = option("val", "the part of the data set", metavar="NAME")
@@ -114,11 +92,11 @@ class EvaluateOptions(CommandOptions):
 
     run: EvaluateRunOptions = EvaluateRunOptions()
     windows: WindowOptions = WindowOptions()
-    devices: DeviceOptions = DeviceOptions()
+    devices: DeviceOptions = _DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRunOptions(_FinishedRunOptions):
+class ExportRunOptions(FinishedRunOptions):
     """What it reads and writes."""
 
     output: str | None = option(

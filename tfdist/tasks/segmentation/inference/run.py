@@ -1,18 +1,13 @@
-"""A finished run: its options, its classes and its model."""
+"""A finished run of segmentation: its options, its classes and its model."""
 
-import hashlib
-import json
-import tempfile
 from dataclasses import dataclass
-from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
+from tfdist.tasks.finished import read_finished
 from tfdist.tasks.segmentation.task import Segmentation
-from tfdist.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -58,51 +53,20 @@ def read_run(path: str) -> TrainedRun:
     Variables are made in the strategy's scope that is open.
 
     Raises:
-      TfdistError: there is no run, it is not finished, or its files cannot be read.
+      TfdistError: there is no run, it is not finished, its files cannot be read, or it is one of
+        another task.
     """
-    run = RunDirectory(path)
-    if not tf.io.gfile.exists(f"{path}/options.json"):
+    run = read_finished(path)
+    if not isinstance(run.task, Segmentation):
         raise TfdistError(
-            f"Cannot find a run in `run_dir={path}`: it has no options.json. Name a directory "
-            "that tfdist.train has filled."
+            f"The run in `run_dir={path}` is one of `task={run.options.task.task}`, which this "
+            "command is not for."
         )
-    if not (tf.io.gfile.exists(run.model) and tf.io.gfile.exists(f"{path}/summary.json")):
-        raise TfdistError(
-            f"The run in `run_dir={path}` is not finished: it has no model.keras or no "
-            "summary.json. Let the tfdist.train command that began it go on to its end."
-        )
-    try:
-        options = TrainOptions.from_dict(_read_json(f"{path}/options.json"))
-        class_names = tuple(_read_json(f"{path}/summary.json")["per_class_iou"])
-        model, digest = _load_model(run.model)
-    except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
-        raise TfdistError(
-            f"Cannot read the run in `run_dir={path}`: {type(error).__name__}: {error} "
-            "Train it again with this version of tfdist."
-        ) from error
-    task = options.task.select()
-    if not isinstance(task, Segmentation):
-        raise TfdistError(f"The run in `run_dir={path}` is one of `task={options.task.task}`.")
     return TrainedRun(
         path=path,
-        options=options,
-        task=task,
-        class_names=class_names,
-        model=model,
-        model_sha256=digest,
+        options=run.options,
+        task=run.task,
+        class_names=tuple(run.summary["per_class_iou"]),
+        model=run.model,
+        model_sha256=run.model_sha256,
     )
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    with tf.io.gfile.GFile(path) as file:
-        return json.loads(file.read())
-
-
-def _load_model(path: str) -> tuple[keras.Model, str]:
-    """Returns the model and its file's hash."""
-    with tempfile.TemporaryDirectory() as directory:
-        local = f"{directory}/model.keras"
-        tf.io.gfile.copy(path, local)
-        with open(local, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return keras.saving.load_model(local, compile=False), digest

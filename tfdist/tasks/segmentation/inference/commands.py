@@ -1,0 +1,175 @@
+"""The commands of a finished segmentation run: scores, masks of images, and a servable."""
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfdist.cli.command import EXIT_FAILED
+from tfdist.errors import TfdistError
+from tfdist.tasks.commands import Command, start_devices
+from tfdist.tasks.segmentation.inference.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PredictOptions,
+)
+from tfdist.tasks.segmentation.task import parse_label_map
+
+if TYPE_CHECKING:
+    from tfdist.tasks.segmentation.inference.prediction import Prediction
+
+
+def run_evaluation(options: EvaluateOptions) -> int:
+    """Scores a run's model on every example of a split, prints the metrics and writes them.
+
+    Args:
+      options: the command's.
+
+    Returns:
+      0.
+
+    Raises:
+      TfdistError: bad input; nothing was written.
+      OSError: the metrics cannot be written.
+    """
+    from tfdist.data.cache import read_examples
+    from tfdist.tasks.segmentation.inference import assembly, files, scores
+
+    chosen = options.run
+    strategy = start_devices(options.devices)
+    run = assembly.load_run(chosen.run_dir, strategy=strategy)
+    predictor = assembly.build_predictor(run, options.windows, strategy)
+    source = assembly.build_examples(run, chosen)
+    if source.num_classes != run.num_classes:
+        raise TfdistError(
+            f"Cannot evaluate a model of {run.num_classes} classes on a data set of "
+            f"{source.num_classes}. Name another --dataset."
+        )
+    total = np.zeros((run.num_classes, run.num_classes), np.int64)
+    confusions = scores.score_examples(
+        predictor,
+        read_examples(source, own_size=chosen.full_size),
+        ignore_label=run.ignore_label,
+    )
+    for confusion in files.show_progress(confusions, source.num_examples, quiet=chosen.quiet):
+        total += confusion
+    result = scores.make_scores(total, run.class_names, num_images=source.num_examples)
+    output = chosen.output or f"{run.path}/evaluation/{chosen.split}.json"
+    files.write_json(output, {**result, "options": options.to_dict()})
+    if not chosen.quiet:
+        print(scores.format_scores(result))
+        print(f"{source.num_examples} images of {chosen.split}. The metrics are in {output}.")
+    return 0
+
+
+def run_prediction(options: PredictOptions) -> int:
+    """Predicts the images that `--output` does not hold yet.
+
+    Args:
+      options: the command's.
+
+    Returns:
+      0, or 1 if a file could not be read: it was reported and left out.
+
+    Raises:
+      TfdistError: bad input; nothing was written.
+      OSError: `--output` cannot be written.
+    """
+    from tfdist.tasks.segmentation.inference import assembly, files, prediction
+    from tfdist.tasks.segmentation.inference.scores import format_scores
+    from tfdist.tasks.segmentation.pictures import make_palette
+
+    chosen = options.run
+    if not chosen.images or not chosen.output:
+        missing = "--output" if chosen.images else "--images"
+        raise TfdistError(f"Cannot predict without {missing}. Give --images and --output.")
+    images = files.list_images(chosen.images)
+    masks = files.find_masks(images, chosen.masks) if chosen.masks else None
+    label_map = parse_label_map(chosen.label_map)
+    strategy = start_devices(options.devices)
+    run = assembly.load_run(chosen.run_dir, strategy=strategy)
+    label_map = label_map or parse_label_map(run.task.label_map)
+    predictor = assembly.build_predictor(run, options.windows, strategy)
+    directory = files.PredictionDirectory(chosen.output, make_palette(run.num_classes))
+    windows = options.windows
+    directory.open(
+        {"images": chosen.images, "model_sha256": run.model_sha256}
+        | {
+            item.name: getattr(windows, item.name)
+            for item in dataclasses.fields(windows)
+            if item.metadata.get("result", True)
+        }
+    )
+    problems: list[TfdistError] = []
+
+    def report(error: TfdistError) -> None:
+        problems.append(error)
+        print(f"{'' if chosen.quiet else chr(10)}tfdist: {error}", file=sys.stderr)
+
+    predictions: list[Prediction] = []
+    for result in files.show_progress(
+        prediction.predict_files(
+            predictor,
+            images,
+            directory,
+            masks=masks,
+            ignore_label=run.ignore_label,
+            label_map=label_map,
+            report=report,
+        ),
+        len(images),
+        quiet=chosen.quiet,
+    ):
+        predictions.append(result)
+    predictions.sort(key=lambda result: result.name)
+    prediction.write_statistics(directory, predictions, run.class_names)
+    if masks is not None:
+        scores = prediction.write_scores(directory, predictions, run.class_names)
+        if not chosen.quiet:
+            print(format_scores(scores))
+    if not chosen.quiet:
+        print(
+            f"{len(predictions)} of {len(images)} images are in {chosen.output}: masks/, "
+            f"overlays/, classes.csv{', metrics.csv, metrics.json' if masks else ''}."
+        )
+    return EXIT_FAILED if problems else 0
+
+
+def run_export(options: ExportOptions) -> int:
+    """Writes the run's model as the next version of a servable.
+
+    Args:
+      options: the command's.
+
+    Returns:
+      0.
+
+    Raises:
+      TfdistError: bad input; nothing was written.
+      OSError: `--output` cannot be written.
+    """
+    from tfdist.tasks.segmentation.inference import assembly
+    from tfdist.tasks.segmentation.inference.servable import (
+        ENCODED_SIGNATURE,
+        TENSOR_SIGNATURE,
+        export_servable,
+    )
+
+    chosen = options.run
+    if not chosen.output:
+        raise TfdistError("Cannot export without --output. Give the servable's directory.")
+    run = assembly.load_run(chosen.run_dir)
+    path = export_servable(run, chosen.output)
+    if not chosen.quiet:
+        height, width = run.image_size
+        print(
+            f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes) and {TENSOR_SIGNATURE} "
+            f"(images) -> mask, probabilities ({height}x{width}, {run.num_classes} classes)."
+        )
+    return 0
+
+
+EVALUATE = Command(EvaluateOptions, run_evaluation)
+PREDICT = Command(PredictOptions, run_prediction)
+EXPORT = Command(ExportOptions, run_export)
