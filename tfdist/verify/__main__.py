@@ -38,8 +38,8 @@ def run_verification(options: VerifyOptions) -> int:
     say = _make_say(options)
     chosen, total = options.model, options.verification.steps
     head = (
-        f"{chosen.model}, {total} steps of {chosen.global_batch_size} in {chosen.precision}, "
-        f"largest difference from one device relative to the largest value:\n\n{format_head()}\n"
+        f"{chosen.task or chosen.model}, {total} steps of {chosen.global_batch_size} in "
+        f"{chosen.precision}, largest difference from one device relative to the largest value:\n\n{format_head()}\n"
     )
     verdicts: list[runs.Verdict] = []
     for verdict in runs.run_strategies(options, lambda name, step: say(name, step, total)):
@@ -63,7 +63,7 @@ def check_options(options: VerifyOptions) -> None:
     names = options.verification.strategies
     if not names:
         raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")
-    if ":" not in options.model.model and options.model.model not in MODELS:
+    if options.model.is_own and options.model.model not in MODELS:
         raise make_unknown_name_error("--model", options.model.model, list(MODELS))
 
 

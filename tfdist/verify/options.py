@@ -1,10 +1,15 @@
 """What `python -m tfdist.verify` takes."""
 
+import dataclasses
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.strategies.registry import STRATEGIES, list_names
+from tfdist.tasks.base import Task
+from tfdist.tasks.registry import find_task
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import RunOptions, TrainingOptions
 
@@ -43,6 +48,11 @@ class VerificationOptions(OptionGroup):
 class VerifiedModelOptions(OptionGroup):
     """What is trained for it."""
 
+    task: str = option(
+        "",
+        "a task of your own instead, with its flags: package.module:Class or FILE.py:Class",
+        metavar="FILE.py:Class",
+    )
     model: str = option(
         "unet",
         "unet, mobilenet_v2_unet or resnet50_unet on the shapes data; or a function of your own "
@@ -72,6 +82,38 @@ class VerifiedModelOptions(OptionGroup):
         choices=("float64", "float32", "mixed_bfloat16"),
     )
     seed: int = inherit(TrainingOptions, "seed")
+
+    @classmethod
+    def widen(cls, chosen: Mapping[str, str]) -> type["VerifiedModelOptions"]:
+        """Returns the class with the options of a task that is named."""
+        name = chosen.get("task")
+        kind: Any = find_task(name) if name else None
+        return _join(kind) if kind else VerifiedModelOptions
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of the project's own networks."""
+        return not self.task and ":" not in self.model
+
+    def select_task(self) -> Task:
+        """Returns the task that is named, with its options."""
+        kind = find_task(self.task)
+        return kind(**{item.name: getattr(self, item.name) for item in dataclasses.fields(kind)})
+
+
+@functools.cache
+def _join(kind: type[Task]) -> type[VerifiedModelOptions]:
+    own = {item.name for item in dataclasses.fields(VerifiedModelOptions)}
+    fields: list[Any] = [
+        (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
+        for item in dataclasses.fields(kind)
+        if item.name not in own
+    ]
+    joined = dataclasses.make_dataclass(
+        "VerifiedModelOptions", fields, bases=(VerifiedModelOptions,), frozen=True, kw_only=True
+    )
+    joined.__doc__ = VerifiedModelOptions.__doc__
+    return joined
 
 
 @dataclass(frozen=True, kw_only=True)

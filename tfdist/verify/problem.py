@@ -81,7 +81,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
         "seed": chosen.seed,
         "precision": chosen.precision,
     }
-    if ":" in chosen.model:
+    if not chosen.is_own and not chosen.task:
         build_model = _import_function("model", chosen.model)
         arrays = _find_data(chosen, build_model)
         return Problem(build_model, arrays, arrays, None, **common)
@@ -89,13 +89,15 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
     from tfdist import assembly
 
     train_options = make_train_options(options, norm=chosen.norm)
-    task, training = train_options.task.select(), train_options.training
+    training = train_options.training
+    task = chosen.select_task() if chosen.task else train_options.task.select()
     data = task.make_data(seed=training.seed, quiet=True)
     build_model = assembly.make_build_model(
         task, training, data.info, total_steps=options.verification.steps
     )
     augmentation = task.make_augmentation()
-    return Problem(build_model, (data.train,), (data.val,), augmentation, **common)
+    train, val = (part if isinstance(part, tuple) else (part,) for part in (data.train, data.val))
+    return Problem(build_model, train, val, augmentation, **common)
 
 
 def make_train_options(
@@ -103,7 +105,7 @@ def make_train_options(
 ) -> TrainOptions:
     """Returns the options that `tfdist.train` would have for the same training."""
     chosen, base = options.model, TrainOptions()
-    own = {} if ":" in chosen.model else {"model": chosen.model}
+    own = {"model": chosen.model} if chosen.is_own else {}
     return TrainOptions(
         strategy=make_strategy_options(strategy=strategy),
         task=make_task_options(

@@ -73,8 +73,7 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
             traits = find_strategy(name).traits
             if traits.trains_apart:
                 chosen = make_local_problem(options)
-                is_own = ":" not in options.model.model
-                layers = [] if is_own else find_batch_layers(chosen, one_device)
+                layers = [] if options.model.is_own else find_batch_layers(chosen, one_device)
                 if layers:
                     text = f"{layers[0]} sees the rows of its own worker only, by design."
                     yield Verdict(name, problem=text, excuse="not comparable")
@@ -198,4 +197,4 @@ def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) ->
 
 
 def _must_change_norm(options: VerifyOptions) -> bool:
-    return ":" not in options.model.model and options.model.norm in ("sync_batch", "batch")
+    return options.model.is_own and options.model.norm in ("sync_batch", "batch")

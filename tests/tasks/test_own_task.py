@@ -1,0 +1,153 @@
+"""A task that a stranger wrote, outside the repository, through every command."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+WORDS = '''
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+import tfdist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(tfdist.Task):
+    """Lines of text, good or bad."""
+
+    monitor = "val_accuracy"
+
+    vocabulary: int = tfdist.option(50, "words that are told apart", minimum=2)
+    units: int = tfdist.option(8, "size of a word's vector", minimum=1)
+    lines: int = tfdist.option(200, "training lines", minimum=1)
+
+    def make_data(self, *, seed, quiet):
+        rng = np.random.default_rng(seed)
+
+        def make(count):
+            y = rng.integers(0, 2, count)
+            x = np.stack([rng.integers(0, self.vocabulary // 2, 6) * 2 + k for k in y])
+            return x.astype("int32"), y.astype("int32")
+
+        return tfdist.Data(make(self.lines), make(40), {"length": 6})
+
+    def build_model(self, info, *, seed):
+        inputs = keras.Input((info["length"],), dtype="int32")
+        normal = keras.initializers.RandomNormal(seed=seed)
+        x = keras.layers.Embedding(self.vocabulary, self.units, normal)(inputs)
+        x = keras.layers.GlobalAveragePooling1D()(x)
+        return keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=normal)(x))
+
+    def compile_model(self, model, optimizer, info):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+'''
+FLAGS = ("--task=words.py:Words", "--units=4", "--run_dir=run", "--quiet")
+
+
+def _run(directory, module, *flags, status=0):
+    """Runs a command in the directory; returns its output and its errors."""
+    run = subprocess.run(
+        [sys.executable, "-m", f"tfdist.{module}", *flags],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == status, run.stderr
+    return run.stdout, run.stderr
+
+
+def _train(directory, *flags, launch=()):
+    directory.mkdir(exist_ok=True)
+    (directory / "words.py").write_text(WORDS)
+    module = ("launch", *launch, "--") if launch else ("train",)
+    _run(directory, *module, *FLAGS, "--epochs=2", *flags)
+    return json.loads((directory / "run" / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stranger") / "own"
+    return directory, _train(directory, "--strategy=one_device")
+
+
+def test_it_learns_and_leaves_a_run(trained):
+    directory, summary = trained
+    assert summary["task"] == "words.py:Words"
+    assert summary["val_accuracy"] > 0.9
+    assert {path.name for path in (directory / "run").iterdir()} == {
+        "checkpoints",
+        "metrics.jsonl",
+        "model.keras",
+        "options.json",
+        "summary.json",
+        "tensorboard",
+    }
+
+
+@pytest.mark.parametrize("name", ["mirrored", "central_storage"])
+def test_replicas_train_it_to_the_same_end(trained, tmp_path, name):
+    summary = _train(tmp_path, f"--strategy={name}", "--virtual_devices=2")
+    assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("launch", [("--workers=2",), ("--workers=1", "--ps=1")], ids=" ".join)
+def test_clusters_train_it_to_the_same_end(trained, tmp_path, launch):
+    flags = ("--max_in_flight=1",) if "--ps=1" in launch else ()
+    summary = _train(tmp_path, *flags, launch=launch)
+    assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
+
+
+def test_a_larger_batch_is_found_by_its_own_examples(tmp_path):
+    summary = _train(tmp_path, "--strategy=one_device", "--global_batch_size=auto", "--lines=20")
+    assert summary["global_batch_size"] == 20
+
+
+def test_a_finished_run_is_evaluated_used_and_exported(trained):
+    directory, summary = trained
+    out, _ = _run(directory, "evaluate", "--run_dir=run")
+    assert f"accuracy {summary['val_accuracy']:.4f}" in out
+    found = json.loads((directory / "run" / "evaluation" / "val.json").read_text())
+    assert found["accuracy"] == pytest.approx(summary["val_accuracy"])
+    x = np.arange(30, dtype="int32").reshape(5, 6)
+    np.save(directory / "x.npy", x)
+    _run(directory, "predict", "--run_dir=run", "--examples=x.npy", "--output=y.npy")
+    _run(directory, "export", "--run_dir=run", "--output=servable")
+    served = tf.saved_model.load(str(directory / "servable" / "1")).serve(x)
+    np.testing.assert_allclose(np.load(directory / "y.npy"), served.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_strategies_are_verified_on_it(trained):
+    flags = ("--task=words.py:Words", "--units=4", "--strategies=mirrored", "--steps=4")
+    assert " equal\n" in _run(trained[0], "verify", *flags)[0]
+
+
+def test_it_is_described_without_a_run(trained):
+    out, _ = _run(trained[0], "train", *FLAGS[:2], "--dry_run")
+    assert "200 training and 40 validation examples" in out
+    assert "Words, 210 parameters" in out
+    help_text, _ = _run(trained[0], "train", FLAGS[0], "--help")
+    assert "--vocabulary=N" in help_text
+    assert "--image_size" not in help_text
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("segmentatoin", "Unknown --task 'segmentatoin'"),
+        ("nowhere.py:Words", "--task=nowhere.py:Words: "),
+        ("words.py:np", "--task=words.py:np is a module, not a subclass of tfdist.Task"),
+    ],
+)
+def test_refuses_what_is_no_task(trained, task, message):
+    _, err = _run(trained[0], "train", f"--task={task}", status=2)
+    assert message in err.splitlines()[-1]
