@@ -39,7 +39,8 @@ def run_verification(options: VerifyOptions) -> int:
     chosen, total = options.model, options.verification.steps
     head = (
         f"{chosen.task or chosen.model}, {total} steps of {chosen.global_batch_size} in "
-        f"{chosen.precision}, largest difference from one device relative to the largest value:\n\n{format_head()}\n"
+        f"{chosen.precision}, largest difference from one device relative to the largest value:"
+        f"\n\n{format_head()}\n"
     )
     verdicts: list[runs.Verdict] = []
     for verdict in runs.run_strategies(options, lambda name, step: say(name, step, total)):
