@@ -95,12 +95,12 @@ data is the same; what is drawn at random, such as dropout, is drawn by the prog
 
 *Equal* means that all losses, metrics, predictions and weights are those of Keras, up to rounding:
 in brackets the largest relative difference of a loss or metric, and that of all weights.
-In float64 a loss may differ by 1e-9 and the weights by 1e-7; in float32 a loss by 1e-4 in the first
-epoch and by 1e-2 later, where an optimizer has divided rounding by itself, and the weights by 2e-2.
-*Rounding* is a larger difference, of at most ten times that of Keras from itself when its first
-weights are moved by their rounding. *Refused* gives tfdist's own words. *Check* is the most seconds
-that a strategy spent on finding out whether the program's steps may be divided; 0 where they are
-made of Keras's own parts.
+In float64 a loss may differ by 1e-9 in the first epoch, and by 1e-7 later, where an optimizer has
+divided rounding by itself, as the weights; in float32 a loss by 1e-4 in the first epoch and by 1e-2
+later, and the weights by 2e-2. *Rounding* is a larger difference, of at most ten times that of
+Keras from itself when its first weights are moved by their rounding. *Refused* gives tfdist's own
+words. *Check* is the most seconds that a strategy spent on finding out whether the program's steps
+may be divided; 0 where they are made of Keras's own parts.
 
 {table}
 """

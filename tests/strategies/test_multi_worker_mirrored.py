@@ -50,7 +50,7 @@ def test_says_so_when_devices_are_in_use(monkeypatch, undivided_cpu):
         strategies.make_multi_worker_mirrored()
 
 
-def test_refuses_an_evaluator_s_process(monkeypatch):
+def test_refuses_an_evaluator_s_process(monkeypatch, undivided_cpu):
     config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(TfdistError, match="makes this process an evaluator"):
