@@ -80,8 +80,8 @@ def run_training(options: TrainOptions) -> int:
         return 0 if run.is_finished else EXIT_TERMINATED
     strategy = processes.build_strategy(options)
     task = options.task.select()
-    augmentation = task.make_augmentation()
     data = to_sources(task.make_data(seed=options.training.seed, quiet=options.run.quiet))
+    augmentation = task.make_augmentation(data.info)
     options = find_batch_size(options, data=data, num_replicas=strategy.num_replicas_in_sync)
     training = options.training
     epoch_steps = steps_per_epoch(data.train.num_examples, training.global_batch_size)

@@ -12,16 +12,17 @@ from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.pipeline import make_train_dataset
 from tfdist.data.source import ArraySource, BatchSource
 from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.shapes import make_shapes
 
 
-class Ramp(SequentialSource):
+class Ramp(ImagesAndMasks, SequentialSource):
     """Counts how often it is read."""
 
     fingerprint = "ramp"
     reads: ClassVar[list[int]] = []
 
-    def read_examples(self, *, own_size=False):
+    def read_examples(self):
         self.reads.append(1)
         for index in range(self.num_examples):
             yield (
@@ -42,7 +43,7 @@ def make_ramp(num_examples=10):
 
 def assert_is_ramp(source, num_examples=10):
     assert source.num_examples == num_examples
-    assert source.ignore_label == 7
+    assert source.info["ignore_label"] == 7
     images, masks = source.load_batch(tf.range(num_examples, dtype=tf.int64))
     assert images.shape == (num_examples, 2, 3, 3)
     np.testing.assert_array_equal(images[:, 0, 0, 0], np.arange(num_examples))
@@ -128,9 +129,9 @@ def test_refuses_what_it_cannot_cache(path_with_spaces):
         cache_source(make_ramp(), "ram")
     with pytest.raises(TfdistError, match=r"'gs://a/b'.* local disk"):
         cache_source(make_ramp(), "disk", directory="gs://a/b")
-    vectors = ArraySource.from_arrays((np.zeros((4, 3)), np.zeros(4)))
-    with pytest.raises(TfdistError, match=r"found shapes \(3,\), \(\)"):
-        cache_source(vectors, "memory")
+    texts = ArraySource.from_arrays((np.zeros((4, 3)), np.array(["a"] * 4)))
+    with pytest.raises(TfdistError, match=r"is string of shape \(\), and only numbers"):
+        cache_source(texts, "memory")
     images = ArraySource.from_arrays((np.zeros((4, 2, 2, 3)), np.zeros((4, 2, 2))))
     with pytest.raises(TfdistError, match="ArraySource on disk"):
         cache_source(images, "disk", directory=str(path_with_spaces), quiet=True)
@@ -140,7 +141,7 @@ def test_refuses_what_it_cannot_cache(path_with_spaces):
         cache_source(make_ramp(), "disk", directory=str(file), quiet=True)
 
 
-def find_file(directory, name="images.u8"):
+def find_file(directory, name="0.uint8"):
     return next(pathlib.Path(directory).glob(f"*/{name}"))
 
 
@@ -274,16 +275,16 @@ def test_a_source_of_changed_files_has_another_cache(path_with_spaces, is_direct
 
 def test_a_source_that_is_not_what_it_says_is_refused(path_with_spaces):
     class Short(Ramp):
-        def read_examples(self, *, own_size=False):
+        def read_examples(self):
             yield np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3), np.uint8)
 
     class Long(Ramp):
-        def read_examples(self, *, own_size=False):
+        def read_examples(self):
             for _ in range(3):
                 yield np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3), np.uint8)
 
     class Wide(Ramp):
-        def read_examples(self, *, own_size=False):
+        def read_examples(self):
             yield np.zeros((2, 4, 3), np.uint8), np.zeros((2, 4), np.uint8)
 
     for kind, message in (

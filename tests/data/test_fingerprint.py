@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.data.cache import SequentialSource, cache_source
 from tfdist.data.fingerprint import describe_difference
 from tfdist.data.source import ArraySource, BatchSource
+from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.folder import make_folder
 from tfdist.tasks.segmentation.shapes import make_shapes
 
@@ -169,10 +170,10 @@ def test_shapes_change_with_their_seed():
     assert describe_difference(old, new) == "the seed is 1 instead of 0"
 
 
-class Sequence(SequentialSource):
+class Sequence(ImagesAndMasks, SequentialSource):
     text = "old"
 
-    def read_examples(self, *, own_size=False):
+    def read_examples(self):
         yield from ()
 
     def get_fingerprint(self):

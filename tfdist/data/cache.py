@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +28,40 @@ CACHES = ("auto", "memory", "disk", "none")
 DEFAULT_MEMORY_LIMIT_BYTES = 2 * 2**30
 
 _READ_BATCH = 32
-_FORMAT = 2
-_FILES = ("images.u8", "masks.u8")
+_FORMAT = 3
 _MAX_LISTED_FILES = 100_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SequentialSource(abc.ABC):
-    """Images and masks that are read from the first to the last.
+    """Examples that are read from the first to the last.
 
     Attributes:
       num_examples: how many examples there are.
-      image_size: (height, width) in pixels of every example.
-      num_classes: number of classes.
-      class_names: their names, or None.
-      ignore_label: label that neither loss nor metrics see, or None.
       num_skipped: examples that are left out because they could not be read.
     """
 
     num_examples: int
-    image_size: tuple[int, int]
-    num_classes: int
-    class_names: tuple[str, ...] | None = None
-    ignore_label: int | None = None
     num_skipped: int = 0
 
     @property
+    @abc.abstractmethod
     def element_spec(self) -> Any:
-        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
-        return (
-            tf.TensorSpec((*self.image_size, 3), tf.float32),
-            tf.TensorSpec(self.image_size, tf.int32),
-        )
+        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+
+    @property
+    def stored_spec(self) -> Any:
+        """`element_spec` with the dtypes in which a cache keeps the examples."""
+        return self.element_spec
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What a task knows of the examples; a cache of them knows the same."""
+        return {}
 
     @abc.abstractmethod
-    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
-
-        Args:
-          own_size: leave each in the size that it is stored in, instead of `image_size`.
-        """
+    def read_examples(self) -> Iterator[Any]:
+        """Yields every example in order: a structure of arrays as `stored_spec` has it."""
 
     @abc.abstractmethod
     def get_fingerprint(self) -> str:
@@ -90,32 +84,38 @@ class SequentialSource(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class CachedSource(BatchSource):
-    """Decoded images and masks; build it with `cache_source`.
+    """Examples that are kept; build it with `cache_source`.
 
     Attributes:
-      images: uint8 [num_examples, height, width, 3].
-      masks: uint8 [num_examples, height, width].
+      leaves: for each tensor of an example, [num_examples, ...].
+      spec: of one example.
       origin: the fingerprint of the source that was cached, at that time.
+      origin_info: what that source knew of its examples.
     """
 
-    images: "tf.Tensor | MappedFile"
-    masks: "tf.Tensor | MappedFile"
+    leaves: tuple["tf.Tensor | MappedFile", ...]
+    spec: Any
     origin: dict[str, Any]
+    origin_info: Mapping[str, Any]
 
     @property
     def element_spec(self) -> Any:
-        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
-        return (
-            tf.TensorSpec(self.images.shape[1:], tf.float32),
-            tf.TensorSpec(self.masks.shape[1:], tf.int32),
-        )
+        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        return self.spec
 
-    def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the images and masks at `indices` (int64 [batch])."""
-        return (
-            tf.cast(_gather(self.images, indices), tf.float32),
-            tf.cast(_gather(self.masks, indices), tf.int32),
-        )
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the source that was cached knew of its examples."""
+        return self.origin_info
+
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        """Returns the examples at `indices` (int64 [batch]), stacked."""
+        specs = tf.nest.flatten(self.spec)
+        rows = [
+            tf.cast(_gather(leaf, indices), spec.dtype)
+            for leaf, spec in zip(self.leaves, specs, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self.spec, rows)
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns the fingerprint of what was cached: where it is kept makes no difference."""
@@ -124,22 +124,24 @@ class CachedSource(BatchSource):
 
 @dataclasses.dataclass(frozen=True)
 class MappedFile:
-    """A file of uint8 that graphs read without loading it.
+    """A file of numbers that graphs read without loading it.
 
     Attributes:
       path: of a local file of exactly the shape's number of bytes.
       shape: of the array in it.
+      dtype: of the array in it.
     """
 
     path: str
     shape: tuple[int, ...]
+    dtype: tf.DType = tf.uint8
 
     def read(self) -> tf.Tensor:
-        """Returns the array: uint8, mapped, so that only what is gathered is read."""
+        """Returns the array: mapped, so that only what is gathered is read."""
         # An operation of TensorFlow, unlike np.memmap in a numpy_function, is found by
         # the other processes of a parameter server's cluster too.
         return tf.raw_ops.ImmutableConst(
-            dtype=tf.uint8, shape=self.shape, memory_region_name=self.path
+            dtype=self.dtype, shape=self.shape, memory_region_name=self.path
         )
 
 
@@ -153,11 +155,11 @@ def cache_source(
 ) -> Source:
     """Returns a source of the same examples that is fast at random access.
 
-    Every example is read once, in order, and kept as bytes: images are rounded to whole
-    numbers in [0, 255].
+    Every example is read once, in order, and kept in the dtypes of its `stored_spec`; what is
+    kept as integers is rounded.
 
     Args:
-      source: of (image, mask) examples.
+      source: of examples of one shape.
       where: "memory"; "disk", a mapped file that later runs find again as long as the
         source, its code and its files are the same, and make again if it is damaged;
         "auto", memory up to `memory_limit_bytes` and disk beyond; "none", the source
@@ -169,7 +171,7 @@ def cache_source(
 
     Raises:
       TfdistError: an unknown `where`; "none" for a source without random access;
-        examples that are not an image and a mask, or not as many as the source says; a
+        examples of no fixed shape or of strings, or not as many as the source says; a
         directory that is not local or cannot be written; whatever reading the source raises.
     """
     if where not in CACHES:
@@ -181,35 +183,36 @@ def cache_source(
                 "other. Choose a cache in memory or on disk."
             )
         return source
-    height, width = _get_image_size(source)
+    specs = _list_stored(source)
     origin = source.make_fingerprint()
-    size_bytes = source.num_examples * height * width * 4
+    size_bytes = sum(source.num_examples * _count_bytes(spec) for spec in specs)
     if where == "auto":
         where = "memory" if size_bytes <= memory_limit_bytes else "disk"
-    images_shape = (source.num_examples, height, width, 3)
-    images: tf.Tensor | MappedFile
-    masks: tf.Tensor | MappedFile
+    shapes = [(source.num_examples, *spec.shape) for spec in specs]
+    leaves: tuple[tf.Tensor | MappedFile, ...]
     if where == "memory":
-        arrays = np.empty(images_shape, np.uint8), np.empty(images_shape[:3], np.uint8)
-        for i, (image, mask) in enumerate(_read_checked(source, quiet)):
-            arrays[0][i], arrays[1][i] = image, mask
+        arrays = [
+            np.empty(shape, spec.dtype.as_numpy_dtype)
+            for shape, spec in zip(shapes, specs, strict=True)
+        ]
+        for i, example in enumerate(_read_checked(source, quiet)):
+            for array, part in zip(arrays, example, strict=True):
+                array[i] = part
         with tf.device("CPU:0"):
-            images, masks = (tf.convert_to_tensor(array) for array in arrays)
+            leaves = tuple(tf.convert_to_tensor(array) for array in arrays)
     else:
         folder = _write_once(source, origin, Path(_get_local(directory)), quiet)
-        images, masks = (
-            MappedFile(str(folder / name), shape)
-            for name, shape in zip(_FILES, (images_shape, images_shape[:3]), strict=True)
+        leaves = tuple(
+            MappedFile(str(folder / name), shape, spec.dtype)
+            for name, shape, spec in zip(_name_files(specs), shapes, specs, strict=True)
         )
     return CachedSource(
         num_examples=source.num_examples,
-        num_classes=source.num_classes,
-        class_names=source.class_names,
-        ignore_label=source.ignore_label,
         num_skipped=source.num_skipped,
-        images=images,
-        masks=masks,
+        leaves=leaves,
+        spec=source.element_spec,
         origin=origin,
+        origin_info=source.info,
     )
 
 
@@ -218,64 +221,75 @@ def _gather(array: "tf.Tensor | MappedFile", indices: tf.Tensor) -> tf.Tensor:
         return tf.gather(array.read() if isinstance(array, MappedFile) else array, indices)
 
 
-def _get_image_size(source: Source | SequentialSource) -> tuple[int, int]:
+def _list_stored(source: Source | SequentialSource) -> list[tf.TensorSpec]:
+    """Returns what is kept of an example, tensor by tensor."""
+    specs = tf.nest.flatten(source.stored_spec)
+    for spec in specs:
+        if not spec.shape.is_fully_defined() or spec.dtype == tf.string:
+            raise TfdistError(
+                f"Cannot cache these examples: one of their tensors is {spec.dtype.name} of shape "
+                f"{spec.shape}, and only numbers of a fixed shape can be kept. Use no cache."
+            )
+    return specs
+
+
+def _count_bytes(spec: tf.TensorSpec) -> int:
+    return int(spec.shape.num_elements()) * spec.dtype.size
+
+
+def _name_files(specs: Sequence[tf.TensorSpec]) -> list[str]:
+    return [f"{index}.{spec.dtype.name}" for index, spec in enumerate(specs)]
+
+
+def read_examples(source: Source | SequentialSource) -> Iterator[Any]:
+    """Yields every example in order, a structure of arrays of the dtypes in which it is stored."""
     if isinstance(source, SequentialSource):
-        return source.image_size
-    shapes = [tuple(spec.shape) for spec in tf.nest.flatten(source.element_spec)]
-    if len(shapes) == 2 and shapes[0] == (*shapes[1], 3) and len(shapes[1]) == 2:
-        return shapes[1]
-    raise TfdistError(
-        "Cannot cache these examples: they must be an image [height, width, 3] and its mask "
-        f"[height, width], found shapes {', '.join(map(str, shapes))}. Use no cache."
-    )
-
-
-def read_examples(
-    source: Source | SequentialSource, *, own_size: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (image uint8 [height, width, 3], mask uint8 [height, width]), in order.
-
-    Args:
-      source: of (image, mask) examples.
-      own_size: leave each in the size that it is stored in, if it is stored.
-    """
-    if isinstance(source, SequentialSource):
-        yield from source.read_examples(own_size=own_size)
+        yield from source.read_examples()
         return
+    spec = source.stored_spec
+
+    def read(indices: tf.Tensor) -> Any:
+        return tf.nest.map_structure(_to_stored, source.load_batch(indices), spec)
+
     indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
-    batches = indices.map(
-        lambda i: tf.nest.map_structure(
-            lambda leaf: tf.cast(tf.round(tf.cast(leaf, tf.float32)), tf.uint8),
-            source.load_batch(i),
-        ),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    )
-    for images, masks in set_options(batches).as_numpy_iterator():
-        yield from zip(images, masks, strict=True)
+    batches = indices.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    for batch in set_options(batches).as_numpy_iterator():
+        leaves = tf.nest.flatten(batch)
+        for row in range(len(leaves[0])):
+            yield tf.nest.pack_sequence_as(spec, [leaf[row] for leaf in leaves])
 
 
-def _read_checked(
-    source: Source | SequentialSource, quiet: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the examples, and fails if they are not what the source says of itself."""
-    expected = (*_get_image_size(source), 3), _get_image_size(source)
+def _to_stored(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype.is_integer and value.dtype.is_floating:
+        value = tf.round(value)
+    return tf.cast(value, spec.dtype)
+
+
+def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[list[np.ndarray]]:
+    """Yields the examples' arrays, and fails if they are not what the source says of itself."""
+    specs = _list_stored(source)
+    expected = [tuple(spec.shape) for spec in specs]
     count = 0
-    for image, mask in _show_progress(source, quiet):
+    for example in _show_progress(source, quiet):
+        arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(example)]
         count += 1
-        found = image.shape, mask.shape
+        found = [array.shape for array in arrays]
         if found != expected or count > source.num_examples:
             break
-        yield image, mask
+        yield [
+            array.astype(spec.dtype.as_numpy_dtype, copy=False)
+            for array, spec in zip(arrays, specs, strict=True)
+        ]
     else:
         if count == source.num_examples:
             return
         found = expected
     name = type(source).__name__
     if found != expected:
+        shapes = (" and ".join(map(str, shapes)) for shapes in (found, expected))
         raise TfdistError(
-            f"Cannot cache example {count - 1} of {name}: its shapes are {found[0]} and "
-            f"{found[1]} instead of {expected[0]} and {expected[1]}. Mend the source."
+            f"Cannot cache example {count - 1} of {name}: its shapes are {next(shapes)} instead "
+            f"of {next(shapes)}. Mend the source."
         )
     raise TfdistError(
         f"Cannot cache {name}: it gives {'more' if count > source.num_examples else count} "
@@ -283,9 +297,7 @@ def _read_checked(
     )
 
 
-def _show_progress(
-    source: Source | SequentialSource, quiet: bool
-) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+def _show_progress(source: Source | SequentialSource, quiet: bool) -> Iterable[Any]:
     if quiet:
         yield from read_examples(source)
         return
@@ -312,9 +324,12 @@ def _write_once(
     """Returns the folder that holds the source's bytes, writing it unless it is there and whole."""
     key = _make_key(source, origin)
     folder = directory / hashlib.sha256(key.encode()).hexdigest()[:24]
-    height, width = _get_image_size(source)
-    num_pixels = source.num_examples * height * width
-    sizes_bytes = dict(zip(_FILES, (3 * num_pixels, num_pixels), strict=True))
+    specs = _list_stored(source)
+    names = _name_files(specs)
+    sizes_bytes = {
+        name: source.num_examples * _count_bytes(spec)
+        for name, spec in zip(names, specs, strict=True)
+    }
     partial = directory / f"{folder.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         if folder.is_dir():
@@ -323,7 +338,7 @@ def _write_once(
                 return folder
             logging.warning("The cache in %r is damaged: %s. Making it again.", str(folder), damage)
         partial.mkdir(parents=True)
-        _write_files(_read_checked(source, quiet), partial)
+        _write_files(_read_checked(source, quiet), partial, names)
         (partial / "fingerprint.json").write_text(key + "\n")
         _put_in_place(partial, folder, sizes_bytes)
     except OSError as error:
@@ -336,17 +351,19 @@ def _write_once(
     return folder
 
 
-def _write_files(examples: Iterable[tuple[np.ndarray, np.ndarray]], directory: Path) -> None:
-    files = [CheckedFile(directory / name) for name in _FILES]
+def _write_files(
+    examples: Iterable[Sequence[np.ndarray]], directory: Path, names: Sequence[str]
+) -> None:
+    files = [CheckedFile(directory / name) for name in names]
     try:
         for arrays in examples:
             for file, array in zip(files, arrays, strict=True):
-                file.write(array.astype(np.uint8, copy=False).tobytes())
+                file.write(array.tobytes())
         records = [file.close() for file in files]
     finally:
         for file in files:
             file.abandon()
-    write_records(directory, dict(zip(_FILES, records, strict=True)))
+    write_records(directory, dict(zip(names, records, strict=True)))
 
 
 def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> None:
@@ -389,7 +406,7 @@ def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
         "code": hash_code(type(source)),
         "source": what,
         "origin": origin,
-        "size": list(_get_image_size(source)),
+        "stored": [[spec.dtype.name, *spec.shape] for spec in _list_stored(source)],
     }
     return json.dumps(key)
 

@@ -7,7 +7,6 @@ here depends on the number of replicas, and any step is reached at once. Where b
 the epochs, as Keras's do, step s * k + i of epochs of s steps begins at position k * n + i * B.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -31,8 +30,13 @@ _SHUFFLE_ROUNDS = 4
 class BatchAugmentation(Protocol):
     """What `make_train_dataset` calls; `tfdist.tasks.segmentation.Augmentation` is one."""
 
-    def augment_batch(self, images: Any, masks: Any, seeds: Any) -> tuple[Any, Any]:
-        """Returns a batch changed; row i must depend on row i of the arguments alone."""
+    def augment_batch(self, batch: Any, seeds: Any) -> Any:
+        """Returns a batch changed; row i must depend on row i of the arguments alone.
+
+        Args:
+          batch: of a source.
+          seeds: int64 [rows, 2].
+        """
 
 
 def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
@@ -82,7 +86,7 @@ def make_train_dataset(
       start_step: the first global batch's number.
       num_replicas: over all processes.
       replicas: the ids of this process's replicas, by default all of them.
-      augmentation: applied to examples that are (image, mask).
+      augmentation: applied to the examples.
       shuffle: without it every epoch is in index order.
       ends_epochs: whether the last batch of an epoch has the rows that are left, as in Keras,
         rather than running on into the next epoch.
@@ -199,7 +203,6 @@ def _make_position_reader(
     """Returns a function from positions in the training stream, int64 [batch], to a batch."""
     if not 0 <= seed <= MAX_SEED:
         raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
-    augment = _make_augment(augmentation, source)
 
     def read(positions: tf.Tensor) -> Any:
         passes, offsets = positions // source.num_examples, positions % source.num_examples
@@ -209,7 +212,7 @@ def _make_position_reader(
             indices = offsets
         batch = source.load_batch(indices)
         seeds = tf.stack([tf.fill(tf.shape(positions), tf.constant(seed, tf.int64)), positions], 1)
-        return batch if augment is None else augment(batch, seeds)
+        return batch if augmentation is None else augmentation.augment_batch(batch, seeds)
 
     return read
 
@@ -381,30 +384,6 @@ def _shuffle(offsets: tf.Tensor, seed: int, passes: tf.Tensor, num_examples: int
         max_index=tf.fill(tf.shape(passes), tf.constant(num_examples - 1, tf.int64)),
         rounds=_SHUFFLE_ROUNDS,
     )
-
-
-def _make_augment(
-    augmentation: BatchAugmentation | None, source: Source
-) -> Callable[[Any, tf.Tensor], Any] | None:
-    if augmentation is None:
-        return None
-    spec = source.element_spec
-    if not isinstance(spec, tuple) or len(spec) != 2:
-        raise TfdistError(
-            "Cannot augment these examples: they must be (image, mask), found "
-            f"{type(spec).__name__} of {len(tf.nest.flatten(spec))}. Train without augmentation."
-        )
-    if dataclasses.is_dataclass(augmentation) and not isinstance(augmentation, type):
-        fields = {field.name for field in dataclasses.fields(augmentation)}
-        if "ignore_label" in fields and augmentation.ignore_label is None:
-            augmentation = dataclasses.replace(augmentation, ignore_label=source.ignore_label)
-    chosen = augmentation
-
-    def augment(batch: Any, seeds: tf.Tensor) -> Any:
-        images, masks = batch
-        return chosen.augment_batch(images, masks, seeds)
-
-    return augment
 
 
 def _check_replicas(

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,26 @@ class Source(abc.ABC):
 
     Attributes:
       num_examples: how many examples there are, at least 1.
-      num_classes: number of classes of a segmentation mask, or None.
-      class_names: their names, or None.
-      ignore_label: the mask's value that neither loss nor metrics see, or None.
       num_skipped: examples that are left out because they could not be read.
     """
 
     num_examples: int
-    num_classes: int | None = None
-    class_names: tuple[str, ...] | None = None
-    ignore_label: int | None = None
     num_skipped: int = 0
 
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
         """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+
+    @property
+    def stored_spec(self) -> Any:
+        """`element_spec` with the dtypes in which a cache keeps the examples."""
+        return self.element_spec
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What a task knows of the examples; a cache of them knows the same."""
+        return {}
 
     @abc.abstractmethod
     def load(self, index: tf.Tensor) -> Any:
@@ -97,10 +102,6 @@ class ArraySource(BatchSource):
     def from_arrays(
         cls,
         arrays: Any,
-        *,
-        num_classes: int | None = None,
-        class_names: tuple[str, ...] | None = None,
-        ignore_label: int | None = None,
     ) -> "ArraySource":
         """Returns a source of any nested structure of arrays, such as `(x, y)`.
 
@@ -115,9 +116,6 @@ class ArraySource(BatchSource):
 
         Args:
           arrays: a structure of arrays of shape [num_examples, ...].
-          num_classes: see `Source`.
-          class_names: see `Source`.
-          ignore_label: see `Source`.
 
         Raises:
           TfdistError: there is no array, one is a scalar or empty, or their first
@@ -134,9 +132,6 @@ class ArraySource(BatchSource):
             )
         return cls(
             num_examples=lengths[0],
-            num_classes=num_classes,
-            class_names=class_names,
-            ignore_label=ignore_label,
             arrays=arrays,
         )
 

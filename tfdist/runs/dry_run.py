@@ -79,7 +79,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         epoch_steps = steps_per_epoch(data.num_examples, training.global_batch_size)
     if epoch_steps:
         total_steps = total_steps or training.epochs * epoch_steps
-    task.make_augmentation()
+    task.make_augmentation(data.info)
     model = assembly.make_build_model(
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
     )()

@@ -127,8 +127,12 @@ class Task(OptionGroup):
           TfdistError: a value that cannot be understood.
         """
 
-    def make_augmentation(self) -> "BatchAugmentation | None":
-        """Returns the seeded transformation of the training examples, if there is one."""
+    def make_augmentation(self, info: Mapping[str, Any]) -> "BatchAugmentation | None":
+        """Returns the seeded transformation of the training examples, if there is one.
+
+        Args:
+          info: of the data.
+        """
         return None
 
     def describe_data(self, *, seed: int) -> DataPlan:

@@ -95,7 +95,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
     build_model = assembly.make_build_model(
         task, training, data.info, total_steps=options.verification.steps
     )
-    augmentation = task.make_augmentation()
+    augmentation = task.make_augmentation(data.info)
     train, val = (part if isinstance(part, tuple) else (part,) for part in (data.train, data.val))
     return Problem(build_model, train, val, augmentation, **common)
 

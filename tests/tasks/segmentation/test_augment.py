@@ -20,18 +20,18 @@ def batch():
 @pytest.mark.parametrize("size", [1, 3, 5, 8])
 def test_result_does_not_depend_on_the_batch(batch, size):
     images, masks, seeds = batch
-    whole = FULL.augment_batch(images, masks, seeds)
+    whole = FULL.augment_batch((images, masks), seeds)
     augment = tf.function(FULL.augment_batch)
     for start in range(0, 8, size):
         part = slice(start, start + size)
-        image, mask = augment(images[part], masks[part], seeds[part])
+        image, mask = augment((images[part], masks[part]), seeds[part])
         np.testing.assert_array_equal(image, whole[0][part])
         np.testing.assert_array_equal(mask, whole[1][part])
 
 
 def test_call_is_a_batch_of_one(batch):
     images, masks, seeds = batch
-    whole = FULL.augment_batch(images, masks, seeds)
+    whole = FULL.augment_batch((images, masks), seeds)
     image, mask = FULL(images[5], masks[5], seeds[5])
     np.testing.assert_array_equal(image, whole[0][5])
     np.testing.assert_array_equal(mask, whole[1][5])
@@ -42,7 +42,7 @@ def test_masks_hold_labels_and_images_stay_in_range(ignore_label):
     images, masks = make_shapes("train", (24, 40), 200).load_batch(tf.range(200, dtype=tf.int64))
     seeds = tf.stack([tf.zeros([200], tf.int64), tf.range(200, dtype=tf.int64)], 1)
     augmentation = Augmentation(scale=(0.5, 2.0), colour=0.4, ignore_label=ignore_label)
-    images, masks = augmentation.augment_batch(images, masks, seeds)
+    images, masks = augmentation.augment_batch((images, masks), seeds)
     assert images.dtype == tf.float32
     assert masks.dtype == tf.int32
     assert float(tf.reduce_min(images)) >= 0
@@ -60,14 +60,14 @@ def test_masks_hold_labels_and_images_stay_in_range(ignore_label):
 )
 def test_nothing_to_do_changes_nothing(batch, augmentation):
     images, masks, seeds = batch
-    same = augmentation.augment_batch(images, masks, seeds)
+    same = augmentation.augment_batch((images, masks), seeds)
     np.testing.assert_array_equal(same[0], images)
     np.testing.assert_array_equal(same[1], masks)
 
 
 def test_flip_mirrors_image_and_mask_together(batch):
     images, masks, seeds = batch
-    new_images, new_masks = Augmentation(flip=True).augment_batch(images, masks, seeds)
+    new_images, new_masks = Augmentation(flip=True).augment_batch((images, masks), seeds)
     flipped = [not np.array_equal(a, b) for a, b in zip(images, new_images, strict=True)]
     assert 0 < sum(flipped) < 8
     for i, is_flipped in enumerate(flipped):
@@ -84,7 +84,7 @@ def test_mask_stays_on_its_image(scale):
     images = tf.repeat(tf.cast(masks, tf.float32)[..., None] * 255.0, 3, axis=-1)
     seeds = tf.stack([tf.zeros([32], tf.int64), tf.range(32, dtype=tf.int64)], 1)
     augmentation = Augmentation(scale=scale, ignore_label=2)
-    images, masks = augmentation.augment_batch(images, masks, seeds)
+    images, masks = augmentation.augment_batch((images, masks), seeds)
     red = images.numpy()[..., 0]
     # Where the nearest pixel is 0, bilinear weights leave at most 3/4 to the others.
     np.testing.assert_array_less(red[masks == 0], 192)
@@ -95,7 +95,9 @@ def test_mask_stays_on_its_image(scale):
 
 def test_colour_leaves_the_mask(batch):
     images, masks, seeds = batch
-    new_images, new_masks = Augmentation(flip=False, colour=0.3).augment_batch(images, masks, seeds)
+    new_images, new_masks = Augmentation(flip=False, colour=0.3).augment_batch(
+        (images, masks), seeds
+    )
     np.testing.assert_array_equal(new_masks, masks)
     changes = np.abs(new_images.numpy() - images.numpy()).mean(axis=(1, 2, 3))
     assert np.all(changes > 0.5)

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,14 @@ from tfdist.tasks.segmentation.class_weights import (
 MASKS = np.array([[[0, 0], [0, 1]], [[0, 0], [0, 9]], [[2, 2], [9, 9]]], np.int32)
 
 
-def make_masks(**options):
-    images = np.zeros((3, 2, 2, 3), np.float32)
-    return ArraySource.from_arrays((images, MASKS), **options)
+def make_masks(*, num_classes, ignore_label):
+    class Masks(ArraySource):
+        info: ClassVar[dict] = {
+            "class_names": [str(label) for label in range(num_classes)],
+            "ignore_label": ignore_label,
+        }
+
+    return Masks.from_arrays((np.zeros((3, 2, 2, 3), np.float32), MASKS))
 
 
 def test_counts_leave_out_the_ignore_label():

@@ -16,7 +16,7 @@ CAMVID = pathlib.Path(__file__).parents[4] / "shared" / "data" / "camvid"
 def test_shapes_are_cached_when_they_are_few():
     few = make_source("shapes", split="train", image_size=(16, 16), num_examples=20, quiet=True)
     assert isinstance(few, CachedSource)
-    assert few.class_names == ("background", "circle", "square", "triangle")
+    assert few.info["class_names"] == ["background", "circle", "square", "triangle"]
     many = make_source("shapes", split="train", num_examples=10**9)
     assert isinstance(many, ShapesSource)
     direct = make_source(

@@ -52,7 +52,7 @@ def measure(
     trainer.fit(
         RepeatedSource(examples, num_examples=_STEPS * global_batch_size),
         global_batch_size=global_batch_size,
-        augmentation=task.make_augmentation(),
+        augmentation=task.make_augmentation(info),
         verbose=0,
     )
     measure_peak = memory.measure_peak_memory if gpu_limit is None else devices.measure_peak_memory

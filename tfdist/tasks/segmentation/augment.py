@@ -29,8 +29,7 @@ class Augmentation:
         are drawn as 1.
       colour: strength in [0, 1) of the changes of brightness, contrast and saturation:
         each is multiplied by a number in [1 - colour, 1 + colour].
-      ignore_label: label of pixels outside of the image; the pipeline fills in the
-        source's when this is None.
+      ignore_label: label of pixels outside of the image, or None.
 
     Raises:
       TfdistError: the scale is not 0 < min <= max, or colour is not in [0, 1).
@@ -62,21 +61,31 @@ class Augmentation:
         Returns:
           The image and the mask, of the same shapes, dtypes and range.
         """
-        images, masks = self.augment_batch(image[None], mask[None], seed[None])
+        images, masks = self.augment_batch((image[None], mask[None]), seed[None])
         return images[0], masks[0]
 
     # AutoGraph would take a second to find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def augment_batch(
-        self, images: tf.Tensor, masks: tf.Tensor, seeds: tf.Tensor
+        self, batch: tuple[tf.Tensor, tf.Tensor], seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a batch changed, row by row as `__call__` would.
 
         Args:
-          images: float32 [batch, height, width, 3], in [0, 255].
-          masks: int32 [batch, height, width].
+          batch: images, float32 [batch, height, width, 3], in [0, 255], and their masks, int32
+            [batch, height, width].
           seeds: int64 [batch, 2].
+
+        Raises:
+          TfdistError: the batch is something else.
         """
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise TfdistError(
+                "Cannot augment these examples: they must be (image, mask), found "
+                f"{type(batch).__name__} of {len(tf.nest.flatten(batch))}. Train without "
+                "augmentation."
+            )
+        images, masks = batch
         draws = hash_uniform(seeds, 7)
         flips = draws[:, 0] < 0.5 if self.flip else tf.zeros_like(draws[:, 0], tf.bool)
         if self._scales():

@@ -86,16 +86,17 @@ def make_class_weights(
 
 def _count_by_image(source: Source) -> np.ndarray:
     """Returns int64 [num_examples, num_classes]."""
-    num_classes = source.num_classes
-    if num_classes is None:
-        raise ValueError("count_classes needs a source with num_classes")
+    if "class_names" not in source.info:
+        raise ValueError("count_classes needs a source whose info has class_names")
+    num_classes = len(source.info["class_names"])
+    ignore_label = source.info.get("ignore_label")
 
     def count(indices: tf.Tensor) -> tf.Tensor:
         masks = source.load_batch(indices)[1]
         labels = tf.reshape(masks, [tf.shape(masks)[0], -1])
         counted = (labels >= 0) & (labels < num_classes)
-        if source.ignore_label is not None:
-            counted &= labels != source.ignore_label
+        if ignore_label is not None:
+            counted &= labels != ignore_label
         # One bin more, for what is not counted.
         labels = tf.where(counted, labels, num_classes)
         size = num_classes + 1

@@ -26,6 +26,7 @@ from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.label_map import LabelMap, UnknownColorError, check_label_map
 from tfdist.tasks.segmentation.masks import MaskFormatError, decode_mask
 
@@ -119,7 +120,7 @@ def leave_out_bad(source: "FolderSource") -> "FolderSource":
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class FolderSource(SequentialSource, Source):
+class FolderSource(ImagesAndMasks, SequentialSource, Source):
     """See `make_folder`.
 
     Read at random (`load`) it decodes in Python, in this process only; `cache_source`
@@ -131,8 +132,6 @@ class FolderSource(SequentialSource, Source):
     """
 
     num_examples: int
-    image_size: tuple[int, int]
-    num_classes: int
     pairs: tuple[tuple[str, str], ...]
     label_map: LabelMap = dataclasses.field(default_factory=dict)
 

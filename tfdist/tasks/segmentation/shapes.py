@@ -11,6 +11,7 @@ from tfdist.data.fingerprint import make_header
 from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource
 from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.examples import ImagesAndMasks
 
 CLASS_NAMES = ("background", "circle", "square", "triangle")
 DEFAULT_NUM_EXAMPLES = {"train": 2000}
@@ -77,7 +78,7 @@ def make_shapes(
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ShapesSource(BatchSource):
+class ShapesSource(ImagesAndMasks, BatchSource):
     """See `make_shapes`.
 
     An example is a pure function of (seed, split, index), to the last bit. Pixels see
@@ -86,17 +87,8 @@ class ShapesSource(BatchSource):
     depend on the batch.
     """
 
-    image_size: tuple[int, int]
     split: str
     seed: int
-
-    @property
-    def element_spec(self) -> Any:
-        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
-        return (
-            tf.TensorSpec((*self.image_size, 3), tf.float32),
-            tf.TensorSpec(self.image_size, tf.int32),
-        )
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns what the pictures are a function of."""

@@ -133,7 +133,7 @@ class Segmentation(Task):
             )
             for split, count in (("train", self.train_examples), ("val", self.val_examples))
         )
-        info = self._make_info(train.num_classes, train.class_names)
+        info = dict(train.info)
         if self.class_weights != "none":
             weights = make_class_weights(count_classes(train), self.class_weights)
             info["class_weights"] = [float(weight) for weight in weights]
@@ -148,15 +148,17 @@ class Segmentation(Task):
         kind, _, name = self.dataset.partition(":")
         if kind == "tfds" and not is_prepared(name, self.data_dir):
             text = f"{self.dataset}, resized to {size}: not here yet, training would download it"
-            info = self._make_info(self.num_classes or len(self.class_names) or 2, None)
-            return DataPlan(text, info, None)
+            classes = self.num_classes or len(self.class_names) or 2
+            names = list(self.class_names or map(str, range(classes)))
+            planned = {"class_names": names, "ignore_label": self.ignore_label}
+            return DataPlan(text, planned, None)
         train, val = (
             make_examples(
                 self.dataset, split=split, num_examples=count, **self._describe_source(seed)
             )
             for split, count in (("train", self.train_examples), ("val", self.val_examples))
         )
-        info = self._make_info(train.num_classes, train.class_names)
+        info = dict(train.info)
         text = (
             f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
             f"examples of {size}, {len(info['class_names'])} classes"
@@ -192,24 +194,25 @@ class Segmentation(Task):
         from tfdist.tasks.segmentation.losses import make_loss
         from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
-        names = info["class_names"]
+        names, ignore_label = info["class_names"], info["ignore_label"]
         weights = info.get("class_weights")
         if weights is None and self.class_weights != "none":
             weights = [1.0] * len(names)  # of data that are not read yet
         model.compile(
             optimizer=optimizer,
-            loss=make_loss(self.loss, ignore_label=self.ignore_label, class_weights=weights),
-            metrics=[
-                SegmentationMetrics(len(names), ignore_label=self.ignore_label, class_names=names)
-            ],
+            loss=make_loss(self.loss, ignore_label=ignore_label, class_weights=weights),
+            metrics=[SegmentationMetrics(len(names), ignore_label=ignore_label, class_names=names)],
         )
 
-    def make_augmentation(self) -> "Augmentation":
+    def make_augmentation(self, info: Mapping[str, Any]) -> "Augmentation":
         """Returns the flips, zooms and color changes."""
         from tfdist.tasks.segmentation.augment import Augmentation
 
         return Augmentation(
-            flip=self.flip, scale=self.scale, colour=self.colour, ignore_label=self.ignore_label
+            flip=self.flip,
+            scale=self.scale,
+            colour=self.colour,
+            ignore_label=info["ignore_label"],
         )
 
     def describe_model(self) -> str:
@@ -264,15 +267,6 @@ class Segmentation(Task):
             "seed": seed,
             "on_bad_example": self.on_bad_example,
         }
-
-    def _make_info(
-        self, num_classes: int | None, class_names: Sequence[str] | None
-    ) -> dict[str, Any]:
-        if num_classes is None:
-            raise TfdistError(
-                f"`dataset={self.dataset}` does not say its classes. Give `num_classes`."
-            )
-        return {"class_names": list(class_names or map(str, range(num_classes)))}
 
 
 def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:

@@ -15,6 +15,7 @@ from tfdist.data.cache import SequentialSource
 from tfdist.data.dataset_options import set_options
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.folder import resize_example
 
 
@@ -120,7 +121,7 @@ def make_tfds(
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TfdsSource(SequentialSource):
+class TfdsSource(ImagesAndMasks, SequentialSource):
     """See `make_tfds`. It is read in the stored order; `cache_source` gives random access."""
 
     builder: Any

@@ -34,22 +34,27 @@ def run_evaluation(options: EvaluateOptions) -> int:
       OSError: the metrics cannot be written.
     """
     from tfdist.data.cache import read_examples
+    from tfdist.tasks.segmentation.folder import FolderSource
     from tfdist.tasks.segmentation.inference import assembly, files, scores
+    from tfdist.tasks.segmentation.tfds_source import TfdsSource
 
     chosen = options.run
     strategy = start_devices(options.devices)
     run = assembly.load_run(chosen.run_dir, strategy=strategy)
     predictor = assembly.build_predictor(run, options.windows, strategy)
     source = assembly.build_examples(run, chosen)
-    if source.num_classes != run.num_classes:
+    num_classes = len(source.info["class_names"])
+    if num_classes != run.num_classes:
         raise TfdistError(
             f"Cannot evaluate a model of {run.num_classes} classes on a data set of "
-            f"{source.num_classes}. Name another --dataset."
+            f"{num_classes}. Name another --dataset."
         )
     total = np.zeros((run.num_classes, run.num_classes), np.int64)
     confusions = scores.score_examples(
         predictor,
-        read_examples(source, own_size=chosen.full_size),
+        source.read_examples(own_size=True)
+        if chosen.full_size and isinstance(source, FolderSource | TfdsSource)
+        else read_examples(source),
         ignore_label=run.ignore_label,
     )
     for confusion in files.show_progress(confusions, source.num_examples, quiet=chosen.quiet):
