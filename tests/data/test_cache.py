@@ -16,6 +16,7 @@ from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.shapes import make_shapes
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Ramp(ImagesAndMasks, SequentialSource):
     """Counts how often it is read."""
 
@@ -164,11 +165,11 @@ def overwrite_unnoticed(path):
 @pytest.mark.parametrize(
     ("name", "damage", "problem"),
     [
-        ("images.u8", cut, "images.u8 has 20 bytes instead of 180"),
-        ("masks.u8", cut, "masks.u8 has 20 bytes instead of 60"),
-        ("images.u8", overwrite, "images.u8 does not hold what was written"),
-        ("masks.u8", overwrite_unnoticed, "masks.u8 does not hold what was written"),
-        ("masks.u8", pathlib.Path.unlink, "masks.u8 is missing"),
+        ("0.uint8", cut, "0.uint8 has 20 bytes instead of 180"),
+        ("1.uint8", cut, "1.uint8 has 20 bytes instead of 60"),
+        ("0.uint8", overwrite, "0.uint8 does not hold what was written"),
+        ("1.uint8", overwrite_unnoticed, "1.uint8 does not hold what was written"),
+        ("1.uint8", pathlib.Path.unlink, "1.uint8 is missing"),
         ("checksums.json", cut, "checksums.json cannot be read"),
         ("checksums.json", pathlib.Path.unlink, "checksums.json is missing"),
     ],

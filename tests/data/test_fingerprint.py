@@ -170,6 +170,7 @@ def test_shapes_change_with_their_seed():
     assert describe_difference(old, new) == "the seed is 1 instead of 0"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Sequence(ImagesAndMasks, SequentialSource):
     text = "old"
 
