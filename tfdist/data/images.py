@@ -1,10 +1,11 @@
-"""Decoding of images: JPEG, PNG, BMP, GIF and WebP."""
+"""Reading of images: JPEG, PNG, BMP, GIF and WebP."""
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data import bitmaps
 from tfdist.data.orientation import apply_orientation, find_orientation
+from tfdist.errors import TfdistError, shorten_error
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"
@@ -40,3 +41,40 @@ def decode_image(data: bytes) -> np.ndarray:
     except tf.errors.InvalidArgumentError as error:
         raise ImageFormatError("it is truncated, damaged or of another format") from error
     return apply_orientation(image[..., :3], find_orientation(data))
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns a file's bytes.
+
+    Raises:
+      TfdistError: it cannot be read.
+    """
+    try:
+        return tf.io.read_file(path).numpy()
+    except tf.errors.OpError as error:
+        raise TfdistError(f"Cannot read {path!r}: {shorten_error(error)}.") from error
+
+
+def read_image(path: str) -> np.ndarray:
+    """Returns the image in a file, upright as its EXIF orientation says.
+
+    Returns:
+      uint8 [height, width, 3].
+
+    Raises:
+      TfdistError: it cannot be read or decoded.
+    """
+    data = read_bytes(path)
+    try:
+        return decode_image(data)
+    except ImageFormatError as error:
+        raise TfdistError(
+            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it by a "
+            f"{IMAGE_FORMATS} file."
+        ) from error
+
+
+def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+    """Returns an image, uint8 [height, width, 3], resized bilinearly with anti-aliasing."""
+    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
+    return tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy()

@@ -10,9 +10,10 @@ from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.imports import import_named
 from tfdist.options import OptionGroup, option
 from tfdist.tasks.base import Task
+from tfdist.tasks.classification.task import Classification
 from tfdist.tasks.segmentation.task import Segmentation
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Segmentation,)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Segmentation, Classification)}
 """Name, as `--task` takes it -> class."""
 
 

@@ -15,17 +15,12 @@ from absl import logging
 from tfdist.data.cache import SequentialSource
 from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.graph_errors import make_graph_error
-from tfdist.data.images import (
-    IMAGE_EXTENSIONS,
-    IMAGE_FORMATS,
-    ImageFormatError,
-    decode_image,
-)
+from tfdist.data.images import IMAGE_EXTENSIONS, read_bytes, read_image, resize_image
 from tfdist.data.listing import Listing, list_directory
 from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
-from tfdist.errors import TfdistError, shorten_error
+from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.label_map import LabelMap, UnknownColorError, check_label_map
 from tfdist.tasks.segmentation.masks import MaskFormatError, decode_mask
@@ -274,12 +269,6 @@ def resize_example(
     return resize_image(image, image_size), labels[..., 0].numpy()
 
 
-def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """Returns an image, uint8 [height, width, 3], resized bilinearly with anti-aliasing."""
-    resized = tf.image.resize(image, image_size, method="bilinear", antialias=True)
-    return tf.cast(tf.round(tf.clip_by_value(resized, 0.0, 255.0)), tf.uint8).numpy()
-
-
 def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
     if not 2 <= num_classes <= 256:
         raise TfdistError(
@@ -384,32 +373,6 @@ def _list_names(directory: str) -> list[str]:
     return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
 
 
-def _read_bytes(path: str) -> bytes:
-    try:
-        return tf.io.read_file(path).numpy()
-    except tf.errors.OpError as error:
-        raise TfdistError(f"Cannot read {path!r}: {shorten_error(error)}.") from error
-
-
-def read_image(path: str) -> np.ndarray:
-    """Returns the image in a file, upright as its EXIF orientation says.
-
-    Returns:
-      uint8 [height, width, 3].
-
-    Raises:
-      TfdistError: it cannot be read or decoded.
-    """
-    data = _read_bytes(path)
-    try:
-        return decode_image(data)
-    except ImageFormatError as error:
-        raise TfdistError(
-            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it by a "
-            f"{IMAGE_FORMATS} file."
-        ) from error
-
-
 def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
     """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
 
@@ -423,7 +386,7 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
     Raises:
       TfdistError: it cannot be read or decoded, or has a color that is not in the label map.
     """
-    data = _read_bytes(path)
+    data = read_bytes(path)
     try:
         labels = decode_mask(data, label_map=label_map)
     except UnknownColorError as error:

@@ -1,0 +1,97 @@
+"""Classification: its data, its networks, and what a run says of it."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cli.command import run_command
+from tfdist.data.cache import read_examples
+from tfdist.errors import TfdistError
+from tfdist.tasks.classification.sources import make_class_folder, make_drawn
+from tfdist.tasks.classification.task import Classification
+from tfdist.train import run_training
+
+
+@pytest.fixture
+def folder(path_with_spaces):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for level, name in ((40, "dark"), (200, "light")):
+            (path_with_spaces / split / name).mkdir(parents=True)
+            for number in range(count):
+                image = rng.integers(level - 40, level + 40, (12, 10, 3)).astype("uint8")
+                file = path_with_spaces / split / name / f"{number}.png"
+                file.write_bytes(tf.io.encode_png(image).numpy())
+    return path_with_spaces
+
+
+def test_a_drawn_example_is_of_the_shape_that_covers_most():
+    source = make_drawn("train", (32, 32), 6, 0)
+    images, labels = source.load_batch(tf.range(6, dtype=tf.int64))
+    _, masks = source.pictures.load_batch(tf.range(6, dtype=tf.int64))
+    assert images.shape == (6, 32, 32, 3)
+    for label, mask in zip(labels.numpy(), masks.numpy(), strict=True):
+        counts = np.bincount(mask.ravel(), minlength=4)[1:]
+        assert counts[label] == counts.max()
+    assert source.info == {"class_names": ["circle", "square", "triangle"]}
+
+
+def test_a_directory_holds_a_class(folder):
+    source = make_class_folder(str(folder), "train", (6, 5), max_examples=5)
+    labels = [int(label) for _, label in read_examples(source)]
+    assert labels == [0, 1, 0, 1, 0]
+    assert source.class_names == ("dark", "light")
+    image, _ = next(read_examples(source))
+    assert image.shape == (6, 5, 3)
+    assert image.mean() < 100
+    other = make_class_folder(str(folder), "val", (6, 5), class_names=("light", "dark"))
+    assert next(read_examples(other))[0].mean() > 100
+
+
+def test_refuses_directories_that_are_no_classes(folder):
+    with pytest.raises(TfdistError, match="there is no directory '.*test'"):
+        make_class_folder(str(folder), "test", (6, 5))
+    with pytest.raises(TfdistError, match="its directories are dark, light, and the classes a,b"):
+        make_class_folder(str(folder), "train", (6, 5), class_names=("a", "b"))
+    (folder / "train" / "none").mkdir()
+    with pytest.raises(TfdistError, match="none': it has no image"):
+        make_class_folder(str(folder), "train", (6, 5))
+
+
+@pytest.mark.parametrize("strategy", [["--strategy=one_device"], ["--strategy=mirrored"]])
+def test_a_run_learns_and_says_what_it_confuses(folder, strategy):
+    flags = [
+        "--task=classification",
+        "--dataset=folder",
+        f"--data_dir={folder}",
+        "--image_size=12,10",
+        "--global_batch_size=4",
+        "--epochs=4",
+        "--warmup_steps=0",
+        f"--run_dir={folder / 'run'}",
+        "--quiet",
+        *strategy,
+    ]
+    assert run_command("tfdist.train", run_training, flags) == 0
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert np.sum(summary["confusion"]) == 4
+    assert set(summary["per_class_accuracy"]) == {"dark", "light"}
+    assert np.trace(summary["confusion"]) / 4 == pytest.approx(summary["val_accuracy"])
+
+
+def test_any_network_of_keras_can_be_trained():
+    task = Classification(model="MobileNetV2", image_size=(32, 32))
+    model = task.build_model({"class_names": list("abcdef")}, seed=0)
+    assert model.output.shape == (None, 6)
+    task.compile_model(model, keras.optimizers.SGD(), {"class_names": list("abcdef")})
+    x, y = np.full((4, 32, 32, 3), 127.5, "float32"), np.arange(4)
+    assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {
+        "loss",
+        "accuracy",
+        "top_5_accuracy",
+    }
+    with pytest.raises(TfdistError, match="Unknown `model=MobileNet9`"):
+        Classification(model="MobileNet9").build_model({"class_names": ["a", "b"]}, seed=0)

@@ -1,0 +1,1 @@
+"""Classification: a class for every image."""

@@ -1,0 +1,177 @@
+"""Images with a class each: a directory for each class, data sets of TFDS, and drawn ones."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.cache import SequentialSource
+from tfdist.data.fingerprint import hash_files, make_header
+from tfdist.data.images import IMAGE_EXTENSIONS, read_image, resize_image
+from tfdist.data.listing import list_directory
+from tfdist.data.source import BatchSource
+from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImagesAndClasses:
+    """The examples' types, and their classes: a base beside a source's.
+
+    Attributes:
+      image_size: (height, width) in pixels of every example.
+      class_names: a name a class.
+    """
+
+    image_size: tuple[int, int]
+    class_names: tuple[str, ...]
+
+    @property
+    def element_spec(self) -> Any:
+        """(image float32 [height, width, 3] in [0, 255], class int32 scalar)."""
+        return (
+            tf.TensorSpec((*self.image_size, 3), tf.float32),
+            tf.TensorSpec((), tf.int32),
+        )
+
+    @property
+    def stored_spec(self) -> Any:
+        """The image in uint8."""
+        image, label = self.element_spec
+        return tf.TensorSpec(image.shape, tf.uint8), label
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The classes, ready for JSON."""
+        return {"class_names": list(self.class_names)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DrawnSource(ImagesAndClasses, BatchSource):
+    """The pictures of `tfdist.tasks.segmentation.make_shapes`, by the shape that covers most.
+
+    Attributes:
+      pictures: with their masks.
+    """
+
+    pictures: ShapesSource
+
+    def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns images and classes at `indices` (int64 [batch])."""
+        images, masks = self.pictures.load_batch(indices)
+        pixels = tf.one_hot(masks, len(self.class_names) + 1)
+        covered = tf.reduce_sum(pixels, axis=[1, 2])[:, 1:]  # but for the background
+        return images, tf.argmax(covered, axis=-1, output_type=tf.int32)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what the pictures are a function of."""
+        return {**self.pictures.make_fingerprint(), "kind": "drawn classes"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ClassFolderSource(ImagesAndClasses, SequentialSource):
+    """See `make_class_folder`; `tfdist.data.cache_source` gives random access.
+
+    Attributes:
+      files: (path, class) of every example.
+    """
+
+    files: tuple[tuple[str, int], ...]
+
+    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields every example in order."""
+        with tf.device("CPU:0"):
+            for path, label in self.files:
+                yield resize_image(read_image(path), self.image_size), np.array(label, np.int32)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells the files from others, as JSON: names, sizes, some contents."""
+        header = make_header(
+            kind="class folder", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        files = hash_files([{"image": path} for path, _ in self.files])
+        return {**header, "classes": list(self.class_names), "files": files}
+
+    def get_fingerprint(self) -> str:
+        """Returns a hash of the files' names, classes, sizes and times of change."""
+        digest = hashlib.sha256()
+        for path, label in self.files:
+            stat = tf.io.gfile.stat(path)
+            digest.update(f"{path}\0{label}\0{stat.length}\0{stat.mtime_nsec}\0".encode())
+        return f"class folder {digest.hexdigest()}"
+
+
+def make_drawn(
+    split: str, image_size: tuple[int, int], num_examples: int | None, seed: int
+) -> DrawnSource:
+    """Returns drawn circles, squares and triangles; arguments as of `make_shapes`."""
+    pictures = make_shapes(split, image_size, num_examples, seed)
+    names = pictures.class_names
+    assert names is not None
+    return DrawnSource(
+        num_examples=pictures.num_examples,
+        image_size=pictures.image_size,
+        class_names=tuple(names[1:]),
+        pictures=pictures,
+    )
+
+
+def make_class_folder(
+    data_dir: str,
+    split: str,
+    image_size: tuple[int, int],
+    *,
+    class_names: tuple[str, ...] = (),
+    max_examples: int | None = None,
+) -> ClassFolderSource:
+    """Returns the images in DATA_DIR/SPLIT/CLASS.
+
+    Args:
+      data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
+      split: a directory in it, such as "train", which holds one for each class.
+      image_size: (height, width) in pixels of the examples.
+      class_names: the directories, in the order of the classes; that of their names by default.
+      max_examples: take only this many, spread over the classes.
+
+    Raises:
+      TfdistError: a directory is missing or empty, or one has no class.
+    """
+    gfile = tf.io.gfile
+    root = gfile.join(str(data_dir), split)
+    if not gfile.isdir(root):
+        raise TfdistError(
+            f"Cannot read `data_dir={data_dir!r}`: there is no directory {root!r}. It must hold "
+            "SPLIT/CLASS/*.jpg."
+        )
+    found = sorted(name.rstrip("/") for name in gfile.listdir(root) if not name.startswith("."))
+    found = [name for name in found if gfile.isdir(gfile.join(root, name))]
+    names = class_names or tuple(found)
+    if len(names) < 2 or set(names) != set(found):
+        raise TfdistError(
+            f"Cannot classify the images in {root!r}: its directories are {', '.join(found)}"
+            f"{f', and the classes {chr(44).join(names)}' if class_names else ''}. Give two or "
+            "more classes a directory each."
+        )
+    files: list[tuple[int, int, str]] = []
+    num_skipped = 0
+    for label, name in enumerate(names):
+        listing = list_directory(gfile.join(root, name), IMAGE_EXTENSIONS)
+        listing.warn_of_skipped()
+        num_skipped += len(listing.skipped)
+        if not listing.names:
+            raise TfdistError(f"Cannot read {listing.directory!r}: it has no image.")
+        files += [
+            (place, label, gfile.join(listing.directory, file))
+            for place, file in enumerate(listing.names)
+        ]
+    chosen = sorted(files)[:max_examples]  # the first of each class, the second of each, ...
+    return ClassFolderSource(
+        num_examples=len(chosen),
+        num_skipped=num_skipped,
+        image_size=(int(image_size[0]), int(image_size[1])),
+        class_names=tuple(names),
+        files=tuple((path, label) for _, label, path in chosen),
+    )

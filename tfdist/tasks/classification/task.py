@@ -1,0 +1,191 @@
+"""Classification as a task: a class for every image."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from tfdist.errors import TfdistError
+from tfdist.imports import import_named
+from tfdist.options import option
+from tfdist.tasks.base import Data, DataPlan, Task
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.tasks.classification.augment import Mirror
+    from tfdist.training.trainer import Trainer
+
+_TOP = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Task):
+    """Images and a class for each."""
+
+    name: ClassVar[str] = "classification"
+    monitor: ClassVar[str] = "val_accuracy"
+
+    dataset: str = option("shapes", "shapes (drawn) or folder", metavar="NAME")
+    data_dir: str | None = option(None, "folder: holds SPLIT/CLASS/*.jpg", metavar="DIR")
+    class_names: tuple[str, ...] = option(
+        (), "folder: the classes' directories in order; sorted by default", metavar="cat,dog"
+    )
+    image_size: tuple[int, int] = option(
+        (96, 96), "height and width in pixels; images are resized bilinearly", metavar="H,W"
+    )
+    train_examples: int | None = option(
+        None, "training examples of shapes, or a cap on them", metavar="N", minimum=1
+    )
+    val_examples: int | None = option(
+        None, "validation examples of shapes, or a cap on them", metavar="N", minimum=1
+    )
+    flip: bool = option(True, "mirror half of the training examples")
+    model: str = option(
+        "small_cnn",
+        "small_cnn, a network of keras.applications such as MobileNetV2, or "
+        "package.module:function, called with image_size and num_classes",
+    )
+    pretrained: bool = option(False, "ImageNet weights (keras.applications)")
+    cache: str = option(
+        "auto",
+        "where decoded and resized examples are kept",
+        choices=("auto", "memory", "disk", "none"),
+        result=False,
+    )
+
+    def make_data(self, *, seed: int, quiet: bool) -> Data:
+        """Returns the sources, cached as the options say."""
+        from tfdist.data.cache import cache_source
+
+        train, val = (
+            cache_source(source, self.cache, quiet=quiet) for source in self._make_sources(seed)
+        )
+        return Data(train, val, dict(train.info))
+
+    def describe_data(self, *, seed: int) -> DataPlan:
+        """Returns what is known of the data without reading the images."""
+        train, val = self._make_sources(seed)
+        names = train.info["class_names"]
+        text = (
+            f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
+            f"examples of {self.image_size[0]}x{self.image_size[1]}, {len(names)} classes"
+        )
+        return DataPlan(text, dict(train.info), train.num_examples)
+
+    def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
+        """Returns the network, from images in [0, 255] to logits."""
+        import keras
+
+        num_classes = len(info["class_names"])
+        if ":" in self.model:
+            build: Any = import_named("model", self.model)
+            return build(image_size=self.image_size, num_classes=num_classes)
+        keras.utils.set_random_seed(seed)
+        inputs = keras.Input((*self.image_size, 3))
+        if self.model == "small_cnn":
+            x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(inputs)
+            for filters in (32, 64, 128):
+                x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+                x = keras.layers.BatchNormalization(momentum=0.9)(x)
+                x = keras.layers.MaxPooling2D()(keras.layers.ReLU()(x))
+            x = keras.layers.GlobalAveragePooling2D()(x)
+        else:
+            x = self._make_encoder(inputs)
+        outputs = keras.layers.Dense(num_classes, dtype="float32", name="logits")(x)
+        return keras.Model(inputs, outputs, name=self.model.lower())
+
+    def compile_model(
+        self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
+    ) -> None:
+        """Compiles it with the cross-entropy, and the accuracy of the first and five classes."""
+        import keras
+
+        metrics: list[Any] = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        if len(info["class_names"]) > _TOP:
+            metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(_TOP, name="top_5_accuracy"))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
+
+    def make_augmentation(self, info: Mapping[str, Any]) -> "Mirror | None":
+        """Returns the mirroring, if it is asked for."""
+        from tfdist.tasks.classification.augment import Mirror
+
+        return Mirror() if self.flip else None
+
+    def describe_model(self) -> str:
+        """Returns the network's name."""
+        return self.model
+
+    def without_downloads(self) -> Self:
+        """Returns the task without ImageNet's weights."""
+        return dataclasses.replace(self, pretrained=False)
+
+    def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
+        """Returns the metrics, the confusion matrix and the accuracy of every class."""
+        import numpy as np
+        import tensorflow as tf
+
+        summary = super().evaluate(trainer, data, global_batch_size=global_batch_size)
+        source: Any = data.val
+        logits = trainer.predict(source, batch_size=global_batch_size)
+        batches = tf.data.Dataset.range(source.num_examples).batch(global_batch_size)
+        truth = [source.load_batch(indices)[1].numpy() for indices in batches]
+        names = data.info["class_names"]
+        confusion = np.zeros((len(names), len(names)), np.int64)
+        np.add.at(confusion, (np.concatenate(truth), np.argmax(logits, -1)), 1)
+        counts = confusion.sum(1)
+        per_class = {
+            name: float(confusion[i, i] / counts[i]) if counts[i] else None
+            for i, name in enumerate(names)
+        }
+        return {**summary, "per_class_accuracy": per_class, "confusion": confusion.tolist()}
+
+    def describe_result(self, summary: Mapping[str, Any]) -> str:
+        """Returns the accuracy."""
+        return f"Validation accuracy {summary['val_accuracy']:.4f}"
+
+    def _make_sources(self, seed: int) -> list[Any]:
+        from tfdist.tasks.classification.sources import make_class_folder, make_drawn
+
+        counts = {"train": self.train_examples, "val": self.val_examples}
+        if self.dataset == "shapes":
+            return [make_drawn(s, self.image_size, count, seed) for s, count in counts.items()]
+        if self.dataset != "folder":
+            raise TfdistError(f"Unknown `dataset={self.dataset}`. Valid: shapes, folder.")
+        if not self.data_dir:
+            raise TfdistError(
+                "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "
+                "SPLIT/CLASS/*.jpg."
+            )
+        names = self.class_names
+        train = make_class_folder(
+            self.data_dir,
+            "train",
+            self.image_size,
+            class_names=names,
+            max_examples=counts["train"],
+        )
+        val = make_class_folder(
+            self.data_dir,
+            "val",
+            self.image_size,
+            class_names=train.class_names,
+            max_examples=counts["val"],
+        )
+        return [train, val]
+
+    def _make_encoder(self, inputs: Any) -> Any:
+        import keras
+
+        build = getattr(keras.applications, self.model, None)
+        if build is None or not isinstance(build, type(keras.applications.MobileNetV2)):
+            raise TfdistError(
+                f"Unknown `model={self.model}`. Valid: small_cnn, package.module:function, and the "
+                "networks of keras.applications, such as MobileNetV2."
+            )
+        module = getattr(keras.applications, build.__module__.rpartition(".")[2])
+        weights = "imagenet" if self.pretrained else None
+        x = module.preprocess_input(inputs)
+        network = build(include_top=False, weights=weights, input_tensor=x, pooling="avg")
+        return network.output
