@@ -69,7 +69,7 @@ def _train(directory, *flags, launch=()):
     directory.mkdir(exist_ok=True)
     (directory / "words.py").write_text(WORDS)
     module = ("launch", *launch, "--") if launch else ("train",)
-    _run(directory, *module, *FLAGS, "--epochs=2", *flags)
+    _run(directory, *module, *FLAGS, "--epochs=3", "--learning_rate=0.03", *flags)
     return json.loads((directory / "run" / "summary.json").read_text())
 
 
@@ -122,8 +122,9 @@ def test_a_finished_run_is_evaluated_used_and_exported(trained):
     np.save(directory / "x.npy", x)
     _run(directory, "predict", "--run_dir=run", "--examples=x.npy", "--output=y.npy")
     _run(directory, "export", "--run_dir=run", "--output=servable")
-    served = tf.saved_model.load(str(directory / "servable" / "1")).serve(x)
-    np.testing.assert_allclose(np.load(directory / "y.npy"), served.numpy(), rtol=1e-5, atol=1e-6)
+    servable = tf.saved_model.load(str(directory / "servable" / "1"))
+    found = np.load(directory / "y.npy")
+    np.testing.assert_allclose(found, servable.serve(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_strategies_are_verified_on_it(trained):
