@@ -78,7 +78,7 @@ def main() -> int:
         return runs.run_contestant(contestant, options)
 
     def report(number: int, contestant: Contestant, finding: dict[str, Any]) -> None:
-        said = finding.get("error") or f"{finding.get('images_per_second', 0):.2f} images/s"
+        said = finding.get("error") or f"{finding.get('examples_per_second', 0):.2f} examples/s"
         name = f"{contestant.name}, {contestant.precision}"
         print(f"round {number}: {name}: {said}", file=sys.stderr, flush=True)
 
@@ -97,7 +97,7 @@ def main() -> int:
 
 def list_ratios(rows: list[table.Row]) -> list[str]:
     """Returns a Markdown table of the ratios that matter, each with what it should be at least."""
-    of = {row.contestant: row.images_per_second for row in rows if row.images_per_second}
+    of = {row.contestant: row.examples_per_second for row in rows if row.examples_per_second}
     by_contestant = {row.contestant: row for row in rows}
     torch = {p: max((COMPILED[p], EAGER[p]), key=lambda c: of.get(c, 0.0)) for p in (F32, BF16)}
     pairs = [
@@ -150,7 +150,7 @@ def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, f
     start_tensorflow_quietly()
     import numpy as np
 
-    from tfdist.benchmark.measuring import build_model
+    from tfdist.benchmark.subject import build_model
 
     model = build_model(options)
     random = np.random.default_rng(0)

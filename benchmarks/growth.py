@@ -42,11 +42,11 @@ def main() -> int:
             found[row].append(finding)
             print(*row, finding, sep="; ", file=sys.stderr, flush=True)
     print(f"{describe_machine()}, medians of {flags.rounds} rounds\n")
-    print("| grows | | images/s | step, ms | memory, MiB | first step after, s |")
+    print("| grows | | examples/s | step, ms | memory, MiB | first step after, s |")
     print("|---|---|---|---|---|---|")
     for (what, value), findings in found.items():
         cells = (
-            format_median(findings, "images_per_second", 1, "{:.1f}"),
+            format_median(findings, "examples_per_second", 1, "{:.1f}"),
             format_median(findings, "step_s", 1e3, "{:.0f}"),
             format_median(findings, "peak_memory_bytes", 2**-20, "{:.0f}"),
             format_median(findings, "first_step_s", 1, "{:.1f}"),
@@ -79,8 +79,8 @@ def _make_case(contestant: Contestant, model: MeasuredModelOptions) -> Case:
 
     def measure() -> dict[str, Any]:
         finding = run_contestant(contestant, options)
-        if "images_per_second" in finding:
-            finding["step_s"] = model.global_batch_size / finding["images_per_second"]
+        if "examples_per_second" in finding:
+            finding["step_s"] = model.global_batch_size / finding["examples_per_second"]
         return finding
 
     return measure
@@ -94,7 +94,7 @@ def measure_run(num_examples: int) -> dict[str, Any]:
         flags += [f"--train_examples={num_examples}", f"--run_dir={directory}/run"]
         subprocess.run([sys.executable, "-m", "tfdist.train", *flags], check=True)
         summary = json.loads((Path(directory) / "run" / "summary.json").read_text())
-    names = ("images_per_second", "peak_memory_bytes", "first_step_s")
+    names = ("examples_per_second", "peak_memory_bytes", "first_step_s")
     return {name: summary[name] for name in names if name in summary}
 
 

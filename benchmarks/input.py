@@ -52,11 +52,11 @@ def main() -> int:
             found[name].append(finding)
             print(name, finding, sep="; ", file=sys.stderr, flush=True)
     rates = {
-        name: statistics.median(finding["images_per_second"] for finding in findings)
+        name: statistics.median(finding["examples_per_second"] for finding in findings)
         for name, findings in found.items()
     }
     print(f"{describe_machine()}, {' '.join(given.flags)} medians of {given.rounds} rounds\n")
-    print("| | images/s | of one batch's | waited for data |\n|---|---|---|---|")
+    print("| | examples/s | of one batch's | waited for data |\n|---|---|---|---|")
     for name, findings in found.items():
         shares = [f["share_of_input"] for f in findings if f.get("share_of_input") is not None]
         waited = f"{statistics.median(shares):.1%}" if shares else "-"
@@ -71,7 +71,7 @@ def train(flags: list[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "tfdist.train", *flags, f"--run_dir={directory}/run"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads((Path(directory) / "run" / "summary.json").read_text())
-    return {name: summary.get(name) for name in ("images_per_second", "share_of_input")}
+    return {name: summary.get(name) for name in ("examples_per_second", "share_of_input")}
 
 
 if __name__ == "__main__":

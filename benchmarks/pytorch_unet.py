@@ -115,7 +115,7 @@ def check(directory: Path) -> None:
 
 
 def measure(directory: Path) -> None:
-    """Trains as the task says; the first process writes the images a second."""
+    """Trains as the task says; the first process writes the examples a second."""
     task = json.loads((directory / "task.json").read_text())
     cluster = json.loads(os.environ["TF_CONFIG"])
     rank, workers = cluster["task"]["index"], len(cluster["cluster"]["worker"])
@@ -154,7 +154,7 @@ def measure(directory: Path) -> None:
         (directory / "result.json").write_text(
             json.dumps(
                 {
-                    "images_per_second": task["steps"] * task["global_batch_size"] / seconds,
+                    "examples_per_second": task["steps"] * task["global_batch_size"] / seconds,
                     "first_step_s": ends[0] - began,
                     "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 }

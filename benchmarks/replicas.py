@@ -92,7 +92,7 @@ def main() -> int:
             found[name].append(finding)
             print(name, finding, sep="; ", file=sys.stderr, flush=True)
     print(f"{describe_machine()}, {flags.precision}, medians of {flags.rounds} rounds\n")
-    print("| | images/s | step, ms | gradients' sum alone, ms | 36 small sums alone, ms |")
+    print("| | examples/s | step, ms | gradients' sum alone, ms | 36 small sums alone, ms |")
     print("|---|---|---|---|---|")
     for name, findings in found.items():
         step_s = _find_median(findings, "step_s")
@@ -126,7 +126,8 @@ def measure(directory: str) -> int:
         is_first = cluster.get("task", {}).get("index", 0) == 0
     start_tensorflow_quietly()
     from tfdist import assembly
-    from tfdist.benchmark.measuring import Clock, build_model, make_batches
+    from tfdist.benchmark.measuring import Clock
+    from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
@@ -158,8 +159,8 @@ def measure(directory: str) -> int:
     trainer.fit(x, y, global_batch_size=case.batch, max_steps=steps, callbacks=[clock], verbose=0)
     found = {
         "step_s": 1 / clock.measure_rate(WARMUP_STEPS, steps),
-        "gradients_s": trainer.measure_all_reduce(),
-        "moments_s": _measure_small_sums(trainer) if trainer.num_replicas > 1 else None,
+        "gradients_s": trainer.engine.measure_all_reduce(),
+        "moments_s": _measure_small_sums(trainer) if trainer.workers.num_replicas > 1 else None,
     }
     if config:
         is_first = config.is_chief

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,24 @@ def test_tfdist_imports_downwards(path):
 def test_models_never_import_tfdist(path):
     tfdist = {name for name in _list_imports(path) if name.startswith("tfdist.")}
     assert all(name.startswith(("tfdist.models", "tfdist._lazy")) for name in tfdist)
+
+
+# What belongs to one task. A mask is Keras's word too, a class Python's.
+TASK_WORDS = re.compile(
+    r"segment(ation|ed)|u-?net\b|\biou\b|pixel|\bimages?\b|image_size|num_classes|ignore_label"
+    r"|top[-_]?5|confusion",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("package", ["training", "strategies", "data", "launch"])
+def test_the_core_knows_no_task(package):
+    for path in (ROOT / "tfdist" / package).rglob("*.py"):
+        found = [
+            line.strip() for line in path.read_text().splitlines() if TASK_WORDS.search(line)
+        ]
+        assert not found, path
+        assert not any(name.startswith("tfdist.tasks") for name in _list_imports(path)), path
 
 
 def test_one_module_touches_the_environment_and_one_reads_flags():

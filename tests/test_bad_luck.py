@@ -258,4 +258,4 @@ def test_a_clock_that_jumps(tmp_path, twin):
     found = read_summary(run_dir)
     assert found["weights_sha256"] == twin["weights_sha256"]
     assert 0 < found["seconds"] < 3000  # the clock jumped by 3600
-    assert found["images_per_second"] > 0
+    assert found["examples_per_second"] > 0

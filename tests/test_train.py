@@ -64,7 +64,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert (summary["steps"], summary["epochs"], summary["resumed_from_step"]) == (10, 2, None)
     assert 0 < summary["val_pixel_accuracy"] <= 1
     assert set(summary["per_class_iou"]) == {"background", "circle", "square", "triangle"}
-    assert min(summary["images_per_second"], summary["peak_memory_bytes"]) > 0
+    assert min(summary["examples_per_second"], summary["peak_memory_bytes"]) > 0
     assert len(summary["weights_sha256"]) == 64
     assert min(summary["share_of_peak"], summary["flops_per_second"]) > 0
     assert summary["first_step_s"] > 0

@@ -108,7 +108,7 @@ def run_training(options: TrainOptions) -> int:
                     result=options.select_result(),
                 )
             )
-        trainer.wait_for_all()
+        trainer.workers.wait_for_all()
         signals = held.enter_context(
             StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
         )
@@ -124,7 +124,7 @@ def run_training(options: TrainOptions) -> int:
             else []
         )
         _fit(options, trainer, data, augmentation, callbacks, total_steps)
-        if trainer.stop_requested:
+        if trainer.progress.was_stopped:
             print(
                 f"Stopped after step {trainer.step} of {total_steps}. "
                 "The same command continues the run.",
@@ -180,10 +180,10 @@ def _finish(
     before = _read_summary(run) if throughput.first_step_s is None else None
     summary = _save_best_model(options, task, run, trainer, data, is_kept=before is not None)
     launch_dir = find_launch_dir()
-    rate = throughput.images_per_second
+    rate = throughput.examples_per_second
     summary |= {
-        "images_per_second": round(rate, 2),
-        "check_s": _round(trainer.check_s, 1),
+        "examples_per_second": round(rate, 2),
+        "check_s": _round(trainer.engine.check_s, 1),
         "first_step_s": _round(throughput.first_step_s, 1),
         "share_of_input": _round(throughput.share_of_input, 4),
         "share_of_host": _round(throughput.share_of_host, 4),
@@ -198,7 +198,7 @@ def _finish(
         run.write_summary(summary)
     elif not options.run.quiet:
         print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
-    trainer.wait_for_all()
+    trainer.workers.wait_for_all()
     if trainer.is_chief and not options.run.quiet:
         files = ", ".join([*task.pictures, "model.keras", "summary.json"])
         print(
@@ -236,17 +236,17 @@ def _make_callbacks(
 
 
 def _measure_share_of_all_reduce(
-    options: TrainOptions, trainer: "Trainer", images_per_second: float
+    options: TrainOptions, trainer: "Trainer", examples_per_second: float
 ) -> float | None:
     """Returns what the sum of the gradients would take of a step if nothing else ran meanwhile."""
-    seconds = trainer.measure_all_reduce()
-    if seconds is None or not images_per_second:
+    seconds = trainer.engine.measure_all_reduce()
+    if seconds is None or not examples_per_second:
         return None
-    return round(seconds * images_per_second / options.training.global_batch_size, 4)
+    return round(seconds * examples_per_second / options.training.global_batch_size, 4)
 
 
 def _describe_speed(summary: dict[str, Any]) -> str:
-    text = f"{summary['images_per_second']} images/s"
+    text = f"{summary['examples_per_second']} examples/s"
     if "share_of_peak" in summary:
         gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
         text += f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
@@ -282,22 +282,24 @@ def _save_best_model(
       options, task, run, trainer, data: of the run.
       is_kept: whether the model that is there stays, byte for byte.
     """
-    final_hash, of_strategy = trainer.weights_sha256(), trainer.summarize_strategy()
+    from tfdist.training.model_variables import hash_weights
+
+    final_hash, of_strategy = hash_weights(trainer.model), trainer.engine.summarize()
     history = trainer.history.history
     best_step = trainer.restore_best_checkpoint()
     metrics = task.evaluate(trainer, data, global_batch_size=options.training.global_batch_size)
     with tempfile.TemporaryDirectory() as directory:
         # Saving may take all workers, who do not know whether the chief has the model already.
         path = f"{directory}/model.keras" if is_kept else run.model
-        trainer.save_model(path, convert=task.to_portable)
+        trainer.save(path, convert=task.to_portable)
     if trainer.is_chief and not is_kept:
         run.copy_model()
     task.write_pictures(run, trainer, data, history)
-    peaks = trainer.measure_peak_memory()
+    peaks = trainer.workers.measure_peak_memory()
     return {
         "task": options.task.task,
         "strategy": options.strategy.strategy,
-        "replicas": trainer.num_replicas,
+        "replicas": trainer.workers.num_replicas,
         "global_batch_size": options.training.global_batch_size,
         "steps": trainer.step,
         "epochs": len(trainer.history.epoch),
@@ -305,7 +307,7 @@ def _save_best_model(
         **metrics,
         "info": dict(data.info),
         "best_step": best_step,
-        "resumed_from_step": trainer.resumed_from_step,
+        "resumed_from_step": trainer.progress.resumed_from_step,
         "peak_memory_bytes": max(peaks.values()),
         "peak_memory_bytes_per_device": peaks,
         "weights_sha256": final_hash,
@@ -329,12 +331,12 @@ def _read_summary(run: "RunDirectory") -> dict[str, Any] | None:
 def _describe_run(
     options: TrainOptions, trainer: "Trainer", data: "SourceData", total_steps: int
 ) -> str:
-    strategy, workers = trainer.strategy, trainer.num_workers
+    strategy, workers = trainer.strategy, trainer.workers.count
     # What TensorFlow calls it is not what it is documented as.
     name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
     return (
         f"{name} over {f'{workers} workers, ' if workers > 1 else ''}"
-        f"{trainer.num_replicas} x "
+        f"{trainer.workers.num_replicas} x "
         f"{'/'.join(sorted({d.split(':')[0] for d in _list_devices(strategy)}))}, "
         f"{options.training.precision}: {data.train.num_examples} training and "
         f"{data.val.num_examples} validation examples, "

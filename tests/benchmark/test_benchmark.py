@@ -28,7 +28,7 @@ def test_measures_the_trainer_and_the_machine(path_with_spaces, monkeypatch, cap
     assert set(rows) == {"Keras fit, Keras's layers", "one_device"}
     assert rows["one_device"]["of_one_device"] == 1
     for row in rows.values():
-        assert row["lowest"] == row["images_per_second"] > 0
+        assert row["lowest"] == row["examples_per_second"] > 0
         assert 0 < row["of_peak"] <= row["of_convolutions"]
         assert row["memory_mib"] > 100
     assert (path_with_spaces / "throughput.svg").read_text().count("<rect") == 2
@@ -88,13 +88,13 @@ def test_rounds_alternate_and_medians_are_compared():
             return {
                 "flops_per_second": 20 if busy else 200,
                 "own_flops_per_second": 10 if busy else 100,
-                "flops_per_image": 5,
+                "flops_per_example": 5,
             }
         if contestant == alone:
-            return {"images_per_second": 10.0}
+            return {"examples_per_second": 10.0}
         key = "loop" if contestant.kind == "loop" else "one_device"
         key = "workers" if contestant.workers > 1 else key
-        return {"images_per_second": rates[key][number]}
+        return {"examples_per_second": rates[key][number]}
 
     found = run_rounds(contestants, options, lambda *_: None, measure=measure)
     count = len(contestants)
@@ -102,7 +102,7 @@ def test_rounds_alternate_and_medians_are_compared():
     assert order[3 * count :] == [Contestant(kind="ceiling")]
     rows = {row.contestant.name: row for row in make_rows(found)}
     loop, one = rows["loop by hand"], rows["one_device"]
-    assert (loop.images_per_second, loop.lowest, loop.highest) == (10, 9, 50)
+    assert (loop.examples_per_second, loop.lowest, loop.highest) == (10, 9, 50)
     assert loop.of_one_device == 1
     assert (one.of_convolutions, one.of_peak) == (0.5, 0.25)
     assert rows[f"multi_worker_mirrored, {CORES} workers"].scaling == 15 / (10 * CORES)

@@ -50,18 +50,18 @@ def test_a_folder_changes_with_its_files(path_with_spaces, tmp_path):
     stat = image.stat()
     image.write_bytes(data[:-1] + b"?")
     os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert describe() == "training images: image 003.png changed"
+    assert describe() == "training examples: image 003.png changed"
     image.write_bytes(data)
     assert describe() is None
     mask = path_with_spaces / "train" / "masks" / "007.png"
     mask.write_bytes(mask.read_bytes() + b"?")
-    assert describe() == "training images: mask 007.png changed"
+    assert describe() == "training examples: mask 007.png changed"
     for directory in ("images", "masks"):
         path = path_with_spaces / "train" / directory / "007.png"
         path.rename(path.with_name("009.png"))
-    assert describe() == "training images: there is 009.png instead of 007.png"
+    assert describe() == "training examples: there is 009.png instead of 007.png"
     write_folder(path_with_spaces, 16)
-    assert describe() == "16 training images instead of 8"
+    assert describe() == "16 training examples instead of 8"
     new = fingerprint_folder(path_with_spaces, max_examples=7)
     assert describe_difference(old, new) == "7 images instead of 8"
 

@@ -18,6 +18,7 @@ from tests import zoo
 from tests.training.programs import PROGRAMS, X, Y, build_lazily
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.training.model_variables import hash_weights
 
 STEPS = 20
 BATCH = 16
@@ -82,7 +83,7 @@ class Task:
 
     def compare(self, key, model_name, optimizer, batch=BATCH, **options):
         trainer, history, logs = train(model_name, optimizer, self.strategy, batch, **options)
-        self.found[key] = {"sha": trainer.weights_sha256(), "history": history, "logs": logs}
+        self.found[key] = {"sha": hash_weights(trainer.model), "history": history, "logs": logs}
         if trainer.is_chief:
             np.savez(self.directory / f"{key}.npz", *read_weights(trainer))
         return trainer
@@ -201,9 +202,9 @@ def check_resume(task, model_name, optimizer, prefix=""):
     continued = make("stopped")
     history = continued.fit(x, y, **options).history
     task.found["resume"] = {
-        "stopped": [stopped.step, stopped.stop_requested],
-        "resumed_from_step": continued.resumed_from_step,
-        "shas": [whole.weights_sha256(), continued.weights_sha256()],
+        "stopped": [stopped.step, stopped.progress.was_stopped],
+        "resumed_from_step": continued.progress.resumed_from_step,
+        "shas": [hash_weights(whole.model), hash_weights(continued.model)],
         "histories": [expected, history],
     }
 
@@ -250,7 +251,7 @@ def run_parts(task):
 
 def count_collectives(trainer):
     """Returns the all-reduces of a training step."""
-    (function,) = trainer._steps.steps.train._list_all_concrete_functions()
+    (function,) = trainer.engine._steps.steps.train._list_all_concrete_functions()
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return sum(node.op.startswith("CollectiveReduce") for node in nodes)
@@ -269,7 +270,7 @@ def check_loss_scaling(task):
     task.found["loss_scaling"] = {
         "scale": float(optimizer.dynamic_scale.numpy()),
         "iterations": int(optimizer.iterations.numpy()),
-        "sha": trainer.weights_sha256(),
+        "sha": hash_weights(trainer.model),
     }
     keras.config.set_dtype_policy("float32")
 

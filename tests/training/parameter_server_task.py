@@ -110,7 +110,7 @@ def train_constant(strategy, name, steps, **options):
         "iterations": int(trainer.model.optimizer.iterations.numpy()),
         "weights": sorted({float(value) for value in [*large, *small]}),
         "mean": float(mean),
-        **trainer.summarize_strategy(),
+        **trainer.engine.summarize(),
     }
 
 
@@ -197,7 +197,7 @@ def continue_a_run(strategy):
     )
     stopped_at = trainer.step
     trainer, found = train_constant(strategy, "momentum", 50, checkpoint_dir=directory)
-    return {"stopped_at": stopped_at, "resumed_from": trainer.resumed_from_step, **found}
+    return {"stopped_at": stopped_at, "resumed_from": trainer.progress.resumed_from_step, **found}
 
 
 def run_exactness(strategy):
@@ -205,7 +205,7 @@ def run_exactness(strategy):
     trainer, *_ = train_example(strategy, "dense", max_in_flight=4)
     results["asynchronous"] = {
         "logged": list(trainer.history.history),
-        **trainer.summarize_strategy(),
+        **trainer.engine.summarize(),
     }
     trainer = zoo.make_trainer(
         lambda: zoo.EXAMPLES["unet"].build(keras.optimizers.Adam()), strategy=strategy

@@ -171,7 +171,7 @@ def test_a_run_on_data_of_unknown_length_continues(strategy_name, stop_after, tm
     fit_unknown(stopped, callbacks=[stop])
     assert stopped.step == stop_after
     check_unknown(fit_unknown(continued), fit_unknown(build_drawing()))
-    assert continued.resumed_from_step == stop_after
+    assert continued.progress.resumed_from_step == stop_after
 
 
 def test_data_that_change_their_length_are_refused():

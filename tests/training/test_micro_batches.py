@@ -44,7 +44,7 @@ def _train(example, strategy_name, make_optimizer, micro_batches):
         max_steps=STEPS,
         verbose=0,
     )
-    assert trainer.count_traces()["train"] == 1
+    assert trainer.engine.count_traces()["train"] == 1
     weights = [weight.numpy() for weight in trainer.model.weights]
     seeds = [generator.state.numpy().tolist() for generator in list_seed_generators(trainer.model)]
     return weights, seeds, history.history

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests import zoo
 from tfdist import Trainer
 from tfdist.errors import TfdistError
+from tfdist.training.model_variables import hash_weights
 from tfdist.training.recovery import Recovery
 from tfdist.training.run_directory import RunDirectory
 
@@ -85,7 +86,7 @@ def _describe(trainer, callbacks):
     early, plateau, counter, *_ = callbacks
     return {
         "step": trainer.step,
-        "weights": trainer.weights_sha256(),
+        "weights": hash_weights(trainer.model),
         "history": trainer.history.history,
         "epochs": trainer.history.epoch,
         "early": (early.best, early.wait, early.stopped_epoch, early.best_epoch),
@@ -154,11 +155,11 @@ def test_a_stop_changes_nothing(tmp_path, uninterrupted, event, count, step, epo
 
     monkeypatch.setattr(Trainer, "__init__", remember)
     trainer, _ = _fit(tmp_path, stop)
-    assert trainer.stop_requested
+    assert trainer.progress.was_stopped
     assert (trainer.step, len(trainer.history.epoch)) == (step, epochs)
     stop.request_stop = None
     trainer, callbacks = _fit(tmp_path)
-    assert trainer.resumed_from_step == step
+    assert trainer.progress.resumed_from_step == step
     assert _describe(trainer, callbacks) == uninterrupted
 
 
@@ -201,9 +202,9 @@ def test_a_stop_that_was_asked_for_before_the_first_step():
     trainer.request_stop()
     x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")
     trainer.fit(x, y, batch_size=8, verbose=0)
-    assert (trainer.step, trainer.stop_requested) == (0, True)
+    assert (trainer.step, trainer.progress.was_stopped) == (0, True)
     trainer.fit(x, y, batch_size=8, verbose=0)
-    assert (trainer.step, trainer.stop_requested) == (1, False)
+    assert (trainer.step, trainer.progress.was_stopped) == (1, False)
 
 
 @pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_epoch_begin", 3)])
@@ -228,8 +229,8 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     with pytest.raises(InterruptedError):
         fit("parts", Interrupt(event, count))
     parts = fit("parts")
-    assert parts.resumed_from_step == {"on_train_batch_end": 5, "on_epoch_begin": 8}[event]
-    assert parts.weights_sha256() == whole.weights_sha256()
+    assert parts.progress.resumed_from_step == {"on_train_batch_end": 5, "on_epoch_begin": 8}[event]
+    assert hash_weights(parts.model) == hash_weights(whole.model)
 
 
 def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
@@ -243,11 +244,11 @@ def test_checkpoints_by_the_clock(tmp_path):
     with pytest.raises(InterruptedError):
         _fit(tmp_path / "some", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e-9)
     again, _ = _fit(tmp_path / "some")
-    assert again.resumed_from_step == 7
+    assert again.progress.resumed_from_step == 7
     with pytest.raises(InterruptedError):
         _fit(tmp_path / "few", Interrupt("on_train_batch_begin", 8), checkpoint_every_s=1e9)
     again, _ = _fit(tmp_path / "few")
-    assert again.resumed_from_step == 5
+    assert again.progress.resumed_from_step == 5
 
 
 def test_other_replicas_continue_where_those_before_stopped(tmp_path):
@@ -281,7 +282,7 @@ def test_other_replicas_continue_where_those_before_stopped(tmp_path):
         trainer = run(strategy, tmp_path / "stopped", StopAt("on_train_batch_end", 4))
         assert trainer.step == 4 * count
     trainer = run("mirrored-3", tmp_path / "stopped")
-    assert (trainer.resumed_from_step, trainer.step) == (16, 20)
+    assert (trainer.progress.resumed_from_step, trainer.step) == (16, 20)
     pairs = zip(trainer.model.weights, whole.model.weights, strict=True)
     ours, expected = zip(*((ours.numpy(), other.numpy()) for ours, other in pairs), strict=True)
     assert zoo.largest_difference(ours, expected) < 1e-5
@@ -319,13 +320,13 @@ def test_a_second_trainer_on_the_same_checkpoints_is_refused(path_with_spaces):
         f"{socket.gethostname()}, which is this process. Wait for it to end, or take another "
         "checkpoint_dir."
     )
-    assert _fit_steps(path_with_spaces, 6).resumed_from_step == 4
+    assert _fit_steps(path_with_spaces, 6).progress.resumed_from_step == 4
 
 
 def test_a_trainer_that_failed_leaves_the_checkpoints_to_the_next(tmp_path):
     with pytest.raises(InterruptedError) as held:  # its traceback keeps the trainer
         _fit_steps(tmp_path, 4, Interrupt("on_epoch_end", 2))
-    assert _fit_steps(tmp_path, 4).resumed_from_step == 1
+    assert _fit_steps(tmp_path, 4).progress.resumed_from_step == 1
     assert held
 
 
@@ -357,7 +358,7 @@ def test_a_finished_training_is_read_where_nothing_can_be_written(tmp_path, monk
     _fit_steps(tmp_path, 2)
     (tmp_path / ".lock").unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
-    assert _fit_steps(tmp_path, 2).resumed_from_step == 2
+    assert _fit_steps(tmp_path, 2).progress.resumed_from_step == 2
     assert not (tmp_path / ".lock").exists()
 
 

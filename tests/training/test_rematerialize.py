@@ -82,7 +82,7 @@ def _train(example, strategy_name, **options):
     history = trainer.fit(
         *example.data, global_batch_size=15, max_steps=4, steps_per_epoch=2, verbose=0
     )
-    assert trainer.count_traces()["train"] == 1
+    assert trainer.engine.count_traces()["train"] == 1
     values = [variable.numpy() for variable in trainer.model.variables]
     return values, history.history, trainer
 
@@ -155,7 +155,7 @@ def test_half_precision_too():
 
 def test_the_model_can_still_be_saved(tmp_path):
     _, _, trainer = _train(EXAMPLES["group"], "one_device", rematerialize=True)
-    trainer.save_model(f"{tmp_path}/model.keras")
+    trainer.save(f"{tmp_path}/model.keras")
     loaded = keras.saving.load_model(f"{tmp_path}/model.keras", compile=False)
     x = EXAMPLES["group"].data[0][:3]
     np.testing.assert_allclose(loaded(x), trainer.model(x), atol=1e-5)

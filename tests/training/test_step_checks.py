@@ -30,7 +30,7 @@ def _train_example(example, strategy_name, jit_compile):
         max_steps=4,
         verbose=0,
     )
-    functions = trainer._steps.steps.train._list_all_concrete_functions()
+    functions = trainer.engine._steps.steps.train._list_all_concrete_functions()
     nodes = [n for f in functions for n in f.graph.as_graph_def().library.function]
     is_compiled = any(n.attr["_XlaMustCompile"].b for n in nodes)
     return [weight.numpy() for weight in trainer.model.weights], history.history, is_compiled

@@ -9,6 +9,7 @@ from tests import zoo
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies import LocalSgdStrategy
 from tfdist.training.callbacks import Throughput
+from tfdist.training.model_variables import hash_weights
 from tfdist.training.step_checks import check_strategy
 from tfdist.training.step_options import StepOptions
 
@@ -61,7 +62,7 @@ def test_loops_end_where_single_steps_end(model_name, strategy_name):
     for steps_per_loop in (1, 3):
         trainer, seen = _make(example, strategy_name, steps_per_loop=steps_per_loop), Seen()
         history = _fit(trainer, example, seen).history
-        assert trainer.count_traces()["train"] == 1
+        assert trainer.engine.count_traces()["train"] == 1
         weights = [weight.numpy() for weight in trainer.model.weights]
         found.append((weights, history, seen))
     (weights, history, seen), (of_loops, history_of_loops, seen_of_loops) = found
@@ -83,11 +84,11 @@ def test_a_loop_ends_where_a_checkpoint_is_due(tmp_path):
         on_train_batch_end=lambda batch, logs: stopped.request_stop()
     )
     _fit(stopped, example, stop, checkpoint_every=2)
-    assert (stopped.step, stopped.stop_requested) == (2, True)
+    assert (stopped.step, stopped.progress.was_stopped) == (2, True)
     continued = _make(example, steps_per_loop=3, checkpoint_dir=str(tmp_path))
     _fit(continued, example, checkpoint_every=2)
-    assert continued.resumed_from_step == 2
-    assert continued.weights_sha256() == whole.weights_sha256()
+    assert continued.progress.resumed_from_step == 2
+    assert hash_weights(continued.model) == hash_weights(whole.model)
 
 
 def test_names_the_step_in_a_loop_whose_loss_is_not_finite():
@@ -106,7 +107,7 @@ def test_the_first_loop_is_not_measured():
         trainer = _make(example, steps_per_loop=3)
         throughput = Throughput(trainer, BATCH)
         _fit(trainer, example, throughput, max_steps=max_steps)
-        assert (throughput.images_per_second > 0) == is_measured
+        assert (throughput.examples_per_second > 0) == is_measured
 
 
 def test_refuses_workers_that_train_by_themselves():

@@ -125,7 +125,7 @@ def test_another_optimizer_is_refused_in_one_line(path_with_spaces):
 def test_the_same_program_continues_under_another_strategy(path_with_spaces):
     for step, strategy in enumerate(["one_device", "mirrored-2", "central_storage-2"], start=1):
         trainer = fit(path_with_spaces, make_dense, step, strategy)
-        assert trainer.resumed_from_step == (step - 1 or None)
+        assert trainer.progress.resumed_from_step == (step - 1 or None)
 
 
 def test_the_class_of_an_optimizer_that_has_a_name(tmp_path):

@@ -37,7 +37,7 @@ def test_slow_data_are_seen(devices):
     trainer = Trainer(build_model, strategy=make_mirrored(devices=devices))
     throughput = Throughput(trainer, 4)
     trainer.fit(make_slow_data(), max_steps=STEPS, callbacks=[throughput], verbose=0)
-    assert trainer.seconds_in_steps > trainer.seconds_of_input > 0
+    assert trainer.progress.steps_s > trainer.engine.seconds_of_input > 0
     assert 0 < throughput.share_of_input < 1 - throughput.share_of_host < 1
 
 
@@ -50,6 +50,6 @@ def test_slow_callbacks_are_the_host_s():
     x, y = np.zeros((32, 2), np.float32), np.zeros((32, 1), np.float32)
     trainer.fit(x, y, global_batch_size=4, callbacks=[slow, throughput], verbose=0)
     # However slow the machine is, the callback takes at least as long as it sleeps.
-    seconds_a_step = 4 / throughput.images_per_second
+    seconds_a_step = 4 / throughput.examples_per_second
     assert seconds_a_step >= throughput.share_of_host * seconds_a_step >= PAUSE_S
     assert throughput.first_step_s > 0

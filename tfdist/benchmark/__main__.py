@@ -46,8 +46,8 @@ def run_benchmark(options: BenchmarkOptions) -> int:
         if not options.run.quiet:
             ceilings = sum(c.kind == "ceiling" for c in contestants)
             total = len(contestants) * options.contest.rounds + ceilings
-            rate = finding.get("images_per_second")
-            text = finding.get("error") or (f"{rate:.2f} images/s" if rate else "measured")
+            rate = finding.get("examples_per_second")
+            text = finding.get("error") or (f"{rate:.2f} examples/s" if rate else "measured")
             print(
                 f"[{done}/{total}, round {number}] {contestant.name}, "
                 f"{contestant.precision}: {text}",
@@ -75,9 +75,11 @@ def run_benchmark(options: BenchmarkOptions) -> int:
 def _describe(options: BenchmarkOptions, contestants: list[Contestant]) -> str:
     model, contest = options.model, options.contest
     height, width = model.image_size
+    subject = model.task or (
+        f"{model.model} of {model.base_filters} filters, depth {model.depth}, {height}x{width}x3"
+    )
     return (
-        f"{model.model} of {model.base_filters} filters, depth {model.depth}, "
-        f"{height}x{width}x3, batches of {model.global_batch_size}; {len(contestants)} "
+        f"{subject}, batches of {model.global_batch_size}; {len(contestants)} "
         f"contestants, {contest.rounds} rounds of {contest.steps} steps; {describe_machine()}."
     )
 

@@ -1,9 +1,12 @@
 """What `python -m tfdist.benchmark` takes; see `tfdist.options`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.strategies.registry import STRATEGIES
+from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import PRECISIONS, RunOptions, TrainingOptions
 from tfdist.verify.options import FIXED_BATCH_SIZE
@@ -57,6 +60,11 @@ class ContestOptions(OptionGroup):
 class MeasuredModelOptions(OptionGroup):
     """What is trained for it."""
 
+    task: str = option(
+        "",
+        "a task of your own instead, with its flags: package.module:Class or FILE.py:Class",
+        metavar="FILE.py:Class",
+    )
     model: str = inherit(Segmentation, "model")
     image_size: tuple[int, int] = option((128, 128), "height and width in pixels", metavar="H,W")
     num_classes: int = option(3, "classes", minimum=2)
@@ -64,6 +72,13 @@ class MeasuredModelOptions(OptionGroup):
     depth: int = inherit(Segmentation, "depth")
     norm: str = inherit(Segmentation, "norm")
     global_batch_size: int = inherit(TrainingOptions, "global_batch_size", **FIXED_BATCH_SIZE)
+
+    @classmethod
+    def widen(cls, chosen: Mapping[str, str]) -> type["MeasuredModelOptions"]:
+        """Returns the class with the options of a task that is named."""
+        name = chosen.get("task")
+        kind: Any = find_task(name) if name else None
+        return join_task(MeasuredModelOptions, kind) if kind else MeasuredModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)

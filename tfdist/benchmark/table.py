@@ -11,7 +11,7 @@ from tfdist.benchmark.runs import Findings, median_of
 HEADS = (
     "contestant",
     "precision",
-    "images/s",
+    "examples/s",
     "range",
     "of one device",
     "scaling",
@@ -32,7 +32,7 @@ class Row:
 
     Attributes:
       contestant: who.
-      images_per_second, lowest, highest: over the rounds; None if it failed.
+      examples_per_second, lowest, highest: over the rounds; None if it failed.
       of_one_device: its speed over that of the trainer on one device, at the same precision.
       scaling: its speed over that of one process on its share of the cores, times the workers.
       of_convolutions: its operations a second over those of the model's convolutions alone.
@@ -43,7 +43,7 @@ class Row:
     """
 
     contestant: Contestant
-    images_per_second: float | None = None
+    examples_per_second: float | None = None
     lowest: float | None = None
     highest: float | None = None
     of_one_device: float | None = None
@@ -62,23 +62,23 @@ def make_rows(found: Findings) -> list[Row]:
 
 def _make_row(contestant: Contestant, found: Findings) -> Row:
     findings = found[contestant]
-    rate = median_of(findings, "images_per_second")
+    rate = median_of(findings, "examples_per_second")
     if rate is None:
         error = next((f["error"] for f in findings if "error" in f), "not measured")
         return Row(contestant=contestant, error=error)
-    rates = [f["images_per_second"] for f in findings if "images_per_second" in f]
+    rates = [f["examples_per_second"] for f in findings if "examples_per_second" in f]
     precision = contestant.precision
     one_device = _find_rate(found, Contestant(precision=precision))
     ceiling = found.get(Contestant(kind="ceiling", precision=precision), [])
     # Other programs only ever slow the machine: the largest finding is nearest to what it can do.
     per_image, together, fastest = (
         max((finding[key] for finding in ceiling if key in finding), default=None)
-        for key in ("flops_per_image", "own_flops_per_second", "flops_per_second")
+        for key in ("flops_per_example", "own_flops_per_second", "flops_per_second")
     )
     memory = median_of(findings, "peak_memory_bytes")
     return Row(
         contestant=contestant,
-        images_per_second=rate,
+        examples_per_second=rate,
         lowest=min(rates),
         highest=max(rates),
         of_one_device=rate / one_device if one_device else None,
@@ -97,7 +97,7 @@ def _find_scaling(contestant: Contestant, rate: float, found: Findings) -> float
 
 
 def _find_rate(found: Findings, contestant: Contestant) -> float | None:
-    return median_of(found.get(contestant, []), "images_per_second")
+    return median_of(found.get(contestant, []), "examples_per_second")
 
 
 def format_table(rows: Sequence[Row]) -> str:
@@ -123,12 +123,12 @@ def to_json(found: Findings) -> dict[str, Any]:
 
 
 def draw_bars(rows: Sequence[Row]) -> str:
-    """Returns an SVG: a bar a contestant, as long as its images a second."""
-    shown = [row for row in rows if row.images_per_second]
-    longest = max((row.images_per_second or 0.0 for row in shown), default=1.0)
+    """Returns an SVG: a bar a contestant, as long as its examples a second."""
+    shown = [row for row in rows if row.examples_per_second]
+    longest = max((row.examples_per_second or 0.0 for row in shown), default=1.0)
     parts = []
     for index, row in enumerate(shown):
-        y, rate = index * _ROW, row.images_per_second or 0.0
+        y, rate = index * _ROW, row.examples_per_second or 0.0
         width = (_WIDTH - _LABEL - _NUMBER) * rate / longest
         colour = _TRAINER if row.contestant.kind == "trainer" else _BASELINE
         label = html.escape(f"{row.contestant.name}, {row.contestant.precision}")
@@ -147,7 +147,7 @@ def draw_bars(rows: Sequence[Row]) -> str:
 
 
 def _list_cells(row: Row) -> list[str]:
-    rate = row.images_per_second
+    rate = row.examples_per_second
     if rate is None:
         return [row.contestant.name, row.contestant.precision, "failed", *[""] * (len(HEADS) - 3)]
     ratios = (row.of_one_device, row.scaling, row.of_convolutions, row.of_peak)

@@ -60,7 +60,7 @@ def hash_files(files: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     there are few, the contents count too: small files whole, of large ones some pieces.
 
     Args:
-      files: for each example its files' paths, by what they are, such as "image".
+      files: for each example its files' paths, by what they are, such as "x".
 
     Returns:
       For each group `first` and `last`, names of files, and a digest for each kind of file.
@@ -129,7 +129,7 @@ def describe_difference(
 
     >>> old = {"kind": "folder", "num_examples": 32}
     >>> describe_difference(old, {"kind": "folder", "num_examples": 64}, split="training")
-    '64 training images instead of 32'
+    '64 training examples instead of 32'
 
     Args:
       old: as `make_fingerprint` of a source returned it, possibly read from JSON.
@@ -138,8 +138,7 @@ def describe_difference(
     """
     if dict(old) == dict(new):
         return None
-    what = "images" if new.get("kind") in ("folder", "tfds", "shapes") else "examples"
-    of_split = f"{split} {what}" if split else what
+    of_split = f"{split} examples" if split else "examples"
     if old.get("num_examples") != new.get("num_examples"):
         return f"{new.get('num_examples')} {of_split} instead of {old.get('num_examples')}"
     if old.get("format", FORMAT) != new.get("format", FORMAT):

@@ -28,7 +28,7 @@ _SHUFFLE_ROUNDS = 4
 
 
 class BatchAugmentation(Protocol):
-    """What `make_train_dataset` calls; `tfdist.tasks.segmentation.Augmentation` is one."""
+    """What `make_train_dataset` calls."""
 
     def augment_batch(self, batch: Any, seeds: Any) -> Any:
         """Returns a batch changed; row i must depend on row i of the arguments alone.

@@ -59,7 +59,7 @@ class Routing:
     @property
     def check_s(self) -> float:
         """Seconds that the checks took that steps may be divided."""
-        return sum(trainer.check_s for trainer in self._trainers.values())
+        return sum(trainer.engine.check_s for trainer in self._trainers.values())
 
     def find_trainer(self, model: keras.Model) -> Trainer:
         """Returns the trainer of a model."""

@@ -22,7 +22,7 @@ class Utilization(keras.callbacks.Callback):
     def __init__(self, trainer: Trainer, global_batch_size: int):
         super().__init__()
         self._trainer = trainer
-        self._batch_size = -(-global_batch_size // trainer.num_replicas)
+        self._batch_size = -(-global_batch_size // trainer.workers.num_replicas)
         self._peak = 0.0
         self._is_measured = False
 
@@ -30,23 +30,27 @@ class Utilization(keras.callbacks.Callback):
         if not self._is_measured:
             self._measure()
 
-    def summarize(self, images_per_second: float) -> dict[str, float]:
+    def summarize(self, examples_per_second: float) -> dict[str, float]:
         """Returns the run's operations a second, and their share of what the devices can do.
 
         All workers call it, and the chief's is returned: all must trace the same, or the numbers
         of their collectives differ.
 
         Args:
-          images_per_second: what was measured; with 0 the device is not measured again.
+          examples_per_second: what was measured; with 0 the device is not measured again.
+
+        Returns:
+          Nothing on other workers, and where the operations of a model cannot be counted.
         """
-        flops = TRAINING_PASSES * count_flops(self._trainer.model) * images_per_second
-        if not self._trainer.is_chief:
+        of_example = TRAINING_PASSES * count_flops(self._trainer.model)
+        if not (self._trainer.is_chief and of_example):
             return {}
+        flops = of_example * examples_per_second
         if flops:
             self._measure()
         # The virtual devices of a CPU share its cores.
         is_cpu = all(":CPU:" in name for name in self._trainer.strategy.extended.worker_devices)
-        devices = self._trainer.num_workers if is_cpu else self._trainer.num_replicas
+        devices = self._trainer.workers.count if is_cpu else self._trainer.workers.num_replicas
         share = flops / (devices * self._peak) if self._peak else 0.0
         return {"flops_per_second": round(flops), "share_of_peak": round(share, 4)}
 

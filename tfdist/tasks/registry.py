@@ -62,7 +62,7 @@ class TaskOptions(OptionGroup):
     def widen(cls, chosen: Mapping[str, str]) -> type["TaskOptions"]:
         """Returns the class with the options of the task that is named."""
         kind: Any = find_task(chosen.get("task", Segmentation.name))
-        return _join(kind)
+        return _widen(kind)
 
     def list_directories(self) -> dict[str, str]:
         """Returns the directories that the task's options name, by option."""
@@ -75,8 +75,7 @@ class TaskOptions(OptionGroup):
 
     def select(self) -> Task:
         """Returns the task that is named, with its options."""
-        kind = find_task(self.task)
-        return kind(**{item.name: getattr(self, item.name) for item in dataclasses.fields(kind)})
+        return select_task(self)
 
 
 def make_task_options(**values: Any) -> TaskOptions:
@@ -85,24 +84,39 @@ def make_task_options(**values: Any) -> TaskOptions:
 
 
 @functools.cache
-def _join(kind: type[Task]) -> type[TaskOptions]:
-    """Returns a group with the options of a task."""
-    preset = next(item for item in dataclasses.fields(TaskOptions) if item.name == "preset")
-    metadata = {**preset.metadata, "choices": ("none", *kind.presets)}
+def join_task(group: type[Any], kind: type[Task]) -> type[Any]:
+    """Returns a group of options with those of a task beside its own, which win."""
+    own = {item.name for item in dataclasses.fields(group)}
     fields: list[Any] = [
-        ("preset", str, dataclasses.field(default="none", metadata=metadata)),
-        *(
-            (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
-            for item in dataclasses.fields(kind)
-        ),
+        (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
+        for item in dataclasses.fields(kind)
+        if item.name not in own
     ]
     joined = dataclasses.make_dataclass(
+        group.__name__, fields, bases=(group,), frozen=True, kw_only=True
+    )
+    joined.__doc__ = group.__doc__
+    return joined
+
+
+def select_task(options: Any) -> Task:
+    """Returns the task that a group of options names in `task`, with its options."""
+    kind = find_task(options.task)
+    return kind(**{item.name: getattr(options, item.name) for item in dataclasses.fields(kind)})
+
+
+@functools.cache
+def _widen(kind: type[Task]) -> type[TaskOptions]:
+    """Returns the group with the options of a task, and its presets as choices."""
+    preset = next(item for item in dataclasses.fields(TaskOptions) if item.name == "preset")
+    metadata = {**preset.metadata, "choices": ("none", *kind.presets)}
+    joined = dataclasses.make_dataclass(
         "TaskOptions",
-        fields,
+        [("preset", str, dataclasses.field(default="none", metadata=metadata))],
         bases=(TaskOptions,),
         namespace={"presets": kind.presets},
         frozen=True,
         kw_only=True,
     )
     joined.__doc__ = f"What is trained: {(kind.__doc__ or kind.__name__).strip().splitlines()[0]}"
-    return joined
+    return join_task(joined, kind)

@@ -14,7 +14,7 @@ from tfdist.training.trainer import Trainer
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar without the entries of single classes (`iou/NAME`)."""
+    """Keras's progress bar without the details of metrics, such as `accuracy/NAME`."""
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, _drop_details(logs))
@@ -51,14 +51,14 @@ class Throughput(keras.callbacks.Callback):
         self._before = (0.0, 0.0)  # in steps and of input, the first step's
 
     @property
-    def images_per_second(self) -> float:
+    def examples_per_second(self) -> float:
         """Examples a second in training steps, over this process's steps."""
         return self._steps * self._global_batch_size / self._seconds if self._seconds else 0.0
 
     @property
     def share_of_input(self) -> float | None:
         """The share of the time in which steps waited for their batches; None if unknown."""
-        total = self._trainer.seconds_of_input
+        total = self._trainer.engine.seconds_of_input
         if total is None or not self._seconds:
             return None
         return (total - self._before[1]) / self._seconds
@@ -68,7 +68,7 @@ class Throughput(keras.callbacks.Callback):
         """The share of the time between steps: logs and callbacks; None before there are two."""
         if not self._seconds:
             return None
-        return 1 - (self._trainer.seconds_in_steps - self._before[0]) / self._seconds
+        return 1 - (self._trainer.progress.steps_s - self._before[0]) / self._seconds
 
     def on_train_batch_begin(self, batch, logs=None):
         self._begun = time.perf_counter()
@@ -77,8 +77,8 @@ class Throughput(keras.callbacks.Callback):
         if self.first_step_s is None:
             self.first_step_s = measure_process_age()
             trainer = self._trainer
-            self._before = trainer.seconds_in_steps, trainer.seconds_of_input or 0.0
-        elif self._trainer.seconds_in_steps > self._before[0]:
+            self._before = trainer.progress.steps_s, trainer.engine.seconds_of_input or 0.0
+        elif self._trainer.progress.steps_s > self._before[0]:
             self._seconds += time.perf_counter() - self._begun
             self._steps += 1
 
@@ -105,7 +105,7 @@ class MetricsLog(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         # An epoch that is open ends once more, with another line.
-        lines = int(self._is_logged()) if self._trainer.is_epoch_open else None
+        lines = int(self._is_logged()) if self._trainer.progress.is_epoch_open else None
         self._run.forget_metrics_after(self._trainer.step, lines_of_step=lines)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None):
@@ -124,8 +124,8 @@ class MetricsLog(keras.callbacks.Callback):
 
     def _write(self, logs: dict[str, Any] | None) -> None:
         line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
-        line |= self._trainer.summarize_strategy()
-        line["images_per_second"] = round(self._throughput.images_per_second, 2)
+        line |= self._trainer.engine.summarize()
+        line["examples_per_second"] = round(self._throughput.examples_per_second, 2)
         self._run.append_metrics(line)
 
 
@@ -172,7 +172,9 @@ class TensorBoardLog(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         for part in ("train", "validation"):
             directory = f"{self._run.tensorboard}/{part}"
-            forget_events_after(directory, self._trainer.step - self._trainer.is_epoch_open)
+            forget_events_after(
+                directory, self._trainer.step - self._trainer.progress.is_epoch_open
+            )
             self._writers[part] = tf.summary.create_file_writer(directory)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):

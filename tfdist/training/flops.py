@@ -22,11 +22,17 @@ def count_flops(model: keras.Model) -> int:
     usual for model FLOPs; a training step takes three times as many.
 
     Args:
-      model: a built model with one input of a known size.
+      model: a built model.
+
+    Returns:
+      0 where the shapes of its inputs are not known, as of a subclass of `keras.Model`.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, for the convention.
     """
-    spec = [tf.TensorSpec((1, *x.shape[1:]), x.dtype) for x in model.inputs]
+    inputs = getattr(model, "inputs", None)
+    if not inputs or any(None in x.shape[1:] for x in inputs):
+        return 0
+    spec = [tf.TensorSpec((1, *x.shape[1:]), x.dtype) for x in inputs]
 
     @tf.function(autograph=False)
     def run(*x: tf.Tensor) -> Any:
@@ -51,7 +57,7 @@ def measure_convolutions(
     Each is run forwards alone, in the model's precision, on this process's first device.
 
     Args:
-      model: a built model on images of a known size.
+      model: a built model.
       batch_size: examples.
       most: how many of them, the costliest first; all by default.
 

@@ -1,6 +1,5 @@
 """The loop of `fit`: epochs of steps, validation, callbacks, checkpoints and stops."""
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.feed import Feed
 from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.recovery import Recovery
+from tfdist.training.schedule import Interval, Schedule
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
 
@@ -34,6 +34,7 @@ class Progress:
       steps_before: updates of earlier calls of `fit`.
       is_epoch_open: whether all steps of the present epoch are done, but its validation and end
         are not.
+      was_stopped: whether the workers agreed to stop because one was asked to.
     """
 
     step: int = 0
@@ -42,69 +43,13 @@ class Progress:
     is_asked_to_stop: bool = False
     steps_s: float = 0.0
     is_epoch_open: bool = False
+    was_stopped: bool = False
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """How the steps of a run are divided into epochs.
-
-    Attributes:
-      steps_per_epoch: steps of an epoch; the last one may have fewer.
-      total_steps: steps in all.
-      is_known: whether these are the data's; else an epoch ends where the data do.
-      first_step: where the run begins without a checkpoint.
-      validation_epochs: decides after which epochs to validate, from their numbers.
-    """
-
-    steps_per_epoch: int
-    total_steps: int
-    is_known: bool = True
-    first_step: int = 0
-    validation_epochs: Callable[[int], bool] = lambda epoch: True
-
-    @property
-    def num_epochs(self) -> int:
-        """The epochs, with the last one that may be shorter."""
-        return math.ceil(self.total_steps / self.steps_per_epoch)
-
-    def learn(self, steps_per_epoch: int) -> "Schedule":
-        """Returns the schedule of as many epochs, whose length is known now."""
-        total = self.num_epochs * steps_per_epoch
-        return replace(self, steps_per_epoch=steps_per_epoch, total_steps=total, is_known=True)
-
-    def count_steps(self, epoch: int) -> int:
-        """Returns the steps of an epoch."""
-        return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
-
-
-@dataclass
-class Interval:
-    """When the next checkpoint is due.
-
-    Attributes:
-      steps: steps between two; 0 for none by steps.
-      seconds: seconds between two; 0 for none by the clock.
-    """
-
-    steps: int = 0
-    seconds: float = 0
-
-    def __post_init__(self):
-        self.reset(step=0)
-
-    def reset(self, *, step: int) -> None:
-        """Notes that there is one of this step now."""
-        self._step, self._time = step, time.monotonic()
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether one should be written after a step."""
-        if self.steps and step // self.steps > self._step // self.steps:
-            return True
-        return self.seconds > 0 and time.monotonic() - self._time >= self.seconds
-
-    def count_steps_left(self, step: int) -> float:
-        """Returns the steps after which one is due by their number; infinite if never."""
-        return self.steps - step % self.steps if self.steps else math.inf
+    def begin_fit(self) -> None:
+        """Counts the steps of a call of `fit` from 0."""
+        self.steps_before += self.step
+        self.step = 0
+        self.was_stopped = False
 
 
 class FitLoop:
@@ -126,9 +71,6 @@ class FitLoop:
       data: what a checkpoint keeps of the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument says that it was
         stopped; None for no validation.
-
-    Attributes:
-      was_stopped: whether the workers agreed to stop because one was asked to.
     """
 
     def __init__(
@@ -149,7 +91,6 @@ class FitLoop:
         data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
     ):
-        self.was_stopped = False
         self._model = model
         self._steps = steps
         self._check = check
@@ -185,12 +126,12 @@ class FitLoop:
         if self._ends_with_data and self._schedule.is_known:
             feed = replace(feed, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
-        while not (self.was_stopped or self._is_over()):
+        while not (self._progress.was_stopped or self._is_over()):
             epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
             self._callbacks.on_epoch_begin(epoch)
             if not self._progress.is_epoch_open and not self._run_epoch(epoch, feed):
                 break
-            if self.was_stopped or not self._end_epoch(epoch):
+            if self._progress.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
         self._steps.wait()
@@ -280,7 +221,7 @@ class FitLoop:
         Not where training goes on later: the next run starts from the weights themselves.
         """
         optimizer = self._model.optimizer
-        if isinstance(optimizer, keras.optimizers.Optimizer) and not self.was_stopped:
+        if isinstance(optimizer, keras.optimizers.Optimizer) and not self._progress.was_stopped:
             with self._model.distribute_strategy.scope():
                 optimizer.finalize_variable_values(self._model.trainable_weights)
 
@@ -372,7 +313,7 @@ class FitLoop:
             is_due = self._agree(save=self._interval.is_due(progress.step))
             if batch == last:
                 self._end_steps()
-            if self.was_stopped or self._model.stop_training:
+            if self._progress.was_stopped or self._model.stop_training:
                 return
             if is_due and batch < last:
                 self._save()
@@ -419,9 +360,9 @@ class FitLoop:
         self._callbacks.on_epoch_end(epoch, self._logs)
         self._progress.is_epoch_open = False
         self._agree()
-        if not self.was_stopped:
+        if not self._progress.was_stopped:
             self._save()
-        return not self.was_stopped
+        return not self._progress.was_stopped
 
     def _is_stopped_alone(self) -> bool:
         """Whether a stop was asked for that no other worker has to agree to."""
@@ -439,7 +380,7 @@ class FitLoop:
         found = self._workers.sum(np.concatenate([np.array(flags, "f8"), rates]))
         stop, self._model.stop_training, save = (bool(number) for number in found[:3])
         self._check_learning_rates(found[3:])
-        self.was_stopped = stop
+        self._progress.was_stopped = stop
         return save
 
     def _read_learning_rate(self) -> float:

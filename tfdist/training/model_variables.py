@@ -1,6 +1,7 @@
 """A model's variables under a strategy: created in its scope, with a rule to agree by."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -149,3 +150,11 @@ def _choose(dtype: Any) -> tf.VariableAggregation:
     if dtype is None or tf.as_dtype(dtype).is_floating:
         return tf.VariableAggregation.MEAN
     return tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def hash_weights(model: keras.Model) -> str:
+    """Returns a SHA-256 over the float32 bytes of all weights, in the model's order."""
+    digest = hashlib.sha256()
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(weight.numpy(), dtype="<f4").tobytes())
+    return digest.hexdigest()

@@ -1,15 +1,12 @@
 """What `python -m tfdist.verify` takes."""
 
-import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.strategies.registry import STRATEGIES, list_names
-from tfdist.tasks.base import Task
-from tfdist.tasks.registry import find_task
+from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import RunOptions, TrainingOptions
 
@@ -88,32 +85,12 @@ class VerifiedModelOptions(OptionGroup):
         """Returns the class with the options of a task that is named."""
         name = chosen.get("task")
         kind: Any = find_task(name) if name else None
-        return _join(kind) if kind else VerifiedModelOptions
+        return join_task(VerifiedModelOptions, kind) if kind else VerifiedModelOptions
 
     @property
     def is_own(self) -> bool:
         """Whether it is one of the project's own networks."""
         return not self.task and ":" not in self.model
-
-    def select_task(self) -> Task:
-        """Returns the task that is named, with its options."""
-        kind = find_task(self.task)
-        return kind(**{item.name: getattr(self, item.name) for item in dataclasses.fields(kind)})
-
-
-@functools.cache
-def _join(kind: type[Task]) -> type[VerifiedModelOptions]:
-    own = {item.name for item in dataclasses.fields(VerifiedModelOptions)}
-    fields: list[Any] = [
-        (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
-        for item in dataclasses.fields(kind)
-        if item.name not in own
-    ]
-    joined = dataclasses.make_dataclass(
-        "VerifiedModelOptions", fields, bases=(VerifiedModelOptions,), frozen=True, kw_only=True
-    )
-    joined.__doc__ = VerifiedModelOptions.__doc__
-    return joined
 
 
 @dataclass(frozen=True, kw_only=True)

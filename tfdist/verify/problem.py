@@ -12,7 +12,7 @@ from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
-from tfdist.tasks.registry import make_task_options
+from tfdist.tasks.registry import make_task_options, select_task
 from tfdist.training.options import TrainingOptions
 from tfdist.verify.options import VerifiedModelOptions, VerifyOptions
 
@@ -90,7 +90,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
 
     train_options = make_train_options(options, norm=chosen.norm)
     training = train_options.training
-    task = chosen.select_task() if chosen.task else train_options.task.select()
+    task = select_task(chosen) if chosen.task else train_options.task.select()
     data = task.make_data(seed=training.seed, quiet=True)
     build_model = assembly.make_build_model(
         task, training, data.info, total_steps=options.verification.steps

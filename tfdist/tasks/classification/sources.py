@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tfdist.data.cache import SequentialSource
 from tfdist.data.fingerprint import hash_files, make_header
-from tfdist.data.images import IMAGE_EXTENSIONS, read_image, resize_image
 from tfdist.data.listing import list_directory
 from tfdist.data.source import BatchSource
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_image, resize_image
 from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
 
 

@@ -15,12 +15,12 @@ from absl import logging
 from tfdist.data.cache import SequentialSource
 from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.graph_errors import make_graph_error
-from tfdist.data.images import IMAGE_EXTENSIONS, read_bytes, read_image, resize_image
 from tfdist.data.listing import Listing, list_directory
-from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.orientation import apply_orientation, find_orientation
+from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_bytes, read_image, resize_image
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.label_map import LabelMap, UnknownColorError, check_label_map
 from tfdist.tasks.segmentation.masks import MaskFormatError, decode_mask

@@ -10,7 +10,7 @@ and the augmentation is tfdist's. `--data_dir` is the user's to give.
 
 `oxford_pets`: U-Net over MobileNetV2 with ImageNet weights, 128x128, Adam at Keras's 1e-3 without a
 schedule, 20 epochs of batches of 64, mirroring as the only augmentation. Source:
-https://www.tensorflow.org/tutorials/images/segmentation. There the encoder is frozen and the
+https://www.tensorflow.org/tutorials/examples/segmentation. There the encoder is frozen and the
 decoder another; here all of it is trained.
 """
 

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.images import IMAGE_EXTENSIONS
 from tfdist.data.listing import list_directory
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.folder import read_mask
 from tfdist.tasks.segmentation.masks import encode_mask
 from tfdist.tasks.segmentation.pictures import make_overlay

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.images import read_image
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.reading import read_image
 from tfdist.tasks.segmentation.folder import check_mask, read_mask
 from tfdist.tasks.segmentation.inference.files import PredictionDirectory, read_ahead
 from tfdist.tasks.segmentation.inference.predictor import Predictor

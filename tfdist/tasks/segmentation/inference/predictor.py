@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.images import resize_image
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.reading import resize_image
 from tfdist.tasks.segmentation.inference.windows import Canvas, check_overlap, make_weights
 
 Key = TypeVar("Key")

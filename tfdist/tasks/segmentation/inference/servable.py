@@ -102,7 +102,7 @@ def _make_tensor_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
 
 
 def _resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Resizes as `tfdist.data.images.resize_image` does."""
+    """Resizes as `tfdist.tasks.images.reading.resize_image` does."""
     resized = tf.image.resize(images, image_size, method="bilinear", antialias=True)
     return tf.round(tf.clip_by_value(resized, 0.0, 255.0))
 

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import bitmaps
-from tfdist.data.orientation import apply_orientation, find_orientation
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.tasks.images import bitmaps
+from tfdist.tasks.images.orientation import apply_orientation, find_orientation
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"

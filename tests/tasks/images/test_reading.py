@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.bitmaps import BitmapFormatError, decode_bmp
-from tfdist.data.images import ImageFormatError, decode_image
-from tfdist.data.orientation import apply_orientation, find_orientation
+from tfdist.tasks.images.bitmaps import BitmapFormatError, decode_bmp
+from tfdist.tasks.images.orientation import apply_orientation, find_orientation
+from tfdist.tasks.images.reading import ImageFormatError, decode_image
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
 PALETTE = np.array([[9, 8, 7], [200, 100, 50], [1, 2, 3]], np.uint8)

@@ -1,0 +1,85 @@
+"""What the contestants train: a network of the project's own on noise, or a task of the user's."""
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import models
+from tfdist.benchmark.options import MeasuredModelOptions
+from tfdist.models.layers import FusedBatchNormalization
+from tfdist.tasks.base import Data, Task
+from tfdist.tasks.registry import select_task
+from tfdist.tasks.sources import to_sources
+
+_BATCHES = 4  # that are kept in memory and seen again and again
+
+
+def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) -> keras.Model:
+    """Returns the compiled model that all contestants train.
+
+    Args:
+      options: its size, or its task.
+      keras_layers: with Keras's own batch normalization instead of tfdist's.
+    """
+    optimizer = keras.optimizers.Adam(1e-3)
+    if options.task:
+        task, data = _read_task(options)
+        model = task.build_model(data.info, seed=0)
+        model = _use_keras_layers(model) if keras_layers else model
+        task.compile_model(model, optimizer, data.info)
+        return model
+    model = models.make_model(
+        options.model,
+        image_size=options.image_size,
+        num_classes=options.num_classes,
+        base_filters=options.base_filters,
+        depth=options.depth,
+        norm=options.norm,
+    )
+    if keras_layers:
+        model = _use_keras_layers(model)
+    # "auto" would take XLA, which is slower on CPUs.
+    jit = bool(tf.config.list_physical_devices("GPU"))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit)
+    return model
+
+
+def make_batches(options: MeasuredModelOptions) -> tuple[Any, ...]:
+    """Returns some batches of examples, as `fit` takes them: `(x, y)` or `(x, y, sample_weight)`.
+
+    They are the task's first training examples, or noise: images, float32 in [0, 255], and class
+    indices, int32, of each pixel.
+    """
+    count = _BATCHES * options.global_batch_size
+    if options.task:
+        source = to_sources(_read_task(options)[1]).train
+        examples = source.load_batch(tf.range(count, dtype=tf.int64) % source.num_examples)
+        return tuple(tf.nest.map_structure(np.asarray, examples))
+    random = np.random.default_rng(0)
+    shape = (count, *options.image_size)
+    images = random.uniform(0, 255, (*shape, 3)).astype(np.float32)
+    return images, random.integers(0, options.num_classes, shape, np.int32)
+
+
+@functools.cache
+def _read_task(options: MeasuredModelOptions) -> tuple[Task, Data]:
+    task = select_task(options)
+    return task, task.make_data(seed=0, quiet=True)
+
+
+def _use_keras_layers(model: keras.Model) -> keras.Model:
+    if not any(isinstance(layer, FusedBatchNormalization) for layer in model._flatten_layers()):
+        return model
+    return keras.models.clone_model(model, clone_function=_use_keras_layer)
+
+
+def _use_keras_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+    if not isinstance(layer, FusedBatchNormalization):
+        return layer.__class__.from_config(layer.get_config())
+    return keras.layers.BatchNormalization(
+        momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name
+    )

@@ -1,0 +1,1 @@
+"""Reading of images, which several tasks share."""

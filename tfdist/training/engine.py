@@ -1,0 +1,236 @@
+"""A model under a strategy: its variables, its compiled steps, and what is refused of both."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.strategies.registry import find_traits
+from tfdist.strategies.servers import make_placement
+from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.training.feed import Feed
+from tfdist.training.guard import check_division, is_known
+from tfdist.training.local import LocalSteps
+from tfdist.training.model_variables import (
+    aggregate_state,
+    aggregate_variables,
+    build_model,
+    build_outputs,
+    check_scope,
+)
+from tfdist.training.randomness import lend_global_generator, list_seed_generators
+from tfdist.training.reduction import measure_all_reduce
+from tfdist.training.replica_optimizers import list_optimizers
+from tfdist.training.step_checks import check_model, check_program, check_strategy
+from tfdist.training.step_options import StepOptions
+from tfdist.training.synchronous import SynchronousSteps
+from tfdist.training.workers import Workers
+
+
+class Engine:
+    """Builds a model in a strategy's scope, and its compiled steps once the data are known.
+
+    Args:
+      make_model: builds and compiles the model; or the model itself, which was built in the scope.
+      strategy: where it is trained.
+      workers: the processes that train together.
+      options: how steps are computed.
+
+    Attributes:
+      model: the model.
+      check_s: seconds that the guard took.
+
+    Raises:
+      TfdistError: the model or an option does not fit the strategy.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], keras.Model] | keras.Model,
+        *,
+        strategy: tf.distribute.Strategy,
+        workers: Workers,
+        options: StepOptions,
+    ):
+        self._strategy, self._workers, self._options = strategy, workers, options
+        self._traits = find_traits(strategy)
+        check_strategy(options, strategy, num_workers=workers.count)
+        self._create_variable = (
+            make_placement(strategy) if self._traits.has_servers else aggregate_state
+        )
+        if isinstance(make_model, keras.Model):
+            self.model = make_model
+        else:
+            with self.scope():
+                self.model = make_model()
+        is_model = isinstance(self.model, keras.Model)
+        # A model that is given may only predict until it is compiled.
+        if not is_model or not (self.model.compiled or self.model is make_model):
+            raise TfdistError(
+                f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
+                "Call model.compile(optimizer=..., loss=...) in it and return the model."
+            )
+        if self.model.compiled:
+            self.check_program()
+        check_scope(self.model, strategy)
+        self.check_s = 0.0
+        self._steps: Any = None
+        self._prediction: Any = None
+        self._checked: set[str] = set()
+        self._compiled: tuple[Any, ...] = ()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Where the model's variables are created."""
+        with self._strategy.scope(), tf.variable_creator_scope(self._create_variable):
+            yield
+
+    @contextlib.contextmanager
+    def drawing_alike(self) -> Iterator[None]:
+        """Lets workers draw by one global generator, which none could create within a step."""
+        with contextlib.ExitStack() as stack:
+            if self._workers.count > 1:
+                with self.scope():
+                    stack.enter_context(lend_global_generator())
+            yield
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether workers come together only now and then."""
+        return self._workers.count > 1 and self._traits.trains_apart
+
+    @property
+    def seconds_of_input(self) -> float | None:
+        """What training steps waited for this process's part of their batches.
+
+        None under `ParameterServerStrategy`, whose workers read the batches, and where only
+        deterministic kernels are allowed.
+        """
+        seconds = self._steps.input_s if self._steps else 0.0
+        return None if seconds is None or math.isnan(seconds) else seconds
+
+    def count_traces(self) -> dict[str, int]:
+        """Returns how often each step was traced: once, or an input changed its shape."""
+        return self._steps.count_traces() if self._steps else {}
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns what only this strategy has to say for a summary, such as the staleness."""
+        return self._steps.summarize() if self._steps else {}
+
+    def measure_all_reduce(self) -> float | None:
+        """Returns the seconds that a step's gradients take to be summed when nothing else runs.
+
+        All workers call it. None where they do not sum gradients at each step.
+        """
+        if type(self._steps) is not SynchronousSteps:
+            return None
+        if self._workers.num_replicas == 1:
+            return 0.0
+        is_compressed = self._options.compress_gradients
+        return measure_all_reduce(self.model, self._strategy, is_compressed=is_compressed)
+
+    def check_program(self) -> None:
+        """Refuses a compiled model that the strategy cannot train as one device does."""
+        check_program(self._options, self.model, self._strategy, num_workers=self._workers.count)
+
+    def build(self, feed: Feed) -> Any:
+        """Creates every variable that is not there yet, and the compiled steps."""
+        if not self.model.compiled:
+            raise TfdistError(
+                f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
+                "loss=...) in the strategy's scope before it is trained or evaluated."
+            )
+        compiled = (
+            self.model._compile_loss,
+            self.model._compile_metrics,
+            self.model._loss_tracker,
+            *list_optimizers(self.model),
+        )
+        if self._steps is not None and all(
+            a is b for a, b in itertools.zip_longest(compiled, self._compiled)
+        ):
+            return self._steps
+        self.check_program()
+        check_scope(self.model, self._strategy)
+        with self.scope():
+            must_be_built = self._traits.has_servers or self._options.changes_gradient
+            can_wait = self._workers.num_replicas == 1 and not must_be_built
+            build_model(self.model, feed.batch_spec, can_wait=can_wait)
+        check_scope(self.model, self._strategy)
+        aggregate_variables(self.model, self._strategy)
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        is_mirrored = self._traits.copies_variables
+        check_model(
+            self._options,
+            self.model,
+            x_spec,
+            is_mirrored=is_mirrored,
+            num_replicas=self._workers.num_replicas,
+        )
+        self._steps = self._make_steps()
+        self._checked.clear()
+        self._compiled = compiled
+        return self._steps
+
+    def build_prediction(self, feed: Feed) -> Any:
+        """Returns steps that can predict, which needs neither labels nor losses."""
+        if self._steps is not None:
+            return self._steps
+        if not all(layer.built for layer in self.model._flatten_layers()):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+            with self.scope():
+                build_outputs(self.model, x)
+        if self._prediction is None:
+            self._prediction = self._make_steps()
+        return self._prediction
+
+    def check_division(self, kind: str, iterator: Any, feed: Feed) -> Any:
+        """Refuses a program that this strategy's replicas would give another result.
+
+        Returns:
+          An iterator like that given.
+        """
+        is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
+        if not is_divided or kind in self._checked:
+            return iterator
+        self._checked.add(kind)
+        check = self._options.check
+        is_needed = check == "on" or (check == "auto" and not is_known(self.model))
+        if not is_needed:
+            return iterator
+        batch, iterator = self._steps.look_ahead(iterator, feed, of_training=kind == "train")
+        if batch is not None:
+            self.check_s += check_division(
+                self.model,
+                self._strategy,
+                self._steps.steps,
+                batch,
+                kind=kind,
+                generators=list_seed_generators(self.model),
+            )
+        return iterator
+
+    def list_state(self) -> list[keras.Variable]:
+        """Returns the variables of a checkpoint."""
+        extra = self._steps.state if self._steps else []
+        optimizer = self.model.optimizer
+        own = optimizer.variables if optimizer is not None else []
+        return [*self.model.variables, *own, *extra]
+
+    def _make_steps(self) -> Any:
+        if self._traits.has_servers:
+            return AsynchronousSteps(
+                self.model, self._strategy, max_in_flight=self._options.max_in_flight
+            )
+        return (LocalSteps if self.trains_apart else SynchronousSteps)(
+            self.model,
+            self._strategy,
+            self._workers,
+            self._options,
+            create_variable=self._create_variable,
+        )

@@ -1,0 +1,136 @@
+"""One pass over data: evaluation and prediction, with Keras's callbacks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.training.engine import Engine
+from tfdist.training.feed import Feed
+
+
+def make_callbacks(
+    callbacks: Any,
+    model: keras.Model,
+    *,
+    verbose: int,
+    epochs: int = 1,
+    steps: int | None = None,
+    history: keras.callbacks.History | None = None,
+) -> keras.callbacks.CallbackList:
+    """Returns what `fit`, `evaluate` and `predict` call, Keras's progress bar among it.
+
+    Args:
+      callbacks: the user's: None, one, some, or a list of Keras's.
+      model: the trainer's.
+      verbose: whether there is a bar.
+      epochs, steps: of this call, as far as they are known.
+      history: called last, to see what the others log.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    if isinstance(callbacks, keras.callbacks.Callback):
+        callbacks = [callbacks]
+    chosen = [c for c in callbacks or () if not isinstance(c, keras.callbacks.History)]
+    if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in chosen):
+        chosen.append(keras.callbacks.ProgbarLogger())
+    return keras.callbacks.CallbackList(
+        [*chosen, *([history] if history else [])],
+        model=model,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+    )
+
+
+def evaluate(
+    engine: Engine,
+    feed: Feed,
+    *,
+    steps: int | None,
+    make_callbacks: Callable[[int | None], keras.callbacks.CallbackList],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Evaluates a model on every batch, or on the first `steps`.
+
+    Args:
+      engine: of the model.
+      feed: the data.
+      steps: batches; None for all.
+      make_callbacks: makes the callbacks from the number of batches, if it is known.
+      is_stopped: asked before each batch.
+
+    Returns:
+      The losses and metrics, or None if it was stopped before its end.
+
+    Raises:
+      TfdistError: there are no data.
+    """
+    of_model = engine.build(feed)
+    is_whole = not steps and feed.num_steps is not None
+    steps = steps or feed.num_steps
+    callbacks = make_callbacks(steps)
+    of_model.reset_metrics()
+    callbacks.on_test_begin()
+    iterator = of_model.iterate_eval(feed, steps=steps)
+    iterator = engine.check_division("test", iterator, feed)
+    batch = 0
+    logs: dict[str, Any] = {}
+    while (steps is None or batch < steps) and not is_stopped():
+        callbacks.on_test_batch_begin(batch)
+        try:
+            logs = of_model.evaluate(iterator)
+        except (tf.errors.OutOfRangeError, StopIteration):
+            break
+        callbacks.on_test_batch_end(batch, logs)
+        batch += 1
+    if is_stopped():
+        callbacks.on_test_end(None)
+        return None
+    if not batch:
+        raise TfdistError("Cannot evaluate: the validation data are empty.")
+    if is_whole:
+        feed.drop_pass()
+    logs = of_model.conclude(of_model.read_logs(logs))
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def predict(
+    engine: Engine,
+    feed: Feed,
+    *,
+    steps: int | None,
+    callbacks: keras.callbacks.CallbackList,
+) -> list[Any]:
+    """Returns the outputs of this process's part of every batch, or of the first `steps`.
+
+    Raises:
+      TfdistError: there are no data.
+    """
+    predictor = engine.build_prediction(feed)
+    iterator = predictor.iterate_predict(feed, steps=steps)
+    batches: list[Any] = []
+    callbacks.on_predict_begin()
+    while steps is None or len(batches) < steps:
+        callbacks.on_predict_batch_begin(len(batches))
+        try:
+            replicas = predictor.predict(iterator)
+        except (tf.errors.OutOfRangeError, StopIteration):
+            break
+        parts = [
+            keras.tree.map_structure(lambda t, n=0 if is_copy else None: t.numpy()[:n], outputs)
+            for outputs, is_copy in replicas
+        ]
+        outputs = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+        callbacks.on_predict_batch_end(len(batches), {"outputs": outputs})
+        batches.append(outputs)
+    callbacks.on_predict_end()
+    if steps is None and feed.num_steps is not None:
+        feed.drop_pass()
+    if not batches:
+        raise TfdistError("Cannot predict: the data are empty.")
+    return batches

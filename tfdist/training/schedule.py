@@ -1,0 +1,126 @@
+"""How the steps of a run are divided into epochs, and when checkpoints are due."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfdist.errors import TfdistError
+from tfdist.training.feed import Feed
+
+# Where only the data's end ends an epoch.
+_UNKNOWN_STEPS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the steps of a run are divided into epochs.
+
+    Attributes:
+      steps_per_epoch: steps of an epoch; the last one may have fewer.
+      total_steps: steps in all.
+      is_known: whether these are the data's; else an epoch ends where the data do.
+      first_step: where the run begins without a checkpoint.
+      validation_epochs: decides after which epochs to validate, from their numbers.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+    is_known: bool = True
+    first_step: int = 0
+    validation_epochs: Callable[[int], bool] = lambda epoch: True
+
+    @property
+    def num_epochs(self) -> int:
+        """The epochs, with the last one that may be shorter."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def learn(self, steps_per_epoch: int) -> "Schedule":
+        """Returns the schedule of as many epochs, whose length is known now."""
+        total = self.num_epochs * steps_per_epoch
+        return replace(self, steps_per_epoch=steps_per_epoch, total_steps=total, is_known=True)
+
+    def count_steps(self, epoch: int) -> int:
+        """Returns the steps of an epoch."""
+        return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+
+
+@dataclass
+class Interval:
+    """When the next checkpoint is due.
+
+    Attributes:
+      steps: steps between two; 0 for none by steps.
+      seconds: seconds between two; 0 for none by the clock.
+    """
+
+    steps: int = 0
+    seconds: float = 0
+
+    def __post_init__(self):
+        self.reset(step=0)
+
+    def reset(self, *, step: int) -> None:
+        """Notes that there is one of this step now."""
+        self._step, self._time = step, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether one should be written after a step."""
+        if self.steps and step // self.steps > self._step // self.steps:
+            return True
+        return self.seconds > 0 and time.monotonic() - self._time >= self.seconds
+
+    def count_steps_left(self, step: int) -> float:
+        """Returns the steps after which one is due by their number; infinite if never."""
+        return self.steps - step % self.steps if self.steps else math.inf
+
+
+def make_schedule(
+    feed: Feed,
+    *,
+    epochs: int,
+    max_steps: int | None,
+    steps_per_epoch: int | None,
+    initial_epoch: int,
+    validation_freq: Any,
+) -> Schedule:
+    """Returns the schedule of a call of `fit`; arguments are as there.
+
+    Raises:
+      TfdistError: nothing says how long an epoch is, or the data would end in the middle of one.
+    """
+    known = feed.num_steps
+    if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
+        raise TfdistError(
+            "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
+        )
+    if steps_per_epoch and known:
+        steps_per_epoch = min(steps_per_epoch, known)
+    steps = steps_per_epoch or known or max_steps or _UNKNOWN_STEPS
+    total = max_steps or epochs * steps
+
+    def is_validated(epoch: int) -> bool:
+        if isinstance(validation_freq, int):
+            return (epoch + 1) % validation_freq == 0
+        return epoch + 1 in validation_freq
+
+    return Schedule(
+        steps,
+        total,
+        is_known=steps != _UNKNOWN_STEPS,
+        first_step=min(initial_epoch * steps, total),
+        validation_epochs=is_validated,
+    )
+
+
+def check_steps(steps_per_epoch: int | None, known: int | None, epochs: int) -> None:
+    """Refuses epochs in whose middle the data would end, where Keras cuts one short."""
+    if not steps_per_epoch or not known or steps_per_epoch >= known:
+        return
+    if known % steps_per_epoch and epochs * steps_per_epoch > known:
+        raise TfdistError(
+            f"The data have {known} batches, which end in the middle of an epoch of "
+            f"steps_per_epoch={steps_per_epoch}. Give a number that divides {known}, or a dataset "
+            "that ends in .repeat()."
+        )
