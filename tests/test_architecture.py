@@ -90,9 +90,7 @@ TASK_WORDS = re.compile(
 @pytest.mark.parametrize("package", ["training", "strategies", "data", "launch"])
 def test_the_core_knows_no_task(package):
     for path in (ROOT / "tfdist" / package).rglob("*.py"):
-        found = [
-            line.strip() for line in path.read_text().splitlines() if TASK_WORDS.search(line)
-        ]
+        found = [line.strip() for line in path.read_text().splitlines() if TASK_WORDS.search(line)]
         assert not found, path
         assert not any(name.startswith("tfdist.tasks") for name in _list_imports(path)), path
 

@@ -63,7 +63,7 @@ def test_a_folder_changes_with_its_files(path_with_spaces, tmp_path):
     write_folder(path_with_spaces, 16)
     assert describe() == "16 training examples instead of 8"
     new = fingerprint_folder(path_with_spaces, max_examples=7)
-    assert describe_difference(old, new) == "7 images instead of 8"
+    assert describe_difference(old, new) == "7 examples instead of 8"
 
 
 def test_options_of_a_folder_count(path_with_spaces):

@@ -106,11 +106,11 @@ def select_task(options: Any) -> Task:
 
 
 @functools.cache
-def _widen(kind: type[Task]) -> type[TaskOptions]:
+def _widen(kind: Any) -> type[TaskOptions]:
     """Returns the group with the options of a task, and its presets as choices."""
     preset = next(item for item in dataclasses.fields(TaskOptions) if item.name == "preset")
     metadata = {**preset.metadata, "choices": ("none", *kind.presets)}
-    joined = dataclasses.make_dataclass(
+    joined: Any = dataclasses.make_dataclass(
         "TaskOptions",
         [("preset", str, dataclasses.field(default="none", metadata=metadata))],
         bases=(TaskOptions,),

@@ -1,6 +1,8 @@
 """Classification: its data, its networks, and what a run says of it."""
 
+import dataclasses
 import json
+import re
 
 import keras
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.data.cache import read_examples
 from tfdist.errors import TfdistError
-from tfdist.tasks.classification.sources import make_class_folder, make_drawn
+from tfdist.tasks.classification.sources import make_class_folder, make_class_tfds, make_drawn
 from tfdist.tasks.classification.task import Classification
 from tfdist.train import run_training
 
@@ -49,6 +51,29 @@ def test_a_directory_holds_a_class(folder):
     assert image.mean() < 100
     other = make_class_folder(str(folder), "val", (6, 5), class_names=("light", "dark"))
     assert next(read_examples(other))[0].mean() > 100
+
+
+def test_reads_a_data_set_of_tfds(pets_dir, path_with_spaces):
+    task = Classification(dataset="tfds:oxford_iiit_pet", data_dir=pets_dir, image_size=(8, 8))
+    data = task.make_data(seed=0, quiet=True)
+    assert (data.train.num_examples, data.val.num_examples) == (3, 2)
+    images, labels = data.train.load_batch(tf.range(3, dtype=tf.int64))
+    assert images.shape == (3, 8, 8, 3)
+    names = data.info["class_names"]
+    assert len(names) == 37
+    assert labels.numpy().tolist() == [0, 1, 2]  # as the archive's list says
+    assert "3 training and 2 validation examples" in task.describe_data(seed=0).text
+    elsewhere = dataclasses.replace(task, data_dir=str(path_with_spaces))
+    assert "training would download it" in elsewhere.describe_data(seed=0).text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("oxford_iit_pet", "Did you mean oxford_iiit_pet"), ("div2k", "it has no image")],
+)
+def test_refuses_data_sets_without_classes(path_with_spaces, name, message):
+    with pytest.raises(TfdistError, match=re.escape(message)):
+        make_class_tfds(name, "train", (8, 8), data_dir=str(path_with_spaces))
 
 
 def test_refuses_directories_that_are_no_classes(folder):

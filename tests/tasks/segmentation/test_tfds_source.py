@@ -1,82 +1,23 @@
 """The real builders of TensorFlow Datasets over a small archive made here."""
 
-import dataclasses
-import io
 import json
 import socket
-import tarfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download import checksums, downloader
+from tensorflow_datasets.core.download import downloader
 
+from tests.tasks.pets import SIZE, TEST, TRAIN, make_trimap
 from tfdist.data.cache import cache_source
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.tfds_source import make_tfds
 
-URL = "https://thor.robots.ox.ac.uk/~vgg/data/pets/"
-SIZE = (10, 14)
-TRAIN = ["Abyssinian_1", "Bengal_2", "pug_3"]
-TEST = ["beagle_4", "Sphynx_5"]
-
-
-def make_trimap(index):
-    """Labels 1, 2, 3, as the archive stores them."""
-    return (1 + (np.arange(SIZE[0] * SIZE[1]).reshape(SIZE) // 4 + index) % 3).astype(np.uint8)
-
-
-def make_jpeg(index):
-    return tf.io.encode_jpeg(np.full((*SIZE, 3), 40 * index, np.uint8)).numpy()
-
-
-def write_archive(path, files):
-    with tarfile.open(path, "w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-
-
-def write_archives(folder):
-    """Writes the data set's two archives; returns their checksums, as the builder wants."""
-    names = TRAIN + TEST
-    images = {f"images/{name}.jpg": make_jpeg(i) for i, name in enumerate(names)}
-    annotations = {
-        f"annotations/trimaps/{name}.png": tf.io.encode_png(make_trimap(i)[..., None]).numpy()
-        for i, name in enumerate(names)
-    }
-    lists = {"trainval": TRAIN, "test": TEST, "list": names}
-    for name, members in lists.items():
-        lines = "".join(f"{member} 1 1 1\n" for member in members)
-        annotations[f"annotations/{name}.txt"] = lines.encode()
-    infos = {}
-    for name, files in (("images.tar.gz", images), ("annotations.tar.gz", annotations)):
-        write_archive(folder / name, files)
-        info = checksums.compute_url_info(folder / name)
-        infos[URL + name] = dataclasses.replace(info, filename=name)
-    return infos
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """A data_dir in which oxford_iiit_pet is prepared, by its own builder."""
-    folder = tmp_path_factory.mktemp("a folder with spaces")
-    archives = folder / "archives"
-    archives.mkdir()
-    infos = write_archives(archives)
-    data_dir = str(folder / "data")
-    config = tfds.download.DownloadConfig(manual_dir=archives, try_download_gcs=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksums, "load_url_infos", lambda path: infos)
-        make_tfds("oxford_iiit_pet", "train", SIZE, data_dir=data_dir, download_config=config)
-    return data_dir
-
 
 @pytest.mark.parametrize(("split", "names", "first"), [("train", TRAIN, 0), ("val", TEST, 3)])
-def test_labels_of_oxford_iiit_pet_start_at_zero(data_dir, split, names, first):
-    source = make_tfds("oxford_iiit_pet", split, SIZE, data_dir=data_dir)
+def test_labels_of_oxford_iiit_pet_start_at_zero(pets_dir, split, names, first):
+    source = make_tfds("oxford_iiit_pet", split, SIZE, data_dir=pets_dir)
     assert source.num_examples == len(names)
     assert source.num_classes == 3
     assert source.class_names == ("pet", "background", "outline")
@@ -90,8 +31,8 @@ def test_labels_of_oxford_iiit_pet_start_at_zero(data_dir, split, names, first):
         np.testing.assert_array_equal(mask, make_trimap(number) - 1)
 
 
-def test_order_is_fixed_and_sizes_can_change(data_dir):
-    source = make_tfds("oxford_iiit_pet", "train", (5, 7), data_dir=data_dir, max_examples=2)
+def test_order_is_fixed_and_sizes_can_change(pets_dir):
+    source = make_tfds("oxford_iiit_pet", "train", (5, 7), data_dir=pets_dir, max_examples=2)
     runs = [list(source.read_examples()) for _ in range(2)]
     assert len(runs[0]) == 2
     for left, right in zip(*runs, strict=True):
@@ -100,27 +41,27 @@ def test_order_is_fixed_and_sizes_can_change(data_dir):
     assert runs[0][0][1].shape == (5, 7)
 
 
-def test_cache_gives_random_access(data_dir, path_with_spaces):
-    source = make_tfds("oxford_iiit_pet", "train", SIZE, data_dir=data_dir)
+def test_cache_gives_random_access(pets_dir, path_with_spaces):
+    source = make_tfds("oxford_iiit_pet", "train", SIZE, data_dir=pets_dir)
     expected = [mask for _, mask in source.read_examples()]
     cached = cache_source(source, "disk", directory=str(path_with_spaces), quiet=True)
     _, masks = cached.load_batch(tf.constant([2, 0], tf.int64))
     np.testing.assert_array_equal(masks, [expected[2], expected[0]])
 
 
-def test_fingerprint_has_the_name_and_the_sizes_of_the_splits(data_dir):
-    found = make_tfds("oxford_iiit_pet", "val", SIZE, data_dir=data_dir).make_fingerprint()
+def test_fingerprint_has_the_name_and_the_sizes_of_the_splits(pets_dir):
+    found = make_tfds("oxford_iiit_pet", "val", SIZE, data_dir=pets_dir).make_fingerprint()
     assert found["name"].startswith("oxford_iiit_pet/")
     assert (found["split"], found["split_sizes"]) == ("test", {"test": 2, "train": 3})
     assert json.loads(json.dumps(found)) == found
 
 
-def test_label_out_of_range_is_named(data_dir):
+def test_label_out_of_range_is_named(pets_dir):
     source = make_tfds(
         "oxford_iiit_pet",
         "train",
         SIZE,
-        data_dir=data_dir,
+        data_dir=pets_dir,
         num_classes=2,
         class_names=("pet", "other"),
     )
@@ -129,12 +70,12 @@ def test_label_out_of_range_is_named(data_dir):
         list(source.read_examples())
 
 
-def test_ignore_label_is_kept_as_stored(data_dir):
+def test_ignore_label_is_kept_as_stored(pets_dir):
     source = make_tfds(
         "oxford_iiit_pet",
         "train",
         SIZE,
-        data_dir=data_dir,
+        data_dir=pets_dir,
         num_classes=2,
         class_names=("pet", "other"),
         ignore_label=3,
@@ -143,11 +84,11 @@ def test_ignore_label_is_kept_as_stored(data_dir):
     assert labels.tolist() == [0, 1, 3]
 
 
-def test_unknown_split_lists_those_there_are(data_dir):
+def test_unknown_split_lists_those_there_are(pets_dir):
     with pytest.raises(
         TfdistError, match=r"split 'dev' .* its splits are (train, test|test, train)\."
     ):
-        make_tfds("oxford_iiit_pet", "dev", SIZE, data_dir=data_dir)
+        make_tfds("oxford_iiit_pet", "dev", SIZE, data_dir=pets_dir)
 
 
 def test_unknown_name_gives_the_closest(path_with_spaces):

@@ -13,8 +13,12 @@ from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.listing import list_directory
 from tfdist.data.source import BatchSource
 from tfdist.errors import TfdistError
+from tfdist.tasks.images import tfds
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_image, resize_image
 from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
+
+_FEATURES = ("image", "label")
+_ADVICE = "Name one with an image and a label, such as tfds:cifar10."
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,6 +108,40 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
         return f"class folder {digest.hexdigest()}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ClassTfdsSource(ImagesAndClasses, SequentialSource):
+    """See `make_class_tfds`; `tfdist.data.cache_source` gives random access.
+
+    Attributes:
+      builder: a `tfds.core.DatasetBuilder`.
+      split: the data set's name of it.
+    """
+
+    builder: Any
+    split: str
+
+    def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields every example in the stored order."""
+        examples = tfds.read_in_order(
+            self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
+        )
+        for image, label in examples:
+            if image.shape[-1] == 1:
+                image = np.repeat(image, 3, axis=-1)
+            yield resize_image(image, self.image_size), np.array(label, np.int32)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns the data set's full name and its splits' sizes."""
+        return tfds.describe_split(
+            self.builder, self.split, num_examples=self.num_examples, spec=self.element_spec
+        )
+
+    def get_fingerprint(self) -> str:
+        """Returns the data set's full name and split."""
+        info = self.builder.info
+        return f"class tfds {info.full_name} {self.split} {info.splits[self.split]}"
+
+
 def make_drawn(
     split: str, image_size: tuple[int, int], num_examples: int | None, seed: int
 ) -> DrawnSource:
@@ -175,3 +213,58 @@ def make_class_folder(
         class_names=tuple(names),
         files=tuple((path, label) for _, label, path in chosen),
     )
+
+
+def make_class_tfds(
+    name: str,
+    split: str,
+    image_size: tuple[int, int],
+    *,
+    data_dir: str | None = None,
+    max_examples: int | None = None,
+    download_config: Any = None,
+) -> ClassTfdsSource:
+    """Returns a data set of TensorFlow Datasets with `image` and `label`.
+
+    It is downloaded and prepared when it is not in `data_dir` yet.
+
+    Args:
+      name: such as "cifar10" or "cifar10:3.0.2".
+      split: such as "train"; "val" is what the data set has of val, validation or test.
+      image_size: (height, width) in pixels of the examples.
+      data_dir: where data sets are; by default ~/tensorflow_datasets.
+      max_examples: take only this many, the first in the stored order.
+      download_config: a `tfds.download.DownloadConfig`.
+
+    Raises:
+      TfdistError: tensorflow_datasets is missing or has no such data set; it has no label; it
+        cannot be downloaded or prepared; no such split.
+    """
+    builder = _make_builder(name, data_dir)
+    tfds.prepare(builder, name, download_config)
+    stored_split = tfds.find_split(builder, name, split)
+    num_examples = builder.info.splits[stored_split].num_examples
+    return ClassTfdsSource(
+        num_examples=min(num_examples, max_examples or num_examples),
+        image_size=(int(image_size[0]), int(image_size[1])),
+        class_names=tuple(builder.info.features["label"].names),
+        builder=builder,
+        split=stored_split,
+    )
+
+
+def list_unprepared_classes(name: str, data_dir: str | None) -> list[str] | None:
+    """Returns the classes of a data set that `make_class_tfds` would download, else None.
+
+    Raises:
+      TfdistError: see `make_class_tfds`.
+    """
+    builder = _make_builder(name, data_dir)
+    return None if builder.is_prepared() else list(builder.info.features["label"].names)
+
+
+def _make_builder(name: str, data_dir: str | None) -> Any:
+    builder = tfds.make_builder(name, data_dir, features=_FEATURES, advice=_ADVICE)
+    if not getattr(builder.info.features["label"], "num_classes", 0):
+        raise TfdistError(f"Cannot use tfds:{name}: its label is not a class. {_ADVICE}")
+    return builder

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.imports import import_named
 from tfdist.options import option
 from tfdist.tasks.base import Data, DataPlan, Task
@@ -26,8 +26,10 @@ class Classification(Task):
     name: ClassVar[str] = "classification"
     monitor: ClassVar[str] = "val_accuracy"
 
-    dataset: str = option("shapes", "shapes (drawn) or folder", metavar="NAME")
-    data_dir: str | None = option(None, "folder: holds SPLIT/CLASS/*.jpg", metavar="DIR")
+    dataset: str = option("shapes", "shapes (drawn), folder, or tfds:NAME", metavar="NAME")
+    data_dir: str | None = option(
+        None, "folder: holds SPLIT/CLASS/*.jpg; tfds: where data sets are", metavar="DIR"
+    )
     class_names: tuple[str, ...] = option(
         (), "folder: the classes' directories in order; sorted by default", metavar="cat,dog"
     )
@@ -35,10 +37,10 @@ class Classification(Task):
         (96, 96), "height and width in pixels; images are resized bilinearly", metavar="H,W"
     )
     train_examples: int | None = option(
-        None, "training examples of shapes, or a cap on them", metavar="N", minimum=1
+        None, "training examples of shapes, or a cap on others'", metavar="N", minimum=1
     )
     val_examples: int | None = option(
-        None, "validation examples of shapes, or a cap on them", metavar="N", minimum=1
+        None, "validation examples of shapes, or a cap on others'", metavar="N", minimum=1
     )
     flip: bool = option(True, "mirror half of the training examples")
     model: str = option(
@@ -65,6 +67,12 @@ class Classification(Task):
 
     def describe_data(self, *, seed: int) -> DataPlan:
         """Returns what is known of the data without reading the images."""
+        from tfdist.tasks.classification.sources import list_unprepared_classes
+
+        kind, _, name = self.dataset.partition(":")
+        if kind == "tfds" and (names := list_unprepared_classes(name, self.data_dir)):
+            text = f"{self.dataset}, {len(names)} classes: not here yet, training would download it"
+            return DataPlan(text, {"class_names": names}, None)
         train, val = self._make_sources(seed)
         names = train.info["class_names"]
         text = (
@@ -146,13 +154,27 @@ class Classification(Task):
         return f"Validation accuracy {summary['val_accuracy']:.4f}"
 
     def _make_sources(self, seed: int) -> list[Any]:
-        from tfdist.tasks.classification.sources import make_class_folder, make_drawn
+        from tfdist.tasks.classification.sources import (
+            make_class_folder,
+            make_class_tfds,
+            make_drawn,
+        )
 
         counts = {"train": self.train_examples, "val": self.val_examples}
         if self.dataset == "shapes":
             return [make_drawn(s, self.image_size, count, seed) for s, count in counts.items()]
+        kind, _, name = self.dataset.partition(":")
+        if kind == "tfds" and name:
+            return [
+                make_class_tfds(
+                    name, split, self.image_size, data_dir=self.data_dir, max_examples=count
+                )
+                for split, count in counts.items()
+            ]
         if self.dataset != "folder":
-            raise TfdistError(f"Unknown `dataset={self.dataset}`. Valid: shapes, folder.")
+            raise make_unknown_name_error(
+                "`dataset`", self.dataset, ["shapes", "folder", "tfds:NAME"]
+            )
         if not self.data_dir:
             raise TfdistError(
                 "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "

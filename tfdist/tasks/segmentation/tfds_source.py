@@ -1,20 +1,14 @@
 """`tfds:NAME`: data sets of TensorFlow Datasets that have segmentation masks."""
 
-import contextlib
 import dataclasses
-import importlib.resources.abc
-import importlib.util
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist.data.cache import SequentialSource
-from tfdist.data.dataset_options import set_options
-from tfdist.data.fingerprint import make_header
-from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.errors import TfdistError
+from tfdist.tasks.images import tfds
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.folder import resize_example
 
@@ -43,7 +37,7 @@ KNOWN_DATASETS = {
         splits=(("val", "test"),),
     ),
 }
-_OTHER_NAMES_OF_VAL = ("validation", "test")
+_FEATURES = ("image", "segmentation_mask")
 _ADVICE = "Name one with an image and a segmentation_mask, such as tfds:oxford_iiit_pet."
 
 
@@ -98,16 +92,13 @@ def make_tfds(
             f"Cannot name {num_classes} classes of tfds:{name} with {len(class_names)} names "
             f"({', '.join(class_names)}). Give one name a class."
         )
-    _prepare(builder, name, download_config)
-    stored_split = _find_split(builder, name, split, info)
+    tfds.prepare(builder, name, download_config)
+    stored_split = tfds.find_split(
+        builder, name, split, aliases=dict(info.splits) if info else None
+    )
     num_examples = builder.info.splits[stored_split].num_examples
     if max_examples is not None:
         num_examples = min(num_examples, max_examples)
-    if num_examples < 1:
-        raise TfdistError(
-            f"Cannot use the split {stored_split!r} of tfds:{name}: it has no example. Name "
-            "another split."
-        )
     return TfdsSource(
         num_examples=num_examples,
         image_size=(int(image_size[0]), int(image_size[1])),
@@ -134,21 +125,10 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
         Raises:
           TfdistError: a label out of range.
         """
-        import tensorflow_datasets as tfds
-
-        dataset = self.builder.as_dataset(
-            split=self.split,
-            shuffle_files=False,
-            read_config=tfds.ReadConfig(
-                interleave_cycle_length=1, try_autocache=False, shuffle_seed=None
-            ),
-        ).take(self.num_examples)
-        pairs = dataset.map(
-            lambda example: (example["image"], example["segmentation_mask"]),
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        ).prefetch(tf.data.AUTOTUNE)
-        for index, (image, mask) in enumerate(set_options(pairs).as_numpy_iterator()):
+        examples = tfds.read_in_order(
+            self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
+        )
+        for index, (image, mask) in enumerate(examples):
             labels = self._read_labels(mask, index)
             if image.shape[-1] == 1:
                 image = np.repeat(image, 3, axis=-1)
@@ -159,16 +139,10 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns the data set's full name, its splits' sizes, and what its labels become."""
-        splits = self.builder.info.splits
-        return {
-            **make_header(
-                kind="tfds", num_examples=self.num_examples, element_spec=self.element_spec
-            ),
-            "name": self.builder.info.full_name,
-            "split": self.split,
-            "split_sizes": {name: int(splits[name].num_examples) for name in sorted(splits)},
-            "first_label": self.first_label,
-        }
+        found = tfds.describe_split(
+            self.builder, self.split, num_examples=self.num_examples, spec=self.element_spec
+        )
+        return {**found, "first_label": self.first_label}
 
     def get_fingerprint(self) -> str:
         """Returns the data set's full name and split, and what becomes of its labels."""
@@ -205,80 +179,6 @@ def is_prepared(name: str, data_dir: str | None) -> bool:
 
 
 def _make_builder(name: str, data_dir: str | None) -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise TfdistError(
-            f"Cannot read tfds:{name}: {error}. Run `pip install tensorflow-datasets`."
-        ) from error
-    try:
-        builder = tfds.builder(name, data_dir=data_dir)
-    except tfds.core.DatasetNotFoundError as error:
-        base = name.partition("/")[0].partition(":")[0]
-        known = [*tfds.list_builders(with_community_datasets=False), *KNOWN_DATASETS]
-        if base not in known:
-            raise make_unknown_name_error(
-                "data set tfds:", base, set(known), where_all=_ADVICE
-            ) from error
-        raise TfdistError(f"Cannot load tfds:{name}: {_first_line(error)} {_ADVICE}") from error
-    except Exception as error:
-        raise TfdistError(f"Cannot load tfds:{name}: {_first_line(error)} {_ADVICE}") from error
-    features = builder.info.features or {}
-    for feature in ("image", "segmentation_mask"):
-        if feature not in features:
-            raise TfdistError(
-                f"Cannot use tfds:{name}: it has no {feature}, only {', '.join(features)}. "
-                f"{_ADVICE}"
-            )
-    return builder
-
-
-def _prepare(builder: Any, name: str, download_config: Any) -> None:
-    try:
-        with _lend_importlib_resources():
-            builder.download_and_prepare(download_config=download_config)
-    except Exception as error:
-        # Whatever went wrong - network, disk, checksum - is the user's to mend.
-        raise TfdistError(
-            f"Cannot prepare tfds:{name} in {str(builder.data_dir)!r}: "
-            f"{type(error).__name__}: {_first_line(error)} Check the network, or name with "
-            "`data_dir` a directory where it is prepared already."
-        ) from error
-
-
-@contextlib.contextmanager
-def _lend_importlib_resources() -> Iterator[None]:
-    """Makes the standard library's module answer for the package, if that is absent.
-
-    tensorflow_datasets 4.9.10 imports importlib_resources to prepare a data set but
-    requires it for Python < 3.9 only (tensorflow/datasets#11212). Goes when it does.
-    """
-    name = "importlib_resources"
-    if importlib.util.find_spec(name) is not None:
-        yield
-        return
-    sys.modules[name] = importlib.resources
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-
-
-def _find_split(builder: Any, name: str, split: str, info: TfdsInfo | None) -> str:
-    found = list(builder.info.splits)
-    wanted = [dict(info.splits).get(split, split)] if info else [split]
-    if split == "val":
-        wanted += _OTHER_NAMES_OF_VAL
-    for candidate in wanted:
-        if candidate in found:
-            return candidate
-    raise TfdistError(
-        f"Cannot find the split {split!r} of tfds:{name}: its splits are {', '.join(found)}. "
-        "Name one of them."
+    return tfds.make_builder(
+        name, data_dir, features=_FEATURES, advice=_ADVICE, known=list(KNOWN_DATASETS)
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = (lines or [type(error).__name__])[0][:300]
-    return line if line.endswith(".") else line + "."
