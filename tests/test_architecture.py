@@ -20,7 +20,7 @@ LAYERS = [
     {"curves"},
     {"training"},
     {"tasks"},
-    {"runs.options"},
+    {"runs.options", "run.options"},
     {
         "tasks.finished",
         "tasks.commands",

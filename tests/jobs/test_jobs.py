@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+import yaml
+
 from tests.jobs.commands import make_texts
+from tfdist.errors import TfdistError
 
 VERTEX = ("--target=vertex", "--image=i")
 PEERS = "--strategy=multi_worker_mirrored"
@@ -55,3 +59,23 @@ def test_a_file_of_flags_is_read_here(tmp_path):
 def test_help_names_what_follows():
     done = run_jobs("--help")
     assert done.stdout.startswith("usage: python -m tfdist.jobs [--flag=value ...] -- ")
+
+
+def test_a_script_of_the_users_own():
+    script = (PEERS, "--check=off", "my script.py", "--epochs=3")
+    text = make_texts("--target=slurm", "--workers=2", "--", *script)["train.sbatch"]
+    assert "  python -m tfdist.run \\\n  --strategy=multi_worker_mirrored \\\n" in text
+    assert "--check=off \\\n  'my script.py' \\\n  --epochs=3\n" in text
+    (text,) = make_texts(*VERTEX, "--workers=2", "--", *script).values()
+    job = yaml.safe_load(text)
+    assert "baseOutputDirectory" not in job
+    container = job["workerPoolSpecs"][0]["containerSpec"]
+    assert container["command"] == ["python", "-m", "tfdist.run"]
+    assert container["args"] == list(script)
+
+
+def test_the_job_starts_a_scripts_processes():
+    with pytest.raises(TfdistError, match="--workers belongs before `--`"):
+        make_texts("--target=slurm", "--workers=2", "--", "--workers=2", "script.py")
+    with pytest.raises(TfdistError, match="Unknown flag '--epocs'"):
+        make_texts("--target=slurm", "--", "--epocs=2", "script.py")

@@ -83,7 +83,7 @@ def test_it_learns_and_leaves_a_run(trained):
     directory, summary = trained
     assert summary["task"] == "words.py:Words"
     assert summary["val_accuracy"] > 0.9
-    assert {path.name for path in (directory / "run").iterdir()} == {
+    assert {path.name for path in (directory / "run").glob("[!.]*")} == {
         "checkpoints",
         "metrics.jsonl",
         "model.keras",
@@ -130,6 +130,28 @@ def test_a_finished_run_is_evaluated_used_and_exported(trained):
 def test_the_strategies_are_verified_on_it(trained):
     flags = ("--task=words.py:Words", "--units=4", "--strategies=mirrored", "--steps=4")
     assert " equal\n" in _run(trained[0], "verify", *flags)[0]
+
+
+def test_it_is_measured_beside_keras(trained):
+    flags = ("--task=words.py:Words", "--units=4", "--strategies=one_device", "--rounds=1")
+    flags += ("--precisions=float32", "--baselines=loop,keras_fit", "--steps=2", "--warmup_steps=1")
+    out, _ = _run(trained[0], "benchmark", *flags, "--output=benchmark")
+    assert "words.py:Words, batches of 16" in out
+    found = json.loads((trained[0] / "benchmark" / "results.json").read_text())
+    assert {row["name"]: row["error"] for row in found["rows"]} == {
+        "one_device": "",
+        "loop by hand": "",
+        "Keras fit, tfdist's layers": "",
+    }
+
+
+def test_a_job_runs_it(trained):
+    _run(trained[0], "jobs", "--target=slurm", "--workers=2", "--", *FLAGS)
+    text = (trained[0] / "jobs" / "train.sbatch").read_text()
+    assert "--task=words.py:Words" in text
+    flags = ("--task=words.py:Words", "--base_filters=4")
+    _, err = _run(trained[0], "jobs", "--target=slurm", "--", *flags, status=2)
+    assert err.startswith("tfdist: Unknown flag '--base_filters'")
 
 
 def test_it_is_described_without_a_run(trained):

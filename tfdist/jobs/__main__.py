@@ -2,7 +2,8 @@
 
     python -m tfdist.jobs --target=slurm --workers=4 -- --strategy=multi_worker_mirrored ...
 
-What follows `--` are the flags of tfdist.train. Nothing is submitted.
+What follows `--` are the flags of tfdist.train; or those of tfdist.run, a script of your own and
+its arguments. Nothing is submitted.
 """
 
 import functools
@@ -16,23 +17,23 @@ from tfdist.jobs import JobsOptions, make_job, make_job_files, write_job_files
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    arguments = sys.argv[1:]
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    given = sys.argv[1:]
+    split = given.index("--") if "--" in given else len(given)
     return run_command(
         "tfdist.jobs",
-        functools.partial(run_jobs, train_arguments=arguments[split + 1 :]),
-        arguments[:split],
+        functools.partial(run_jobs, arguments=given[split + 1 :]),
+        given[:split],
         options_class=JobsOptions,
         needs_tensorflow=False,
     )
 
 
-def run_jobs(options: JobsOptions, *, train_arguments: Sequence[str]) -> int:
+def run_jobs(options: JobsOptions, *, arguments: Sequence[str]) -> int:
     """Writes a job's files and says how to submit them.
 
     Args:
       options: the command's.
-      train_arguments: the flags of `tfdist.train`.
+      arguments: what follows `--`.
 
     Returns:
       0.
@@ -41,7 +42,7 @@ def run_jobs(options: JobsOptions, *, train_arguments: Sequence[str]) -> int:
       TfdistError: bad input; nothing was written.
       OSError: `--output` cannot be written.
     """
-    files = make_job_files(make_job(options, train_arguments))
+    files = make_job_files(make_job(options, arguments))
     output = options.files.output
     paths = write_job_files(files, output)
     if not options.files.quiet:

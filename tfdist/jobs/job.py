@@ -5,17 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.cli.flags import expand_flag_files, parse_flags
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.jobs.options import ClusterOptions, JobsOptions
-from tfdist.runs.options import TrainOptions
+from tfdist.jobs.work import Work, make_work
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import AUTO, find_strategy, validate_cluster
-from tfdist.training.options import AUTO_BATCH_SIZE
 
 TARGETS = ("vertex", "kubernetes", "slurm")
-COMMAND = ("python", "-m", "tfdist.train")
 CONTAINER_STORAGE = "/mnt/tfdist"
 
 _MARGIN_S = 5
@@ -32,8 +29,7 @@ class Job:
       image: the container image; empty where there are no containers.
       cluster: what a task needs.
       accelerator: the accelerators' kind, in the target's words.
-      arguments: the flags of `tfdist.train`, without files of flags.
-      options: what they mean.
+      work: what every task runs.
     """
 
     target: str
@@ -41,8 +37,7 @@ class Job:
     image: str
     cluster: ClusterOptions
     accelerator: str
-    arguments: tuple[str, ...]
-    options: TrainOptions
+    work: Work
 
     @property
     def num_tasks(self) -> int:
@@ -52,7 +47,7 @@ class Job:
     @property
     def grace_period_s(self) -> int:
         """Seconds from SIGTERM until a task may be killed: its own grace period and a margin."""
-        return math.ceil(self.options.run.grace_period_s) + _MARGIN_S
+        return math.ceil(self.work.grace_period_s) + _MARGIN_S
 
     def count_roles(self) -> dict[str, int]:
         """Returns role -> number of tasks: workers alone, or a chief, workers and servers."""
@@ -61,31 +56,28 @@ class Job:
         return {"chief": 1, "worker": self.cluster.workers, "ps": self.cluster.ps}
 
 
-def make_job(options: JobsOptions, train_arguments: Sequence[str]) -> Job:
+def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
     """Returns the job that a command line describes.
 
     Args:
       options: the command's.
-      train_arguments: the flags of `tfdist.train`.
+      arguments: the flags of `tfdist.train`; or those of `tfdist.run`, a script and its own.
 
     Raises:
-      TfdistError: an unknown flag or target, a number out of range, or flags of `tfdist.train`
-        that cannot be where the job will run.
+      TfdistError: an unknown flag or target, a number out of range, or flags that cannot be where
+        the job will run.
     """
     cluster, target = options.cluster, options.cluster.target
     if target not in TARGETS:
         raise make_unknown_name_error("--target", target, TARGETS)
-    arguments = tuple(expand_flag_files(train_arguments))
     job = Job(
         target=target,
         name=options.files.name,
         image=options.files.image,
         cluster=cluster,
         accelerator=cluster.accelerator or _DEFAULT_ACCELERATORS[target],
-        arguments=arguments,
-        options=parse_flags(TrainOptions, arguments),
+        work=make_work(arguments),
     )
-    job.options.check()
     _check_numbers(cluster)
     _check_name(job.name)
     _check_strategy(job)
@@ -126,7 +118,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_strategy(job: Job) -> None:
-    strategy = job.options.strategy.strategy
+    strategy = job.work.strategy
     traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
     if traits.is_remote:
         raise TfdistError(
@@ -138,7 +130,7 @@ def _check_strategy(job: Job) -> None:
             f"--strategy={strategy} with --ps={job.cluster.ps}: parameter servers and "
             "--strategy=parameter_server go together. Give both, or neither."
         )
-    if job.num_tasks > 1 and job.options.training.global_batch_size == AUTO_BATCH_SIZE:
+    if job.num_tasks > 1 and job.work.finds_batch_size:
         raise TfdistError(
             f"--global_batch_size=auto is found by one process alone, and this job has "
             f"{job.num_tasks}. Give a number."
@@ -169,8 +161,8 @@ def _check_vertex(job: Job) -> None:
         raise TfdistError(
             f"--accelerator={job.accelerator} is not how Vertex AI writes it. Write {name}."
         )
-    run_dir, data_dir = job.options.run.run_dir, getattr(job.options.task, "data_dir", None)
-    if not run_dir.startswith("gs://"):
+    run_dir, data_dir = job.work.run_dir, job.work.directories.get("data_dir")
+    if "run_dir" in job.work.directories and not run_dir.startswith("gs://"):
         raise TfdistError(
             f"--run_dir={run_dir} is a directory of a machine that Vertex AI deletes after the "
             "job. Give a bucket's, as in --run_dir=gs://BUCKET/RUN."
@@ -187,8 +179,7 @@ def _check_kubernetes(job: Job) -> None:
     _check_accelerator(
         job, r"([A-Za-z0-9][-.A-Za-z0-9]*/)?[A-Za-z0-9][-_.A-Za-z0-9]*", "amd.com/gpu"
     )
-    paths = {"run_dir": job.options.run.run_dir, **job.options.task.list_directories()}
-    for flag, path in paths.items():
+    for flag, path in job.work.directories.items():
         if path and "://" not in path and not path.startswith(f"{CONTAINER_STORAGE}/"):
             raise TfdistError(
                 f"--{flag}={path} is inside a pod, where the others do not see it. Give a bucket's "

@@ -8,7 +8,7 @@ policy, success policy) and https://www.kubeflow.org/docs/components/trainer/leg
 
 from typing import Any
 
-from tfdist.jobs.job import COMMAND, CONTAINER_STORAGE, Job
+from tfdist.jobs.job import CONTAINER_STORAGE, Job
 from tfdist.jobs.yaml_text import dump_documents
 from tfdist.runs.stopping import EXIT_TERMINATED
 
@@ -175,8 +175,8 @@ def _make_pod_template(
     container: dict[str, Any] = {
         "name": "tensorflow",  # the TFJob's operator looks for this name
         "image": job.image,
-        "command": list(COMMAND),
-        "args": list(job.arguments),
+        "command": list(job.work.command),
+        "args": list(job.work.arguments),
         "ports": [{"name": "tfjob-port", "containerPort": _PORT}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -222,7 +222,7 @@ def _make_pod_template(
 
 
 def _needs_volume(job: Job) -> bool:
-    paths = (job.options.run.run_dir, *job.options.task.list_directories().values())
+    paths = (*job.work.directories.values(), *job.work.arguments)
     return any(path.startswith(f"{CONTAINER_STORAGE}/") for path in paths)
 
 

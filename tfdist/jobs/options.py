@@ -54,7 +54,7 @@ class JobsOptions(CommandOptions):
       cluster, files: the groups.
     """
 
-    rest: ClassVar[str] = " -- [--flag=value of tfdist.train ...]"
+    rest: ClassVar[str] = " -- [--flag=value of tfdist.train ...] [script.py ...]"
 
     cluster: ClusterOptions = ClusterOptions()
     files: FileOptions = FileOptions()

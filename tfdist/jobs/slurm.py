@@ -7,7 +7,7 @@ import math
 import shlex
 
 from tfdist.errors import TfdistError
-from tfdist.jobs.job import COMMAND, Job
+from tfdist.jobs.job import Job
 
 _FILE = "train.sbatch"
 # Slurm may send the signal up to 60 s early, never late.
@@ -38,7 +38,7 @@ def make_script(job: Job) -> str:
         kind = f"{job.accelerator}:" if job.accelerator else ""
         directives["gpus-per-task"] = f"{kind}{cluster.accelerators_per_worker}"
     head = "\n".join(_make_directive(name, str(value)) for name, value in directives.items())
-    command = " \\\n  ".join(map(shlex.quote, job.arguments))
+    command = " \\\n  ".join(map(shlex.quote, job.work.arguments))
     return f"""#!/bin/bash
 # The tasks use the environment that this is submitted from, and a directory that all nodes see.
 # Status 0: done. 2: bad input. 143: stopped after a checkpoint, before the time limit for example.
@@ -49,7 +49,7 @@ export TFDIST_NUM_PS={cluster.ps}
 
 srun --ntasks={job.num_tasks} --cpus-per-task={cluster.cpus_per_worker} --distribution=block \\
   --kill-on-bad-exit=0 --wait={_WAIT_S} \\
-  {shlex.join(COMMAND)} \\
+  {shlex.join(job.work.command)} \\
   {command}
 status=$?
 

@@ -11,7 +11,7 @@ import shlex
 from typing import Any
 
 from tfdist.cli.flags import drop_flag
-from tfdist.jobs.job import COMMAND, Job
+from tfdist.jobs.job import Job
 from tfdist.jobs.yaml_text import dump_documents
 
 _FILE = "custom_job.yaml"
@@ -48,7 +48,11 @@ def make_custom_job(job: Job) -> dict[str, Any]:
             # Workers in step are lost together; parameter servers' workers may come back.
             "restartJobOnWorkerRestart": not job.cluster.ps,
         },
-        "baseOutputDirectory": {"outputUriPrefix": job.options.run.run_dir},
+        **(
+            {"baseOutputDirectory": {"outputUriPrefix": job.work.run_dir}}
+            if job.work.run_dir
+            else {}
+        ),
     }
 
 
@@ -62,7 +66,7 @@ def _make_pool(job: Job, count: int, with_accelerators: bool) -> dict[str, Any]:
         "replicaCount": count,
         "containerSpec": {
             "imageUri": job.image,
-            "command": list(COMMAND),
-            "args": drop_flag(job.arguments, "run_dir"),
+            "command": list(job.work.command),
+            "args": drop_flag(job.work.arguments, "run_dir"),
         },
     }
