@@ -10,6 +10,7 @@ from tfdist.jobs import JobsOptions
 from tfdist.launch.__main__ import _make_parser
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
+from tfdist.tasks import commands
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
     ExportOptions,
@@ -21,6 +22,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # docs/errors.md is made of wrong flags; tests/test_errors.py checks it.
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "errors.md")
 COMMANDS = (
+    commands.PredictOptions,
     TrainOptions,
     PredictOptions,
     EvaluateOptions,
@@ -29,6 +31,7 @@ COMMANDS = (
     BenchmarkOptions,
     JobsOptions,
 )
+OF_A_TASK_OF_THE_READERS = {"units"}
 OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "python", "signal"}
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
@@ -43,7 +46,7 @@ def _list_flags() -> set[str]:
     launcher = {
         option.lstrip("-") for action in _make_parser()._actions for option in action.option_strings
     }
-    return ours | launcher | OF_OTHER_TOOLS
+    return ours | launcher | OF_OTHER_TOOLS | OF_A_TASK_OF_THE_READERS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))

@@ -71,7 +71,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert summary["share_of_all_reduce"] > 0
     assert 0 < summary["share_of_input"] < 1 - summary["share_of_host"] < 1
     options = json.loads((run / "options.json").read_text())
-    assert options["data"]["image_size"] == [16, 16]
+    assert options["task"]["image_size"] == [16, 16]
     assert options["versions"]["tensorflow"] == tf.__version__
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["epoch"]) for line in lines] == [(5, 1), (10, 2)]

@@ -105,7 +105,7 @@ def test_no_path_is_left_out():
         for name, field in fields.__dataclass_fields__.items()
         if name.endswith("_dir")
         or "DIR" in (field.metadata.get("metavar") or "")
-        or "FILE" in (field.metadata.get("metavar") or "")
+        or field.metadata.get("metavar") == "FILE"
     }
     assert found == set(PATHS)
 

@@ -154,6 +154,48 @@ def test_a_job_runs_it(trained):
     assert err.startswith("tfdist: Unknown flag '--base_filters'")
 
 
+SUBCLASS = (
+    WORDS.replace(
+        "import tfdist\n",
+        """import tfdist
+
+
+class Counts(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(keras.ops.cast(inputs["line"], "float32"))
+""",
+    )
+    .replace(
+        '        return tfdist.Data(make(self.lines), make(40), {"length": 6})',
+        """        (x, y), (x_val, y_val) = make(self.lines), make(40)
+        return tfdist.Data(({"line": x}, y), ({"line": x_val}, y_val))
+
+    def build_model(self, info, *, seed):
+        return Counts()
+""",
+    )
+    .replace(
+        "    def build_model(self, info, *, seed):\n        inputs",
+        "    def unused(self, info, *, seed):\n        inputs",
+    )
+)
+
+
+def test_a_model_may_be_a_subclass_of_named_inputs(tmp_path):
+    (tmp_path / "words.py").write_text(SUBCLASS)
+    flags = ("--task=words.py:Words", "--epochs=1", "--run_dir=run", "--strategy=one_device")
+    out, _ = _run(tmp_path, "train", *flags, "--dry_run")
+    assert "Words, 14 parameters" in out
+    assert "activations come on top" in out
+    out, _ = _run(tmp_path, "train", *flags)
+    assert "GFLOP/s" not in out
+    assert "steps" in json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
 def test_it_is_described_without_a_run(trained):
     out, _ = _run(trained[0], "train", *FLAGS[:2], "--dry_run")
     assert "200 training and 40 validation examples" in out

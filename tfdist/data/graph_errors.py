@@ -62,13 +62,15 @@ def as_user_error(exception: BaseException) -> TfdistError | None:
 
 @contextlib.contextmanager
 def show_user_errors() -> Iterator[None]:
-    """Raises the TfdistError inside an error of TensorFlow's, where there is one.
+    """Raises the TfdistError inside another error, where there is one.
 
     A context manager, and a decorator.
     """
     try:
         yield
-    except tf.errors.OpError as error:
+    except TfdistError:
+        raise
+    except Exception as error:  # TensorFlow's, or autograph's
         user_error = as_user_error(error)
         if user_error is None:
             raise

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.graph_errors import assert_in_graph
+from tfdist.data.graph_errors import assert_in_graph, show_user_errors
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 
@@ -61,6 +61,7 @@ def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(starts))
 
 
+@show_user_errors()
 def make_train_dataset(
     source: Source,
     *,

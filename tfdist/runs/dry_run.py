@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,12 +11,15 @@ from tfdist import assembly
 from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
 from tfdist.devices import ACCELERATORS, list_devices
+from tfdist.errors import TfdistError
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import find_strategy
+from tfdist.tasks.base import DataPlan
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.feed import check_global_batch
+from tfdist.training.model_variables import build_outputs
 from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.rematerialize import count_kept
 from tfdist.training.run_directory import find_run_directory
@@ -39,11 +43,12 @@ class MemoryEstimate:
       state: weights, their gradients and the optimiser's variables.
       activations: every layer's output for the rows that the replica computes at a time, which
         the backward pass needs; or those between stages and those of the largest one. Workspaces
-        of kernels and the framework itself come on top.
+        of kernels and the framework itself come on top. None for a subclass of `keras.Model`,
+        which does not say what its layers return.
     """
 
     state: int
-    activations: int
+    activations: int | None
 
 
 def describe_dry_run(options: TrainOptions) -> str:
@@ -83,10 +88,13 @@ def describe_dry_run(options: TrainOptions) -> str:
     model = assembly.make_build_model(
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
     )()
+    x_spec = _find_inputs(model, data)
+    if not all(layer.built for layer in model._flatten_layers()):
+        build_outputs(model, x_spec)
     check_model(
         options.step,
         model,
-        tf.TensorSpec(model.input.shape, model.input.dtype),
+        x_spec,
         is_mirrored=traits.copies_variables,
         num_replicas=sharing,
     )
@@ -104,10 +112,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         + (f", {epoch_steps} an epoch" if epoch_steps else ""),
         "model": f"{task.describe_model()}, {model.count_params():,} parameters, "
         f"{training.precision}",
-        "memory": f"{'' if is_found else 'of the smallest batch '}about "
-        f"{_to_mib(memory.state + memory.activations)} MiB a replica: "
-        f"{_to_mib(memory.state)} weights, gradients and optimiser, "
-        f"{_to_mib(memory.activations)} activations",
+        "memory": ("" if is_found else "of the smallest batch ") + _describe_memory(memory),
         "run directory": _describe_run_directory(options),
         "files": ", ".join(
             name
@@ -129,7 +134,7 @@ def estimate_memory(
     """Returns what a training step of a compiled model takes.
 
     Args:
-      model: a functional model; its optimiser's variables are made.
+      model: a built model; its optimizer's variables are made.
       num_rows: examples that one replica computes at a time.
       rematerialize: whether activations are computed again, stage by stage.
     """
@@ -142,15 +147,44 @@ def estimate_memory(
             *model.optimizer.variables,
         ]
     )
-    sizes = {
-        layer.name: sum(
-            _count_bytes(output.shape[1:], output.dtype)
-            for output in keras.tree.flatten(layer.output)
-        )
-        for layer in model.layers
-    }
+    try:
+        sizes = {
+            layer.name: sum(
+                _count_bytes(output.shape[1:], output.dtype)
+                for output in keras.tree.flatten(layer.output)
+            )
+            for layer in model.layers
+        }
+    except (AttributeError, TypeError, ValueError):  # a layer that was not called symbolically
+        return MemoryEstimate(state=state, activations=None)
     kept = count_kept(model, sizes) if rematerialize else sum(sizes.values())
     return MemoryEstimate(state=state, activations=kept * num_rows)
+
+
+def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
+    """Returns a structure of `tf.TensorSpec`, of a batch of inputs.
+
+    Raises:
+      TfdistError: only reading the data tells.
+    """
+    if data.element_spec is not None:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data.element_spec)
+        return tf.nest.map_structure(lambda s: tf.TensorSpec((None, *s.shape), s.dtype), x)
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        raise TfdistError(
+            "Cannot describe this model before its data are here. Leave out --dry_run."
+        )
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
+    return specs[0] if len(specs) == 1 else specs
+
+
+def _describe_memory(memory: MemoryEstimate) -> str:
+    state = f"{_to_mib(memory.state)} weights, gradients and optimizer"
+    if memory.activations is None:
+        return f"{state} (MiB a replica); activations come on top"
+    total = _to_mib(memory.state + memory.activations)
+    return f"about {total} MiB a replica: {state}, {_to_mib(memory.activations)} activations"
 
 
 def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:

@@ -37,11 +37,13 @@ class DataPlan:
       text: a line for a dry run.
       info: as of `Data`.
       num_examples: of training; None if only reading tells.
+      element_spec: structure of `tf.TensorSpec`, of one example; None if only reading tells.
     """
 
     text: str
     info: Mapping[str, Any]
     num_examples: int | None
+    element_spec: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +139,12 @@ class Task(OptionGroup):
 
     def describe_data(self, *, seed: int) -> DataPlan:
         """Returns what is known of the data; they may be read, but nothing is written."""
-        data = self.make_data(seed=seed, quiet=True)
-        train, val = count_examples(data.train), count_examples(data.val)
-        text = f"{train} training and {val} validation examples"
-        return DataPlan(text=text, info=data.info, num_examples=train)
+        from tfdist.tasks.sources import to_sources
+
+        data = to_sources(self.make_data(seed=seed, quiet=True))
+        number = data.train.num_examples
+        text = f"{number} training and {data.val.num_examples} validation examples"
+        return DataPlan(text, data.info, number, data.train.element_spec)
 
     def describe_model(self) -> str:
         """Returns a word for the model."""
@@ -170,14 +174,3 @@ class Task(OptionGroup):
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model that is saved, of Keras's own layers where there are some."""
         return model
-
-
-def count_examples(data: Any) -> int:
-    """Returns the number of examples of a source, or of arrays."""
-    number = getattr(data, "num_examples", None)
-    if number is not None:
-        return int(number)
-    leaf = data
-    while isinstance(leaf, (tuple, list, dict)):
-        leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
-    return len(leaf)

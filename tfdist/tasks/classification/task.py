@@ -79,7 +79,7 @@ class Classification(Task):
             f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
             f"examples of {self.image_size[0]}x{self.image_size[1]}, {len(names)} classes"
         )
-        return DataPlan(text, dict(train.info), train.num_examples)
+        return DataPlan(text, dict(train.info), train.num_examples, train.element_spec)
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
         """Returns the network, from images in [0, 255] to logits."""

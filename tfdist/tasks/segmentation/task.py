@@ -163,7 +163,7 @@ class Segmentation(Task):
             f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
             f"examples of {size}, {len(info['class_names'])} classes"
         )
-        return DataPlan(text, info, train.num_examples)
+        return DataPlan(text, info, train.num_examples, train.element_spec)
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
         """Returns the network, from images in [0, 255] to logits."""
