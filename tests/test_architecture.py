@@ -99,7 +99,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
     for path in (ROOT / "tfdist").rglob("*.py"):
         source = path.read_text()
         if "os.environ" in source or "os.getenv" in source:
-            assert path.name == "cluster.py", path
+            assert path.name == "environment.py", path
         if "absl import flags" in source:
             assert path.name == "flags.py", path
 

@@ -1,0 +1,69 @@
+"""Descriptions of clusters: flags, TF_CONFIG, Vertex AI, Slurm, Kubernetes -> `ClusterConfig`.
+
+A file holds each format. The `parse_*` functions are pure: they
+take a text or a mapping and give a `ClusterConfig`, or None where it names no cluster.
+
+Environment variables of our own, for Slurm and Kubernetes:
+
+    TFDIST_NUM_PS        parameter servers among the tasks (0); if any, the first task is the chief
+    TFDIST_NUM_WORKERS   workers, without the chief (Kubernetes only)
+    TFDIST_PORT          first port (Slurm: derived from the job's id; Kubernetes: 2222)
+    TFDIST_SERVICE       the headless Service through which the pods find one another (Kubernetes)
+    TFDIST_JOB           the Job's name (Kubernetes; taken from HOSTNAME if absent)
+
+And one that tfdist.launch sets for its tasks:
+
+    TFDIST_LAUNCH_DIR    where it keeps logs, the step reached and its record of restarts
+"""
+
+from tfdist.cluster.config import (
+    ROLES,
+    ClusterConfig,
+    check_cluster,
+    make_evaluator_error,
+    split_address,
+)
+from tfdist.cluster.environment import (
+    LAUNCH_DIR,
+    find_launch_dir,
+    find_metadata_host,
+    find_tf_config,
+    has_peers,
+    quiet_environment,
+    read_environment,
+    set_environment_defaults,
+    set_tensorflow_log_level,
+    set_tf_config,
+)
+from tfdist.cluster.hosts import parse_host_list, parse_hosts
+from tfdist.cluster.kubernetes import parse_kubernetes
+from tfdist.cluster.resolution import resolve_cluster
+from tfdist.cluster.slurm import expand_node_list, parse_slurm
+from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.vertex import parse_vertex
+
+__all__ = [
+    "LAUNCH_DIR",
+    "ROLES",
+    "ClusterConfig",
+    "check_cluster",
+    "expand_node_list",
+    "find_launch_dir",
+    "find_metadata_host",
+    "find_tf_config",
+    "has_peers",
+    "make_evaluator_error",
+    "parse_host_list",
+    "parse_hosts",
+    "parse_kubernetes",
+    "parse_slurm",
+    "parse_tf_config",
+    "parse_vertex",
+    "quiet_environment",
+    "read_environment",
+    "resolve_cluster",
+    "set_environment_defaults",
+    "set_tensorflow_log_level",
+    "set_tf_config",
+    "split_address",
+]
