@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests import zoo
-from tfdist.training.feed import make_feed
+from tfdist.training.inputs import make_feed
 
 
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])

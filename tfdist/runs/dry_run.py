@@ -18,7 +18,7 @@ from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import find_strategy
 from tfdist.tasks.base import DataPlan
 from tfdist.training.checkpoints import CheckpointStore
-from tfdist.training.feed import check_global_batch
+from tfdist.training.inputs import check_global_batch
 from tfdist.training.model_variables import build_outputs
 from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.rematerialize import count_kept

@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfdist.strategies.registry import find_traits
 from tfdist.training.division import Division, make_part, penalties_in_floatx
-from tfdist.training.micro_batches import sum_over_micro_batches
+from tfdist.training.gradient import OwnStep
 from tfdist.training.randomness import hide_rows, list_seed_generators
-from tfdist.training.rematerialize import make_call
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
-from tfdist.training.replica_optimizers import Record, reducing_optimizers, scale_gradient
+from tfdist.training.replica_optimizers import Record, reducing_optimizers
 from tfdist.training.step_options import StepOptions
 
 
@@ -85,8 +83,10 @@ class Steps:
         # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
         needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
-        draws = self._division.draws
-        self._call = make_call(model, draws) if options.rematerialize else None
+        self._train = model.train_step
+        if options.changes_gradient:
+            own = OwnStep(model, options, division=self._division, metrics=self.metrics)
+            self._train = own.train
         self.train = self._compile(self._make_step("train", model.train_step, self._train))
         self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
         self.read = self._compile(self._read)
@@ -296,113 +296,6 @@ class Steps:
             results = self._strategy.run(replica_step, args=(data, place))
         vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
         return self.metrics.compute_logs(kind, vector), vector, rows
-
-    def _train(self, data: Any) -> Logs:
-        if not self._options.changes_gradient:
-            return self._model.train_step(data)
-        model = self._model
-        x, y, sample_weight = batch = keras.utils.unpack_x_y_sample_weight(data)
-        known = None
-        if self._options.micro_batches > 1 or self._options.jit_compile:
-            known = self._find_normalizers(batch)
-        if self._options.micro_batches > 1:
-            gradients, counts = self._differentiate_parts(batch, known)
-            self.metrics.add(counts)
-            logs = model.get_metrics_result
-        else:
-            gradients, counts, y_pred = self._differentiate(batch, known)
-            self.metrics.add(counts)
-
-            def logs() -> Logs:
-                return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return logs()
-
-    def _find_normalizers(self, batch: Any) -> list[tf.Tensor]:
-        """Returns the losses' normalizers of the global batch, before its parts are computed.
-
-        Of the forward pass for it only what they need is run, which are labels, weights and masks
-        and hardly ever a layer.
-        """
-        values = [(v, tf.convert_to_tensor(v.value)) for v in self._model.variables]
-        with (
-            keras.StatelessScope(values, collect_losses=True),
-            self.metrics.counting(),
-            self._division.draws.again({}),
-            self._division.recording() as found,
-        ):
-            self._compute_loss(batch)
-        return self._division.reduce_normalizers(found)
-
-    def _compute_loss(self, batch: Any) -> tuple[tf.Tensor, Any]:
-        """Does what Keras's `train_step` does up to the loss."""
-        model = self._model
-        x, y, sample_weight = batch
-        if self._call:
-            y_pred = self._call(x)
-        else:
-            y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-        )
-        rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        model._loss_tracker.update_state(loss, sample_weight=rows)
-        return loss, y_pred
-
-    def _differentiate(self, batch: Any, known: Any) -> tuple[list[Any], dict[int, Any], Any]:
-        """Returns the gradient of a replica's loss, what metrics counted, and the outputs."""
-        model = self._model
-        variables = model.trainable_variables
-        keys: list[int] = []
-
-        def differentiate(batch: Any) -> tuple[Any, ...]:
-            with (
-                self.metrics.counting() as counts,
-                contextlib.nullcontext() if known is None else self._division.knowing(known),
-                tf.GradientTape() as tape,
-            ):
-                loss, y_pred = self._compute_loss(batch)
-                scaled = model.optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, [variable.value for variable in variables])
-            for part, variable in zip(gradients, variables, strict=True):
-                if isinstance(part, tf.Tensor):
-                    part.set_shape(variable.shape)  # not always found by TensorFlow
-            keys[:] = counts
-            masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
-            return gradients, list(counts.values()), y_pred, masks
-
-        if self._options.jit_compile:
-            # Without the metrics: XLA does not know all operations.
-            differentiate = tf.function(differentiate, jit_compile=True, autograph=False)
-        gradients, counts, y_pred, masks = differentiate(batch)
-        for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
-            if mask is not None:
-                backend.set_keras_mask(output, mask)
-        return gradients, dict(zip(keys, counts, strict=True)), y_pred
-
-    def _differentiate_parts(
-        self, batch: Any, known: Any
-    ) -> tuple[list[Any], dict[int, tf.Tensor]]:
-        keys: list[int] = []
-
-        def compute(part: Any, first: tf.Tensor, count: tf.Tensor) -> tuple[Any, ...]:
-            x, y, sample_weight = part
-            with self._division.narrowed(first, count, parts=self._options.micro_batches):
-                gradients, counts, y_pred = self._differentiate(part, known)
-                with self.metrics.counting() as more:
-                    self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            keys[:] = [*counts, *more]
-            weighted = [scale_gradient(gradient, count) for gradient in gradients]
-            return weighted, [*counts.values(), *more.values()]
-
-        gradients, counts = sum_over_micro_batches(
-            compute, batch, micro_batches=self._options.micro_batches
-        )
-        part = self._division.part
-        assert part is not None
-        inverse = 1 / tf.cast(part.rows, tf.float64)
-        return [scale_gradient(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
 
     def _read(self) -> tf.Tensor:
         vectors = self._strategy.run(self.metrics.read)

@@ -21,7 +21,8 @@ from tfdist.strategies.registry import build, make_strategy
 from tfdist.training import passes
 from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.engine import Engine
-from tfdist.training.feed import Feed, make_feed
+from tfdist.training.feed import Feed
+from tfdist.training.inputs import make_feed
 from tfdist.training.loop import FitLoop, Progress
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, check_steps, make_schedule

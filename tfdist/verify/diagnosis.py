@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.division import Division, make_part
-from tfdist.training.feed import Feed, make_feed
+from tfdist.training.feed import Feed
+from tfdist.training.inputs import make_feed
 from tfdist.training.randomness import hide_rows
 from tfdist.training.trainer import Trainer
 from tfdist.verify.comparison import (

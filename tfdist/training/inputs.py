@@ -1,0 +1,339 @@
+"""What `fit`, `evaluate` and `predict` accept, turned into a `Feed`."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+
+from tfdist.data.dataset_options import set_options
+from tfdist.data.dataset_order import is_shuffled_anew
+from tfdist.data.fingerprint import make_header
+from tfdist.data.pipeline import (
+    BatchAugmentation,
+    make_eval_dataset,
+    make_eval_reader,
+    make_train_dataset,
+    make_train_reader,
+    split_batches,
+    steps_per_epoch,
+)
+from tfdist.data.source import ArraySource, Source
+from tfdist.errors import TfdistError
+from tfdist.training.feed import Feed
+
+_SKIPPING = ", past the batches of the dataset that were seen: they are read once more"
+
+
+def make_feed(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    global_batch_size: int,
+    num_replicas: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    class_weight: dict[int, float] | None = None,
+    augmentation: BatchAugmentation | None = None,
+    micro_batches: int = 1,
+    keeps_order: bool = False,
+) -> Feed:
+    """Returns the feed of whatever Keras's `fit` would take, or of a tfdist source.
+
+    Args:
+      x: a `tfdist.data.Source`; arrays (a structure of them) with `y`; a `tf.data.Dataset`
+        of global batches, or anything else that Keras takes for one: a generator, a
+        `keras.utils.PyDataset`, a loader of PyTorch's or Grain's; or a function from a
+        `tf.distribute.InputContext` to a dataset of per-replica batches.
+      y, sample_weight: arrays, only with arrays.
+      global_batch_size: what the optimizer sees at a step; ignored for datasets and functions,
+        whose batches are what they are.
+      num_replicas: replicas that share a global batch.
+      seed: of the order and the augmentation.
+      shuffle: whether training sees sources and arrays in a new order each epoch.
+      class_weight: as in Keras: class -> the weight of its examples.
+      augmentation: a seeded transformation of a source's examples, in training only.
+      micro_batches: the parts in which a replica is to compute its rows in training.
+      keeps_order: whether the data must come in the same order to every worker, and once more.
+
+    Raises:
+      TfdistError: a dataset shuffled without a seed that must keep its order; a source's batch too
+        small for the replicas or the parts, or unknown data.
+    """
+    given = [
+        name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
+    ]
+    if isinstance(x, Source):
+        _refuse(x, given)
+        check_global_batch(
+            global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
+        )
+        return _make_source_feed(
+            x,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            augmentation=augmentation,
+            ends_epochs=False,
+        )
+    if isinstance(x, tf.data.Dataset):
+        _refuse(x, given)
+        if keeps_order and is_shuffled_anew(x):
+            raise TfdistError(
+                "Cannot train several workers, or continue a run, on a dataset that is shuffled "
+                "without a seed: they would not see each example once. Give shuffle(..., seed=...)."
+            )
+        return _make_dataset_feed(_weigh_classes(x, class_weight))
+    if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
+        _refuse(x, given)
+        return _make_function_feed(x)
+    if _is_dense(x, y, sample_weight):
+        source = _make_array_source(x, y, sample_weight, class_weight)
+        if micro_batches > 1:
+            check_global_batch(
+                min(global_batch_size, source.num_examples),
+                num_replicas=num_replicas,
+                micro_batches=micro_batches,
+            )
+        return _make_source_feed(
+            source,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=bool(shuffle),
+            augmentation=augmentation,
+            ends_epochs=True,
+        )
+    try:
+        adapter = data_adapters.get_data_adapter(
+            x, y, sample_weight, batch_size=global_batch_size, class_weight=class_weight
+        )
+    except ValueError as error:
+        raise TfdistError(" ".join(str(error).split())) from error
+    return _make_adapter_feed(adapter)
+
+
+def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
+    """Checks that every replica has a row of each global batch for every micro-batch.
+
+    Raises:
+      TfdistError: it has not.
+    """
+    if global_batch_size < num_replicas:
+        raise TfdistError(
+            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas. "
+            f"Give `global_batch_size={num_replicas}` or more, or fewer `devices`."
+        )
+    rows = global_batch_size // num_replicas
+    if rows < micro_batches:
+        raise TfdistError(
+            f"Cannot cut a replica's {rows} of {global_batch_size} examples into "
+            f"{micro_batches} micro-batches. Give `micro_batches={rows}` or fewer, or "
+            f"`global_batch_size={num_replicas * micro_batches}` or more."
+        )
+
+
+def _refuse(x: Any, given: list[str]) -> None:
+    if given:
+        raise TfdistError(
+            f"Cannot take {' and '.join(given)} beside a {type(x).__name__}: its elements hold it "
+            "all. Give (x, y) or (x, y, sample_weight) as its elements."
+        )
+
+
+def _is_dense(*data: Any) -> bool:
+    """Whether data are arrays, of which any rows can be gathered."""
+    if not array_data_adapter.can_convert_arrays(data):
+        return False
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    return not any(
+        isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) or hasattr(leaf, "tocoo")
+        for leaf in leaves
+    )
+
+
+def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> ArraySource:
+    try:
+        adapter = array_data_adapter.ArrayDataAdapter(
+            x, y, sample_weight=sample_weight, class_weight=class_weight
+        )
+    except (ValueError, IndexError, KeyError) as error:
+        raise TfdistError(" ".join(str(error).split()) or "Cannot train on no array.") from error
+    if y is None and sample_weight is not None:
+        raise TfdistError("Cannot weigh examples without labels: give y beside sample_weight.")
+    arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
+
+
+def _make_source_feed(
+    source: Source,
+    *,
+    global_batch_size: int,
+    seed: int,
+    shuffle: bool,
+    augmentation: BatchAugmentation | None,
+    ends_epochs: bool,
+) -> Feed:
+    order: dict[str, Any] = {
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "augmentation": augmentation,
+        "shuffle": shuffle,
+        "ends_epochs": ends_epochs,
+    }
+    return Feed(
+        batch_spec=_add_batch_dimension(source.element_spec),
+        num_steps=steps_per_epoch(source.num_examples, global_batch_size),
+        num_examples=source.num_examples,
+        make_train=lambda context, start_step: make_train_dataset(
+            source, start_step=start_step, with_places=True, **order, **_find_place(context)
+        ),
+        make_eval=lambda context: make_eval_dataset(
+            source, global_batch_size=global_batch_size, **_find_place(context)
+        ),
+        read_train=make_train_reader(source, **order),
+        read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
+        make_fingerprint=source.make_fingerprint,
+    )
+
+
+def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    return dataset.map(make_class_weight_map_fn(class_weight)) if class_weight else dataset
+
+
+def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
+    cardinality = int(dataset.cardinality())
+    is_infinite = cardinality == tf.data.INFINITE_CARDINALITY
+
+    def count() -> int:
+        return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
+
+    def read_from(step: int) -> tf.data.Dataset:
+        # Keras does not ask for more than there is, and a cache is not filled before one does.
+        left = dataset.take(cardinality) if cardinality > 0 else dataset
+        return left.skip(step) if step else left
+
+    def drop_pass() -> None:
+        if cardinality > 0:
+            iter(dataset)
+
+    def read_passes(passes: int, drops_between: bool) -> None:
+        for _ in range(passes):
+            count()
+            if drops_between:
+                drop_pass()
+
+    return Feed(
+        batch_spec=dataset.element_spec,
+        num_steps=cardinality if cardinality >= 0 else None,
+        num_examples=None,
+        count_steps=None if is_infinite else count,
+        begins_anew=not is_infinite,
+        read_passes=read_passes,
+        drop_pass=drop_pass,
+        make_train=lambda context, start_step: _place_batches(read_from(start_step), context),
+        make_eval=lambda context: _place_batches(read_from(0), context),
+        make_fingerprint=lambda: {
+            **make_header(
+                kind="dataset",
+                num_examples=max(cardinality, 0),
+                element_spec=dataset.element_spec,
+            )
+        },
+        # Where its length is known, nothing is asked for after its end.
+        is_endless=cardinality > 0 or is_infinite,
+        how_to_continue=_SKIPPING,
+    )
+
+
+def _make_adapter_feed(adapter: Any) -> Feed:
+    """Returns the feed of what only Python can read, from one epoch to the next."""
+    dataset = adapter.get_tf_dataset()
+
+    def read_epochs() -> Any:
+        for epoch in itertools.count():
+            if epoch:
+                adapter.on_epoch_end()
+            adapter.on_epoch_begin()
+            count = 0
+            # Not the dataset: TensorFlow would wait for itself where one reads another in Python.
+            for count, batch in enumerate(adapter.get_numpy_iterator(), start=1):
+                yield batch
+                if count == adapter.num_batches:
+                    break
+            if not count or adapter.num_batches is None:
+                return
+
+    def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
+        return _place_batches(endless.skip(start_step), context)
+
+    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
+        return _place_batches(limited, context)
+
+    return Feed(
+        batch_spec=dataset.element_spec,
+        num_steps=adapter.num_batches,
+        num_examples=None,
+        make_train=make_train,
+        make_eval=make_eval,
+        is_endless=False,
+        # What does not know its length begins each epoch by itself.
+        begins_anew=not adapter.num_batches,
+        how_to_continue=_SKIPPING,
+    )
+
+
+def _place_batches(
+    dataset: tf.data.Dataset, context: tf.distribute.InputContext
+) -> tf.data.Dataset:
+    place = _find_place(context)
+    if place["num_replicas"] == 1:
+        # Whole, whatever they are made of.
+        def add_place(*arguments: Any) -> Any:
+            batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
+            return batch, ()
+
+        return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
+    return split_batches(dataset, **place)
+
+
+def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Feed:
+    spec = function(tf.distribute.InputContext()).element_spec
+
+    def add_place(*arguments: Any) -> Any:
+        return (arguments if isinstance(spec, tuple) else arguments[0]), ()
+
+    def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        local_replicas = len(_find_place(context)["replicas"])
+        return function(context).repeat().skip(start_step * local_replicas).map(add_place)
+
+    return Feed(
+        batch_spec=spec,
+        num_steps=None,
+        num_examples=None,
+        make_train=make_train,
+        make_eval=lambda context: function(context).map(add_place),
+        how_to_continue=_SKIPPING,
+    )
+
+
+def _find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
+    """Returns which replicas of how many an input pipeline feeds."""
+    local = context.num_replicas_in_sync // context.num_input_pipelines
+    first = context.input_pipeline_id * local
+    return {
+        "num_replicas": context.num_replicas_in_sync,
+        "replicas": range(first, first + local),
+    }
+
+
+def _add_batch_dimension(spec: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), spec
+    )

@@ -1,0 +1,113 @@
+"""The batches of parameter servers' workers: read by themselves, or sent by the chief."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.feed import Feed
+
+# What a function holds is sent to a worker with each call.
+_MAX_CAPTURED_BYTES = 1 << 20
+_PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def make_reader(
+    feed: Feed, read: Callable[[tf.Tensor], Any] | None
+) -> Callable[[tf.Tensor, Any], Any]:
+    """Returns a function: step and the batch that comes with it -> the step's batch.
+
+    Args:
+      feed: whose batches they are.
+      read: of a worker that reads them by itself; None where the chief sends them.
+    """
+
+    def hide(leaf: Any, spec: Any) -> Any:
+        # Keras weighs an output's loss by its rows only where the data's type says how many.
+        is_more_known = isinstance(spec, tf.TensorSpec) and leaf.shape != spec.shape
+        return (
+            tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=spec.shape)
+            if is_more_known
+            else leaf
+        )
+
+    def read_step(step: tf.Tensor, batch: Any) -> Any:
+        batch = batch if read is None else read(step)
+        return tf.nest.map_structure(hide, batch, feed.batch_spec)
+
+    return read_step
+
+
+def can_travel(read: Callable[[tf.Tensor], Any] | None) -> bool:
+    """Whether workers can run a reader: it needs no Python, and holds little data."""
+    if read is None:
+        return False
+    function = tf.function(read).get_concrete_function(tf.TensorSpec([], tf.int64))
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    if any(node.op in _PYTHON_OPERATIONS for node in nodes):
+        return False
+    captured = function.captured_inputs
+    if any(tensor.dtype in (tf.resource, tf.variant) for tensor in captured):
+        return False
+    return sum(_count_bytes(tensor) for tensor in captured) <= _MAX_CAPTURED_BYTES
+
+
+def _count_bytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(tensor)))
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
+def read_training(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+    """Yields the global batches from `start_step` on, in this process."""
+    if feed.begins_anew and feed.num_steps is None:
+        return _Passes(feed, start_step)
+    return _read_passes(feed, start_step, total_steps)
+
+
+class _Passes:
+    """The batches of passes of unknown length: it ends after each, and then goes on."""
+
+    def __init__(self, feed: Feed, start_step: int):
+        self._feed = feed
+        self._step = start_step
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            step = self._feed.open_train(self._step)
+            self._batches = iterate(self._feed.make_train(tf.distribute.InputContext(), step))
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+        self._step += 1
+        return batch
+
+
+def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+    """Yields the batches of all passes, each of which begins when Keras would begin it."""
+    batches = iterate(feed.make_train(tf.distribute.InputContext(), feed.open_train(start_step)))
+    begins = False
+    for step in range(start_step, total_steps):
+        if begins:
+            batches = iterate(feed.make_train(tf.distribute.InputContext(), 0))
+        batch = next(batches, None)
+        if batch is None:
+            return
+        begins = feed.is_read(step + 1) and step + 1 < total_steps
+        if begins and feed.drops_between:
+            feed.drop_pass()
+        elif begins:
+            batches, begins = iterate(feed.make_train(tf.distribute.InputContext(), 0)), False
+        yield batch
+
+
+def iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the batches of a feed's dataset, without their places."""
+    return (batch for batch, _ in dataset)

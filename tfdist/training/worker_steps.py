@@ -1,0 +1,197 @@
+"""What the workers of parameter servers compute: gradients, metrics and outputs."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.training.gradient import compute_loss
+from tfdist.training.gradient_places import GradientPlaces
+from tfdist.training.randomness import RowDraws, list_seed_generators
+from tfdist.training.shards import make_shards
+
+Read = Callable[[tf.Tensor, Any], Any]
+
+
+class WorkerSteps:
+    """The steps that are sent to workers, which change nothing but a gradient's place.
+
+    Args:
+      model: a compiled and built model, made in the strategy's scope.
+      strategy: the strategy.
+      counted: the variables of the metrics.
+      places: where gradients go.
+
+    Attributes:
+      version: the updates that the weights have seen; what a step began from.
+      with_gradient: indices of the trainable weights that have a gradient; known once a training
+        step is traced.
+      updated: the other variables that a training step changes; likewise.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.ParameterServerStrategy,
+        *,
+        counted: Sequence[keras.Variable],
+        places: GradientPlaces,
+    ):
+        self._model = model
+        self._strategy = strategy
+        self._counted = list(counted)
+        self._places = places
+        self._generators = list_seed_generators(model)
+        self._trainable = list(model.trainable_variables)
+        known = {id(v) for v in [*model.metrics_variables, *self._trainable]}
+        self._others = [v for v in model.variables if id(v) not in known]
+        self._weights = make_shards([*self._trainable, *self._others])
+        self.version: tf.Variable = None
+        self.with_gradient: list[int] = []
+        self.updated: list[keras.Variable] = []
+
+    def set_version(self, step: int) -> None:
+        """Says how many updates the weights have seen."""
+        if self.version is None:
+            first = self._trainable[0].value
+            with self._strategy.scope(), self._strategy.extended.colocate_vars_with(first):
+                self.version = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.version.assign(step)
+
+    def make_compute(
+        self,
+        read: Callable[[tf.Tensor, Any], Any],
+        read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
+    ) -> Any:
+        """Returns what a worker does at a training step."""
+        model = self._model
+        counted = self._counted
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def compute(
+            step: tf.Tensor, ticket: tf.Tensor, places: list[tf.Tensor], batch: Any
+        ) -> dict[str, Any]:
+            batch = read(step, batch)
+            version = self.version.read_value()
+            with tf.control_dependencies([version]):
+                mapping = self._read_weights()
+            seeds = read_seeds(step)
+            mapping = [(variable, seeds.get(id(variable), value)) for variable, value in mapping]
+            values = {id(variable): value for variable, value in mapping}
+            weights = [values[id(variable)] for variable in self._trainable]
+            olds = [(v, values[id(v)]) for v in self._others]
+            with (
+                tf.distribute.ReplicaContext(self._strategy, 0),
+                tf.GradientTape(watch_accessed_variables=False) as tape,
+                tf.GradientTape(persistent=True, watch_accessed_variables=False) as state_tape,
+            ):
+                tape.watch(weights)
+                state_tape.watch([old for _, old in olds if old.dtype.is_floating])
+                with (
+                    _refusing_draws(but=self._generators),
+                    keras.StatelessScope(
+                        [*mapping, *_make_zeros(counted)], collect_losses=True
+                    ) as scope,
+                ):
+                    x, y, sample_weight = data = keras.utils.unpack_x_y_sample_weight(batch)
+                    loss, y_pred = compute_loss(model, data)
+                    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            gradients = tape.gradient(loss, weights)
+            for variable, weight in zip(self._trainable, weights, strict=True):
+                if scope.get_current_value(variable) is not weight:
+                    raise TfdistError(
+                        f"Cannot train under ParameterServerStrategy: a layer assigns its own "
+                        f"weight {variable.path}, which a worker cannot. Take another strategy."
+                    )
+            self.with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
+            # Rows of a table stay apart, as in Keras: an optimizer squares each by itself.
+            clipped = model.optimizer._clip_gradients([gradients[i] for i in self.with_gradient])
+            found = list(zip(self.with_gradient, clipped, strict=True))
+            sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
+            by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
+            self._places.write(places, ticket, by_variable)
+            news = [(v, old, scope.get_current_value(v)) for v, old in olds]
+            changed = [(v, old, new) for v, old, new in news if new is not old]
+            self.updated[:] = [variable for variable, _, _ in changed]
+            return {
+                "loss": loss,
+                "version": version,
+                "sparse": {str(i): (g.values, g.indices) for i, g in sparse.items()},
+                "states": [_describe_update(old, new, state_tape) for _, old, new in changed],
+                "counts": [scope.get_current_value(variable) for variable in counted],
+            }
+
+        return compute
+
+    def make_evaluate(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
+        """Returns what a worker does at a step of an evaluation."""
+        counted = self._counted
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
+            batch = read(step, batch)
+            mapping = [*self._read_weights(), *_make_zeros(counted)]
+            with (
+                tf.distribute.ReplicaContext(self._strategy, 0),
+                keras.StatelessScope(mapping, collect_losses=True) as scope,
+            ):
+                self._model.test_step(batch)
+            return [scope.get_current_value(variable) for variable in counted]
+
+        return evaluate
+
+    def make_predict(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
+        """Returns what a worker does at a step of a prediction."""
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def predict(step: tf.Tensor, batch: Any) -> Any:
+            batch = read(step, batch)
+            with (
+                tf.distribute.ReplicaContext(self._strategy, 0),
+                keras.StatelessScope(self._read_weights()),
+            ):
+                return self._model.predict_step(batch)
+
+        return predict
+
+    def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        return [pair for shard in self._weights for pair in shard.read()]
+
+
+def _make_zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+    return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
+
+
+def _describe_update(
+    old: tf.Tensor, new: tf.Tensor, tape: tf.GradientTape
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns what a layer made of the value it read, so that it can be made of another.
+
+    A moving mean becomes `momentum * old + rest`. Other steps have moved it on by the time
+    the update is applied: `new + slope * (current - old)`, with the momentum as the slope, is
+    what the layer would have made of the current value.
+    """
+    slope = tape.gradient(new, old) if old.dtype.is_floating else None
+    return old, new, tf.zeros_like(old) if slope is None else slope
+
+
+@contextlib.contextmanager
+def _refusing_draws(*, but: Sequence[keras.random.SeedGenerator]) -> Iterator[None]:
+    """Refuses a step that draws by generators whose state the chief does not move.
+
+    Raises:
+      TfdistError: it does.
+    """
+    draws = RowDraws()
+    with draws.watch():
+        yield
+    known = {id(generator) for generator in but}
+    if any(key not in known for key in draws.seen):
+        raise TfdistError(
+            "Cannot draw under ParameterServerStrategy by a SeedGenerator that no layer of the "
+            "model holds: a worker cannot move its state on. Make the layer that draws a part of "
+            "the model, or take another strategy."
+        )
