@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "errors"},
+    {"_lazy", "errors", "internals"},
     {"options", "imports", "cli.arguments", "training.options", "training.step_options"},
     {"cluster", "devices", "memory", "cli", "models"},
     {"strategies"},
@@ -102,6 +102,14 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
             assert path.name == "environment.py", path
         if "absl import flags" in source:
             assert path.name == "flags.py", path
+
+
+def test_one_module_imports_what_is_private():
+    for path in (ROOT / "tfdist").rglob("*.py"):
+        private = [
+            n for n in _list_imports(path) if n.startswith(("keras.src", "tensorflow.python"))
+        ]
+        assert not private or path.name == "internals.py", path
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.training.division import make_part
 from tfdist.training.inputs import make_feed
+from tfdist.training.part import make_part
 from tfdist.training.randomness import RowDraws, Rows, hide_rows
 
 IMAGES = np.random.default_rng(3).uniform(0, 255, (14, 6, 5, 3)).astype("f4")

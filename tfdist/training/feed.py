@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfdist.data.dataset_options import set_options
+from tfdist.internals import multi_device_iterator_ops
 from tfdist.training.replacing import replaced
 
 _CREATE = "_create_device_dataset"

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
+from tfdist.internals import backend
 from tfdist.training.division import Division
 from tfdist.training.micro_batches import sum_over_micro_batches
 from tfdist.training.rematerialize import make_call

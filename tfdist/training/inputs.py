@@ -6,9 +6,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
 from tfdist.data.dataset_options import set_options
 from tfdist.data.dataset_order import is_shuffled_anew
@@ -24,6 +21,12 @@ from tfdist.data.pipeline import (
 )
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
+from tfdist.internals import (
+    array_data_adapter,
+    array_slicing,
+    data_adapters,
+    make_class_weight_map_fn,
+)
 from tfdist.training.feed import Feed
 
 _SKIPPING = ", past the batches of the dataset that were seen: they are read once more"

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import compute_output_spec
 
 from tfdist.errors import TfdistError
+from tfdist.internals import compute_output_spec
 from tfdist.training.replica_optimizers import building_optimizers, list_optimizers
 from tfdist.training.step_checks import overrides
 

@@ -18,10 +18,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator as keras_random
-from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
+from tfdist.internals import global_state, keras_random, random_ops
 from tfdist.training.replacing import replaced
 
 # All that `keras.random` and `tf.random.stateless_*` draw of these goes through here, and how

@@ -19,11 +19,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.models.functional import Functional
-from tensorflow.python.eager import record
 
 from tfdist.errors import TfdistError
+from tfdist.internals import Functional, backend, record
 from tfdist.models.stages import Stage, split_stages
 from tfdist.training.randomness import RowDraws
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
-from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 
 from tfdist.errors import TfdistError
+from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
 from tfdist.strategies.registry import find_traits
 from tfdist.training.division import Division
 from tfdist.training.reduction import SUM

@@ -7,9 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals import BaseOptimizer, TFOptimizer
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
 from tfdist.training.reduction import sum_over_replicas

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfdist.internals import is_op_determinism_enabled
 from tfdist.strategies.registry import find_traits
-from tfdist.training.division import Division, make_part, penalties_in_floatx
+from tfdist.training.added_losses import penalties_in_floatx
+from tfdist.training.division import Division
 from tfdist.training.gradient import OwnStep
+from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers

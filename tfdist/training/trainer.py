@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
+from tfdist.internals import array_slicing
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import build, make_strategy
 from tfdist.training import passes

@@ -16,9 +16,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.division import Division, make_part
+from tfdist.training.division import Division
 from tfdist.training.feed import Feed
 from tfdist.training.inputs import make_feed
+from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows
 from tfdist.training.trainer import Trainer
 from tfdist.verify.comparison import (

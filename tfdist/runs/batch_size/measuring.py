@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
 
 from tfdist import assembly, devices, memory
+from tfdist.internals import device_lib
 from tfdist.runs import processes
 from tfdist.runs.batch_size.examples import RepeatedSource
 from tfdist.runs.options import TrainOptions

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import keras
 from keras import ops
-from keras.src import backend
 
 from tfdist.errors import make_unknown_name_error
+from tfdist.internals import backend
 
 
 class _SegmentationLoss(keras.losses.Loss):

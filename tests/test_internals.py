@@ -1,0 +1,76 @@
+"""What is private in Keras and TensorFlow still has the signatures that tfdist relies on."""
+
+import inspect
+
+import keras
+import pytest
+
+from tfdist import internals
+
+STEP = ["self", "x", "y", "y_pred", "sample_weight", "training"]
+SIGNATURES = [
+    (internals.loss_module, "apply_mask", ["sample_weight", "mask", "dtype", "reduction"]),
+    (internals.loss_module, "reduce_values", ["values", "sample_weight", "reduction"]),
+    (internals.loss_module, "scale_loss_for_distribution", ["value"]),
+    (internals.loss_module, "unscale_loss_for_distribution", ["value"]),
+    (internals.TensorFlowTrainer, "_aggregate_additional_loss", ["self", "loss"]),
+    (internals.TensorFlowTrainer, "train_step", ["self", "data"]),
+    (internals.TensorFlowTrainer, "test_step", ["self", "data"]),
+    (internals.TensorFlowTrainer, "predict_step", ["self", "data"]),
+    (internals.TFOptimizer, "_all_reduce_sum_gradients", ["self", "grads_and_vars"]),
+    (
+        internals.BaseOptimizer,
+        "_backend_apply_gradients",
+        ["self", "grads", "trainable_variables"],
+    ),
+    (internals.BaseOptimizer, "_clip_gradients", ["self", "grads"]),
+    (keras.layers.BatchNormalization, "_moments", ["self", "inputs", "mask"]),
+    (keras.random.SeedGenerator, "next", ["self", "ordered"]),
+    (internals.keras_random, "global_seed_generator", []),
+    (keras.Model, "_compute_loss", STEP),
+    (keras.Model, "compute_loss", STEP),
+    (keras.Model, "compute_metrics", STEP[:-1]),
+    (keras.Model, "_flatten_layers", ["self", "include_self", "recursive"]),
+    (keras.Model, "_flatten_metrics_in_order", ["self", "logs"]),
+    (internals.backend, "get_keras_mask", ["x"]),
+    (internals.backend, "set_keras_mask", ["x", "mask"]),
+    (internals.array_slicing, "train_validation_split", ["arrays", "validation_split"]),
+    (internals.array_slicing, "convert_to_sliceable", ["arrays", "target_backend"]),
+    (internals.array_data_adapter, "can_convert_arrays", ["arrays"]),
+    (
+        internals.data_adapters,
+        "get_data_adapter",
+        ["x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight"],
+    ),
+    (internals, "make_class_weight_map_fn", ["class_weight"]),
+    (internals, "compute_output_spec", ["fn", "args", "kwargs"]),
+    (
+        internals.multi_device_iterator_ops,
+        "_create_device_dataset",
+        ["prototype_ds", "incarnation_id", "prefetch_buffer_size", "experimental_slack"],
+    ),
+    (internals, "is_op_determinism_enabled", []),
+    (internals.device_lib, "list_local_devices", ["session_config"]),
+    (internals.record, "stop_recording", []),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    SIGNATURES,
+    ids=[f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _ in SIGNATURES],
+)
+def test_a_function_is_there_with_its_parameters(owner, name, parameters):
+    assert list(inspect.signature(getattr(owner, name)).parameters) == parameters
+
+
+def test_a_compiled_model_keeps_what_it_was_compiled_with():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert model._call_has_training_arg in (True, False)
+    assert model._compile_loss._user_loss == "mse"
+    assert isinstance(model._compile_metrics, internals.CompileMetrics)
+    assert isinstance(model._loss_tracker, keras.metrics.Mean)
+    assert model.layers[0]._losses == []
+    assert model.layers[0]._seed_generators == []
+    assert isinstance(model.optimizer, internals.TFOptimizer)

@@ -1,0 +1,48 @@
+"""What is taken from private modules of Keras and TensorFlow; no other module imports them.
+
+`tests/test_internals.py` says what is gone, or has another signature, in a new version.
+"""
+
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.core import compute_output_spec
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as loss_module
+from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+from keras.src.models.functional import Functional
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random import seed_generator as keras_random
+from keras.src.trainers import data_adapters
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from tensorflow.python.client import device_lib
+from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.eager import record
+from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+
+__all__ = [
+    "BaseOptimizer",
+    "CompileMetrics",
+    "Functional",
+    "MeanMetricWrapper",
+    "MetricsList",
+    "TFOptimizer",
+    "TensorFlowTrainer",
+    "array_data_adapter",
+    "array_slicing",
+    "backend",
+    "compute_output_spec",
+    "data_adapters",
+    "device_lib",
+    "global_state",
+    "is_op_determinism_enabled",
+    "keras_random",
+    "loss_module",
+    "make_class_weight_map_fn",
+    "multi_device_iterator_ops",
+    "random_ops",
+    "record",
+]

@@ -1,0 +1,91 @@
+"""One replica's rows of a global batch."""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.reduction import SUM
+
+
+class Part(NamedTuple):
+    """One replica's rows of a global batch.
+
+    Attributes:
+      first: int64 scalar, the place of the first row in the global batch.
+      rows: int64 scalar, how many there are.
+      is_copy: bool scalar, whether every replica has the whole global batch.
+      weight: float64 scalar, of this replica's values; the weights add up to 1.
+      sum_scale: float64 scalar, what makes the weighted mean of scaled sums their sum.
+      mean_scale: float64 scalar, what makes the plain mean of scaled values their weighted mean.
+      total: int64 scalar, the rows of the global batch.
+      static_rows: `rows` where tracing knows them, else None.
+    """
+
+    first: tf.Tensor
+    rows: tf.Tensor
+    is_copy: tf.Tensor
+    weight: tf.Tensor
+    sum_scale: tf.Tensor
+    mean_scale: tf.Tensor
+    total: tf.Tensor
+    static_rows: int | None
+
+    def narrow(self, rows: tf.Tensor, parts: int) -> "Part":
+        """Returns this part as if only some of its rows were its own: one of some micro-batches."""
+        share = tf.cast(rows, tf.float64) / tf.cast(self.rows, tf.float64)
+        return self._replace(
+            rows=rows,
+            sum_scale=self.sum_scale / share,
+            mean_scale=self.mean_scale * share * parts,
+            static_rows=None,
+        )
+
+    def unite(self, replicas: int) -> "Part":
+        """Returns the whole global batch, of which every replica has a copy."""
+        one = tf.ones_like(self.weight)
+        return Part(
+            first=tf.zeros_like(self.first),
+            rows=self.total,
+            is_copy=tf.ones_like(self.is_copy),
+            weight=one / replicas,
+            sum_scale=one,
+            mean_scale=one,
+            total=self.total,
+            static_rows=None,
+        )
+
+
+def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) -> Part:
+    """Returns which rows a replica's batch holds. Called in replica context.
+
+    Args:
+      batch: any structure of [rows, ...].
+      place: int64 [2], the place of its first row and the number of rows of the global batch; None
+        where the data do not say, which costs a small all-reduce.
+      is_apart: whether the workers train by themselves, each on a batch of its own.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = context.num_replicas_in_sync
+    leaf = next(t for t in keras.tree.flatten(batch) if t is not None and t.shape.rank)
+    rows = tf.shape(leaf, tf.int64)[0]
+    if place is None:
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        counts = context.all_reduce(SUM, tf.one_hot(replica, replicas, rows, 0, dtype=tf.int64))
+        first, total = tf.reduce_sum(counts[:replica]), tf.reduce_sum(counts)
+    else:
+        first, total = tf.unstack(tf.ensure_shape(place, [2]))
+    is_copy = tf.logical_and(tf.equal(rows, total), replicas > 1 or is_apart)
+    if is_apart:
+        total = context.all_reduce(SUM, rows)
+    share = tf.cast(rows, tf.float64) / tf.cast(total, tf.float64)
+    return Part(
+        first=first,
+        rows=rows,
+        is_copy=is_copy,
+        weight=tf.where(is_copy, tf.constant(1 / replicas, tf.float64), share),
+        sum_scale=tf.where(is_copy, tf.ones_like(share), 1 / share),
+        mean_scale=tf.where(is_copy, tf.ones_like(share), share * replicas),
+        total=tf.where(is_copy, rows, total),
+        static_rows=leaf.shape[0],
+    )
