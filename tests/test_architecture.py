@@ -104,6 +104,18 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
             assert path.name == "flags.py", path
 
 
+@pytest.mark.parametrize("package", ["tfdist", "models"])
+def test_files_and_functions_are_short(package):
+    for path in (ROOT / package).rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 400, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = node.end_lineno - body[0].lineno + 1 if body else 0
+                assert lines <= 80, f"{path}: {node.name} has {lines} lines"
+
+
 def test_one_module_imports_what_is_private():
     for path in (ROOT / "tfdist").rglob("*.py"):
         private = [

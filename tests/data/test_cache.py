@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data import checked_files
-from tfdist.data.cache import SequentialSource, cache_source
+from tfdist.data.cache import cache_source
 from tfdist.data.pipeline import make_train_dataset
-from tfdist.data.source import ArraySource, BatchSource
+from tfdist.data.source import ArraySource, BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.shapes import make_shapes

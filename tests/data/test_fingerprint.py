@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.cache import SequentialSource, cache_source
+from tfdist.data.cache import cache_source
 from tfdist.data.fingerprint import describe_difference
-from tfdist.data.source import ArraySource, BatchSource
+from tfdist.data.source import ArraySource, BatchSource, SequentialSource
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.folder import make_folder
 from tfdist.tasks.segmentation.shapes import make_shapes

@@ -7,10 +7,9 @@ from tfdist.data.pipeline import (
     make_eval_dataset,
     make_train_dataset,
     make_train_reader,
-    split_batches,
-    split_rows,
     steps_per_epoch,
 )
+from tfdist.data.rows import split_batches, split_rows
 from tfdist.data.source import ArraySource, BatchSource, Source
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.augment import Augmentation

@@ -5,15 +5,15 @@ from tfdist._lazy import lazy_exports
 _EXPORTS = {
     "ArraySource": "tfdist.data.source:ArraySource",
     "BatchSource": "tfdist.data.source:BatchSource",
-    "SequentialSource": "tfdist.data.cache:SequentialSource",
+    "SequentialSource": "tfdist.data.source:SequentialSource",
     "Source": "tfdist.data.source:Source",
     "as_user_error": "tfdist.data.graph_errors:as_user_error",
     "cache_source": "tfdist.data.cache:cache_source",
     "describe_difference": "tfdist.data.fingerprint:describe_difference",
     "make_eval_dataset": "tfdist.data.pipeline:make_eval_dataset",
     "make_train_dataset": "tfdist.data.pipeline:make_train_dataset",
-    "split_batches": "tfdist.data.pipeline:split_batches",
-    "split_rows": "tfdist.data.pipeline:split_rows",
+    "split_batches": "tfdist.data.rows:split_batches",
+    "split_rows": "tfdist.data.rows:split_rows",
     "steps_per_epoch": "tfdist.data.pipeline:steps_per_epoch",
 }
 

@@ -1,6 +1,5 @@
 """Decoded examples as bytes, in memory or in a mapped file, read at random."""
 
-import abc
 import dataclasses
 import hashlib
 import itertools
@@ -20,8 +19,7 @@ from absl import logging
 from tfdist.data.checked_files import CheckedFile, find_damage, write_records
 from tfdist.data.code_hash import hash_code
 from tfdist.data.dataset_options import set_options
-from tfdist.data.fingerprint import hash_text, make_header
-from tfdist.data.source import BatchSource, Source
+from tfdist.data.source import BatchSource, SequentialSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 
 CACHES = ("auto", "memory", "disk", "none")
@@ -30,56 +28,6 @@ DEFAULT_MEMORY_LIMIT_BYTES = 2 * 2**30
 _READ_BATCH = 32
 _FORMAT = 3
 _MAX_LISTED_FILES = 100_000
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SequentialSource(abc.ABC):
-    """Examples that are read from the first to the last.
-
-    Attributes:
-      num_examples: how many examples there are.
-      num_skipped: examples that are left out because they could not be read.
-    """
-
-    num_examples: int
-    num_skipped: int = 0
-
-    @property
-    @abc.abstractmethod
-    def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
-
-    @property
-    def stored_spec(self) -> Any:
-        """`element_spec` with the dtypes in which a cache keeps the examples."""
-        return self.element_spec
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """What a task knows of the examples; a cache of them knows the same."""
-        return {}
-
-    @abc.abstractmethod
-    def read_examples(self) -> Iterator[Any]:
-        """Yields every example in order: a structure of arrays as `stored_spec` has it."""
-
-    @abc.abstractmethod
-    def get_fingerprint(self) -> str:
-        """Returns a text that changes whenever what `read_examples` yields would.
-
-        It tells whether a cache on disk can be used again.
-        """
-
-    def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells these examples from others, as JSON.
-
-        Two processes that read the same data return the same, wherever the data lie, unless
-        `get_fingerprint` says more, such as where they lie.
-        """
-        header = make_header(
-            kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec
-        )
-        return {**header, "contents": hash_text(self.get_fingerprint())}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,14 +7,14 @@ here depends on the number of replicas, and any step is reached at once. Where b
 the epochs, as Keras's do, step s * k + i of epochs of s steps begins at position k * n + i * B.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.graph_errors import assert_in_graph, show_user_errors
+from tfdist.data.graph_errors import show_user_errors
+from tfdist.data.rows import check_replicas, make_row_reader, split_rows_dynamic
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 
@@ -48,17 +48,6 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
     7
     """
     return -(-num_examples // global_batch_size)
-
-
-def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Returns each replica's [start, end) of a batch: even sizes, the larger first.
-
-    >>> split_rows(16, 3)
-    [(0, 6), (6, 11), (11, 16)]
-    """
-    size, more = divmod(num_rows, num_replicas)
-    starts = [replica * size + min(replica, more) for replica in range(num_replicas + 1)]
-    return list(itertools.pairwise(starts))
 
 
 @show_user_errors()
@@ -101,7 +90,7 @@ def make_train_dataset(
       TfdistError: the batch has fewer rows than there are replicas, or the seed or
         start_step is out of range.
     """
-    ids = _check_replicas(
+    ids = check_replicas(
         global_batch_size, num_replicas, replicas, at_least_one_row=not ends_epochs
     )
     if start_step < 0:
@@ -137,7 +126,7 @@ def make_train_reader(
     Raises:
       TfdistError: as in `make_train_dataset`.
     """
-    _check_replicas(global_batch_size, 1, None)
+    check_replicas(global_batch_size, 1, None)
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
 
@@ -180,7 +169,7 @@ def _make_divider(
     find_rows = _make_row_finder(num_examples, global_batch_size, ends_epochs)
     is_full = not ends_epochs or num_examples % global_batch_size == 0
     is_fixed = is_full and global_batch_size >= num_replicas
-    read_rows = _make_row_reader(global_batch_size, num_replicas, ids) if is_fixed else None
+    read_rows = make_row_reader(global_batch_size, num_replicas, ids) if is_fixed else None
 
     def divide(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         first, num_rows = find_rows(number // len(ids))
@@ -188,7 +177,7 @@ def _make_divider(
             rows = read_rows(number % len(ids))
         else:
             replica = tf.gather(tf.constant(ids, tf.int64), number % len(ids))
-            rows = _split_rows_dynamic(num_rows, num_replicas, replica)
+            rows = split_rows_dynamic(num_rows, num_replicas, replica)
         return first, rows, tf.stack([rows[0], num_rows])
 
     return divide
@@ -239,7 +228,7 @@ def make_eval_dataset(
     Raises:
       TfdistError: the global batch has no row.
     """
-    ids = _check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
+    ids = check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
     num_steps = steps_per_epoch(source.num_examples, global_batch_size)
     divide = _make_divider(source.num_examples, global_batch_size, num_replicas, ids, True)
 
@@ -261,7 +250,7 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
     Raises:
       TfdistError: the global batch has no row.
     """
-    _check_replicas(global_batch_size, 1, None)
+    check_replicas(global_batch_size, 1, None)
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs=True)
 
     def read(step: tf.Tensor) -> Any:
@@ -269,111 +258,6 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
         return source.load_batch(first + tf.range(num_rows))
 
     return read
-
-
-def split_batches(
-    dataset: tf.data.Dataset, *, num_replicas: int, replicas: Sequence[int] | None = None
-) -> tf.data.Dataset:
-    """Splits a user's own global batches into per-replica slices, in order.
-
-    Args:
-      dataset: of global batches: any structure of tensors that share their first
-        dimension. Batches may differ in size, as the last one does.
-      num_replicas: over all processes.
-      replicas: the ids of this process's replicas, by default all of them.
-
-    Returns:
-      A dataset of (slice, place). The slices of a global batch differ by at most one row in size.
-      Where it has fewer rows than there are replicas, each slice is the whole of it. The place,
-      int64 [2], is that of the slice's first row, and the global batch's number of rows.
-
-    Raises:
-      TfdistError: the elements are not batches of dense tensors, or a replica's id is
-        out of range.
-    """
-    ids = _check_replica_ids(num_replicas, replicas)
-    spec = dataset.element_spec
-    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.NoneTensorSpec)]
-    if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
-        raise TfdistError(
-            f"Cannot split a dataset of {found} over replicas: its elements must be batches of "
-            "dense tensors. Convert them, for example with to_tensor() or tf.sparse.to_dense."
-        )
-    if any(leaf.shape.rank == 0 for leaf in leaves):
-        raise TfdistError(
-            "Cannot split a dataset of scalars over replicas: its elements must be global "
-            "batches. Call .batch(global_batch_size) on it."
-        )
-    num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
-    static_rows = num_rows.pop() if len(num_rows) == 1 else None
-
-    def split(*arguments: Any) -> tf.data.Dataset:
-        batch = arguments if isinstance(spec, tuple) else arguments[0]
-        return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
-            lambda replica: _slice(batch, replica, num_replicas, static_rows)
-        )
-
-    return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
-
-
-def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    num_rows = tf.shape(leaves[0], out_type=tf.int64)[0]
-    static_size = None
-    if static_rows is not None and static_rows < num_replicas:
-        static_size = static_rows
-    elif static_rows is not None and static_rows % num_replicas == 0:
-        static_size = static_rows // num_replicas
-    check = _assert_rows(num_rows)
-    with tf.control_dependencies([] if check is None else [check]):
-        rows = _split_rows_dynamic(num_rows, num_replicas, replica)
-
-    def take(leaf: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.gather(leaf, rows), [static_size, *leaf.shape[1:]])
-
-    part = tf.nest.map_structure(lambda leaf: None if leaf is None else take(leaf), batch)
-    return part, tf.stack([rows[0], num_rows])
-
-
-def _split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor) -> tf.Tensor:
-    """Returns a replica's rows of a global batch, int64: all of it where replicas are more."""
-    start, size = _split_dynamic(num_rows, num_replicas, replica)
-    is_copied = num_rows < num_replicas
-    start = tf.where(is_copied, tf.zeros_like(start), start)
-    return start + tf.range(tf.where(is_copied, num_rows, size))
-
-
-def _assert_rows(num_rows: tf.Tensor) -> tf.Operation:
-    message = "Cannot train on a batch without rows. Leave empty batches out of the dataset."
-    return assert_in_graph(num_rows >= 1, tf.constant(message))
-
-
-def _split_dynamic(
-    num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (start, size) of a replica's rows; `split_rows` for tensors."""
-    size, more = num_rows // num_replicas, num_rows % num_replicas
-    start = replica * size + tf.minimum(replica, more)
-    return start, size + tf.cast(replica < more, tf.int64)
-
-
-def _make_row_reader(
-    global_batch_size: int, num_replicas: int, ids: Sequence[int]
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from a place in `ids` to that replica's row numbers, int64."""
-    parts = split_rows(global_batch_size, num_replicas)
-    starts = tf.constant([parts[replica][0] for replica in ids], tf.int64)
-    sizes = [parts[replica][1] - parts[replica][0] for replica in ids]
-
-    def read_rows(place: tf.Tensor) -> tf.Tensor:
-        if global_batch_size % num_replicas == 0:
-            rows = tf.range(sizes[0], dtype=tf.int64)
-        else:
-            rows = tf.range(tf.gather(tf.constant(sizes, tf.int64), place))
-        return tf.gather(starts, place) + rows
-
-    return read_rows
 
 
 def _shuffle(offsets: tf.Tensor, seed: int, passes: tf.Tensor, num_examples: int) -> tf.Tensor:
@@ -385,34 +269,6 @@ def _shuffle(offsets: tf.Tensor, seed: int, passes: tf.Tensor, num_examples: int
         max_index=tf.fill(tf.shape(passes), tf.constant(num_examples - 1, tf.int64)),
         rounds=_SHUFFLE_ROUNDS,
     )
-
-
-def _check_replicas(
-    global_batch_size: int,
-    num_replicas: int,
-    replicas: Sequence[int] | None,
-    *,
-    at_least_one_row: bool = True,
-) -> tuple[int, ...]:
-    ids = _check_replica_ids(num_replicas, replicas)
-    at_least = num_replicas if at_least_one_row else 1
-    if global_batch_size < at_least:
-        raise TfdistError(
-            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas: "
-            f"each needs an example. Set `global_batch_size` to at least {at_least}, or use "
-            "fewer devices."
-        )
-    return ids
-
-
-def _check_replica_ids(num_replicas: int, replicas: Sequence[int] | None) -> tuple[int, ...]:
-    ids = tuple(range(num_replicas)) if replicas is None else tuple(replicas)
-    if not ids or min(ids) < 0 or max(ids) >= num_replicas:
-        raise TfdistError(
-            f"Cannot make batches for replicas {', '.join(map(str, ids)) or 'none'} of "
-            f"{num_replicas}: ids are 0 .. num_replicas - 1, and a process has at least one."
-        )
-    return ids
 
 
 def _map_numbers(

@@ -2,13 +2,13 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.fingerprint import hash_arrays, hash_loaded, make_header
+from tfdist.data.fingerprint import hash_arrays, hash_loaded, hash_text, make_header
 from tfdist.data.python_calls import call_python
 from tfdist.errors import TfdistError
 
@@ -181,3 +181,53 @@ def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
         lambda i: np.ascontiguousarray(array[i]), [indices], tf.as_dtype(array.dtype)
     )
     return tf.ensure_shape(rows, [*indices.shape, *array.shape[1:]])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SequentialSource(abc.ABC):
+    """Examples that are read from the first to the last.
+
+    Attributes:
+      num_examples: how many examples there are.
+      num_skipped: examples that are left out because they could not be read.
+    """
+
+    num_examples: int
+    num_skipped: int = 0
+
+    @property
+    @abc.abstractmethod
+    def element_spec(self) -> Any:
+        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+
+    @property
+    def stored_spec(self) -> Any:
+        """`element_spec` with the dtypes in which a cache keeps the examples."""
+        return self.element_spec
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What a task knows of the examples; a cache of them knows the same."""
+        return {}
+
+    @abc.abstractmethod
+    def read_examples(self) -> Iterator[Any]:
+        """Yields every example in order: a structure of arrays as `stored_spec` has it."""
+
+    @abc.abstractmethod
+    def get_fingerprint(self) -> str:
+        """Returns a text that changes whenever what `read_examples` yields would.
+
+        It tells whether a cache on disk can be used again.
+        """
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns what tells these examples from others, as JSON.
+
+        Two processes that read the same data return the same, wherever the data lie, unless
+        `get_fingerprint` says more, such as where they lie.
+        """
+        header = make_header(
+            kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        return {**header, "contents": hash_text(self.get_fingerprint())}

@@ -165,6 +165,35 @@ def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
     return MultiWorkerMirrored.name if config.num_workers > 1 else None
 
 
+def to_strategy(given: Any, *, of_model: Any = None) -> "tf.distribute.Strategy":
+    """Returns the strategy that a name, options or TensorFlow's own object stand for.
+
+    Args:
+      given: one of these; None for the model's, else the one whose scope this is called in, which
+        is one device outside of all.
+      of_model: a model, or anything else, which says nothing.
+
+    Raises:
+      TfdistError: it is something else.
+    """
+    import keras
+    import tensorflow as tf
+
+    if isinstance(given, str):
+        return make_strategy(given)
+    if isinstance(given, Strategy):
+        return build(given)
+    if isinstance(given, tf.distribute.Strategy):
+        return given
+    if given is not None:
+        raise TfdistError(
+            f'`strategy` is a {type(given).__name__}. Give a name such as "mirrored", a '
+            "tf.distribute.Strategy, or options of tfdist.strategies."
+        )
+    is_model = isinstance(of_model, keras.Model)
+    return of_model.distribute_strategy if is_model else tf.distribute.get_strategy()
+
+
 def choose_local_strategy() -> str:
     """Returns the name that `auto` stands for on one machine."""
     from tfdist.devices import ACCELERATORS, list_devices

@@ -16,9 +16,9 @@ from tfdist.data.pipeline import (
     make_eval_reader,
     make_train_dataset,
     make_train_reader,
-    split_batches,
     steps_per_epoch,
 )
+from tfdist.data.rows import split_batches
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
 from tfdist.internals import (
@@ -340,3 +340,17 @@ def _add_batch_dimension(spec: Any) -> Any:
     return keras.tree.map_structure(
         lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), spec
     )
+
+
+def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:
+    """Returns the examples of a step, as Keras finds them."""
+    if batch_size:
+        return batch_size
+    is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
+    return -(-count_rows(x) // steps_per_epoch) if steps_per_epoch and is_array else 32
+
+
+def count_rows(x: Any) -> int:
+    """Returns the number of examples of arrays."""
+    leaf = keras.tree.flatten(x)[0]
+    return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,44 +12,14 @@ import tensorflow as tf
 
 from tfdist.data.fingerprint import describe_difference
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.training.agreement import agree
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.feed import Feed
-from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.recovery import Recovery
-from tfdist.training.schedule import Interval, Schedule
+from tfdist.training.schedule import Interval, Progress, Schedule
 from tfdist.training.training_steps import TrainingSteps
 from tfdist.training.workers import Workers
-
-
-@dataclass
-class Progress:
-    """Where a trainer is.
-
-    Attributes:
-      step: updates made by this call of `fit`.
-      resumed_from_step: the step of the checkpoint it started from, if it did.
-      is_asked_to_stop: whether this process was asked to stop.
-      steps_s: seconds spent in steps, without what is done between them.
-      steps_before: updates of earlier calls of `fit`.
-      is_epoch_open: whether all steps of the present epoch are done, but its validation and end
-        are not.
-      was_stopped: whether the workers agreed to stop because one was asked to.
-    """
-
-    step: int = 0
-    steps_before: int = 0
-    resumed_from_step: int | None = None
-    is_asked_to_stop: bool = False
-    steps_s: float = 0.0
-    is_epoch_open: bool = False
-    was_stopped: bool = False
-
-    def begin_fit(self) -> None:
-        """Counts the steps of a call of `fit` from 0."""
-        self.steps_before += self.step
-        self.step = 0
-        self.was_stopped = False
 
 
 class FitLoop:
@@ -374,31 +344,15 @@ class FitLoop:
         Returns:
           Whether one of them wants a checkpoint.
         """
-        flags = [self._progress.is_asked_to_stop, self._model.stop_training, save]
-        rates = np.zeros(self._workers.count)
-        rates[self._workers.index] = self._read_learning_rate()
-        found = self._workers.sum(np.concatenate([np.array(flags, "f8"), rates]))
-        stop, self._model.stop_training, save = (bool(number) for number in found[:3])
-        self._check_learning_rates(found[3:])
+        stop, self._model.stop_training, save = agree(
+            self._workers,
+            self._model,
+            self._progress.is_asked_to_stop,
+            self._model.stop_training,
+            save,
+        )
         self._progress.was_stopped = stop
         return save
-
-    def _read_learning_rate(self) -> float:
-        """Returns the rate that callbacks can change; 0 where none can, or nobody would differ."""
-        optimizer = get_inner_optimizer(self._model.optimizer)
-        rate = getattr(optimizer, "_learning_rate", None)
-        if self._workers.count == 1 or not isinstance(rate, keras.Variable):
-            return 0.0
-        return float(rate.numpy())
-
-    def _check_learning_rates(self, rates: np.ndarray) -> None:
-        """Refuses workers of which a callback of one has changed the learning rate."""
-        for worker, other in enumerate(rates):
-            if other != rates[0]:
-                raise TfdistError(
-                    f"The learning rate is {other:g} on worker {worker} and {rates[0]:g} on the "
-                    "chief. Give a callback that changes it to every worker."
-                )
 
     def _save(self) -> None:
         """Begins to write a checkpoint of the present step, if there is a place for them."""

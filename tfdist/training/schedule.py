@@ -1,4 +1,4 @@
-"""How the steps of a run are divided into epochs, and when checkpoints are due."""
+"""How the steps of a run are divided into epochs, where it is, and when checkpoints are due."""
 
 import math
 import time
@@ -11,6 +11,36 @@ from tfdist.training.feed import Feed
 
 # Where only the data's end ends an epoch.
 _UNKNOWN_STEPS = 1 << 40
+
+
+@dataclass
+class Progress:
+    """Where a trainer is.
+
+    Attributes:
+      step: updates made by this call of `fit`.
+      resumed_from_step: the step of the checkpoint it started from, if it did.
+      is_asked_to_stop: whether this process was asked to stop.
+      steps_s: seconds spent in steps, without what is done between them.
+      steps_before: updates of earlier calls of `fit`.
+      is_epoch_open: whether all steps of the present epoch are done, but its validation and end
+        are not.
+      was_stopped: whether the workers agreed to stop because one was asked to.
+    """
+
+    step: int = 0
+    steps_before: int = 0
+    resumed_from_step: int | None = None
+    is_asked_to_stop: bool = False
+    steps_s: float = 0.0
+    is_epoch_open: bool = False
+    was_stopped: bool = False
+
+    def begin_fit(self) -> None:
+        """Counts the steps of a call of `fit` from 0."""
+        self.steps_before += self.step
+        self.step = 0
+        self.was_stopped = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
 import dataclasses
-import functools
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -10,38 +8,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.fingerprint import describe_difference
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
-from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.registry import build, make_strategy
+from tfdist.strategies.registry import to_strategy
 from tfdist.training import passes
-from tfdist.training.durable_files import sync_to_disk
+from tfdist.training.agreement import agree_on_data
 from tfdist.training.engine import Engine
 from tfdist.training.feed import Feed
-from tfdist.training.inputs import make_feed
-from tfdist.training.loop import FitLoop, Progress
+from tfdist.training.inputs import find_batch_size
+from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
-from tfdist.training.schedule import Interval, check_steps, make_schedule
+from tfdist.training.schedule import Interval, Progress, check_steps, make_schedule
+from tfdist.training.single_batches import SingleBatches, drawing_alike
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers import Workers, explain_lost_worker
 
 
-def _drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets workers draw by one global generator while a method runs."""
-
-    @functools.wraps(method)
-    def call(trainer: "Trainer", *args: Any, **kwargs: Any) -> Any:
-        with trainer.engine.drawing_alike():
-            return method(trainer, *args, **kwargs)
-
-    return call
-
-
-class Trainer:
+class Trainer(SingleBatches):
     """Trains a compiled Keras model under a `tf.distribute` strategy.
 
     The strategy changes the speed, never the result: losses, metrics, clipping and
@@ -92,7 +78,7 @@ class Trainer:
         seed: int = 0,
         step_options: StepOptions | None = None,
     ):
-        self.strategy = _find_strategy(build_model, strategy)
+        self.strategy = to_strategy(strategy, of_model=build_model)
         self.workers = Workers(self.strategy)
         self.progress = Progress()
         self.history = keras.callbacks.History()
@@ -116,7 +102,7 @@ class Trainer:
 
     @explain_lost_worker
     @show_user_errors()
-    @_drawing_alike
+    @drawing_alike
     def fit(
         self,
         x: Any = None,
@@ -181,7 +167,7 @@ class Trainer:
             x,
             y,
             sample_weight,
-            global_batch_size=_find_batch_size(batch_size, x, steps_per_epoch),
+            global_batch_size=find_batch_size(batch_size, x, steps_per_epoch),
             shuffle=shuffle,
             class_weight=class_weight,
             augmentation=augmentation,
@@ -189,7 +175,8 @@ class Trainer:
             keeps_order=self._recovery is not None or self.workers.count > 1,
             seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
         )
-        data = self._describe_data(feed, batch_size)
+        is_kept = self._recovery is not None or self.workers.count > 1
+        data = agree_on_data(self.workers, feed) if is_kept else {}
         # Workers that train apart come together at an epoch's end, before their data tell it.
         is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
         if is_asked and feed.num_steps is None and feed.count_steps:
@@ -236,7 +223,7 @@ class Trainer:
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
             steps_per_loop=self._step_options.steps_per_loop,
-            data=data,
+            data={"train": data, "batch_size": batch_size},
             evaluate=None
             if validation_feed is None
             else lambda is_stopped: passes.evaluate(
@@ -254,7 +241,7 @@ class Trainer:
 
     @explain_lost_worker
     @show_user_errors()
-    @_drawing_alike
+    @drawing_alike
     def evaluate(
         self,
         x: Any = None,
@@ -319,59 +306,11 @@ class Trainer:
         batches = [keras.tree.map_structure(self.workers.gather, batch) for batch in batches]
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
 
-    @_drawing_alike
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Makes one step on one global batch; arguments and result as in Keras."""
-        feed = self._make_batch_feed(x, y, sample_weight, class_weight)
-        steps = self.engine.build(feed)
-        steps.reset_metrics()
-        iterator = steps.iterate_train(feed, start_step=0, steps_per_epoch=1, total_steps=1)
-        iterator = self.engine.check_division("train", iterator, feed)
-        trained = steps.train(iterator)[0]
-        steps.settle(1, is_last=True)
-        logs = steps.read_training_logs(trained)
-        self.progress.step += 1
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
-
-    def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
-        """Evaluates one global batch; arguments and result as in Keras."""
-        logs = self._evaluate(self._make_batch_feed(x, y, sample_weight), steps=1)
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """Returns the model's outputs for one global batch."""
-        return self.predict(x, batch_size=_count_rows(x))
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
         with self.engine.scope():
             self.model.compile(*args, **kwargs)
         self.engine.check_program()
-
-    def save_weights(self, path: str) -> None:
-        """Writes the weights as Keras does; all workers call it, and the chief's file stays."""
-        # Reading a variable may take all workers, and so may what Keras creates meanwhile.
-        with tempfile.TemporaryDirectory() as directory:
-            self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
-
-    def load_weights(self, path: str, **kwargs: Any) -> None:
-        """Reads weights as Keras does, on every worker."""
-        with self.strategy.scope():
-            self.model.load_weights(path, **kwargs)
-
-    def export(self, path: str, **kwargs: Any) -> None:
-        """Writes a servable as `keras.Model.export` does; the chief does."""
-        if self.is_chief:
-            self.model.export(path, **kwargs)
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
         """Checks the data against model and strategy and creates every variable.
@@ -389,26 +328,6 @@ class Trainer:
         )
         self.engine.build(feed)
 
-    def save(
-        self, path: str, *, convert: Callable[[keras.Model], keras.Model] = lambda model: model
-    ) -> None:
-        """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`.
-
-        All workers call it, and the chief's file stays.
-
-        Args:
-          path: of the file.
-          convert: makes of the model the one that is written.
-        """
-        with tempfile.TemporaryDirectory() as directory:
-            local = f"{directory}/model.keras"
-            convert(self.model).save(local)
-            if not self.is_chief:
-                return
-            tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
-            sync_to_disk(f"{path}.writing")
-        tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
-
     def request_stop(self) -> None:
         """Lets `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
 
@@ -420,11 +339,6 @@ class Trainer:
     def step(self) -> int:
         """The updates made."""
         return self.progress.steps_before + self.progress.step
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes: with one process it does."""
-        return self.workers.is_chief
 
     def mark_best_checkpoint(self) -> None:
         """Lets the next checkpoint, that of this epoch, stay until another one is marked."""
@@ -439,50 +353,9 @@ class Trainer:
             else None
         )
 
-    def _make_feed(self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
-        return make_feed(
-            x,
-            y,
-            sample_weight,
-            num_replicas=self.workers.num_replicas,
-            **{"seed": self._seed, **options},
-        )
-
     def _make_eval_feed(self, data: Any, batch_size: int | None) -> Feed:
         parts = data if isinstance(data, (tuple, list)) else (data,)
         return self._make_feed(*parts, global_batch_size=batch_size or 32)
-
-    def _make_batch_feed(
-        self, x: Any, y: Any, sample_weight: Any, class_weight: Any = None
-    ) -> Feed:
-        return self._make_feed(
-            x,
-            y,
-            sample_weight,
-            global_batch_size=_count_rows(x),
-            shuffle=False,
-            class_weight=class_weight,
-        )
-
-    def _describe_data(self, feed: Feed, batch_size: int | None) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the data, the same on all workers.
-
-        Raises:
-          TfdistError: this worker's data are not the chief's.
-        """
-        if self._recovery is None and self.workers.count == 1:
-            return {"train": {}, "batch_size": batch_size}
-        train = feed.make_fingerprint()
-        if self.workers.count > 1:
-            others = self.workers.share_json(train)
-            for worker, other in enumerate(others):
-                difference = describe_difference(others[0], other)
-                if difference is not None:
-                    raise TfdistError(
-                        f"Worker {worker} has other data than the chief: {difference}. Give all "
-                        "workers the same data."
-                    )
-        return {"train": train, "batch_size": batch_size}
 
     def _make_recovery(self) -> Recovery | None:
         """Returns where the checkpoints of this call of `fit` go."""
@@ -491,53 +364,3 @@ class Trainer:
         directory = f"{self._checkpoint_dir}/fit-{self._num_fits + 1}"
         self._recovery = Recovery(directory, keep=self._keep_checkpoints, workers=self.workers)
         return self._recovery
-
-    def _find_verbosity(self, verbose: int | str) -> int:
-        if not self.is_chief:
-            return 0
-        return 1 if verbose == "auto" else int(verbose)
-
-    def _evaluate(
-        self,
-        feed: Feed,
-        *,
-        steps: int | None,
-        callbacks: Any = None,
-        verbose: int | str = 0,
-    ) -> dict[str, Any]:
-        def make_callbacks(steps: int | None) -> keras.callbacks.CallbackList:
-            verbosity = self._find_verbosity(verbose)
-            return passes.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
-
-        logs = passes.evaluate(self.engine, feed, steps=steps, make_callbacks=make_callbacks)
-        assert logs is not None
-        return logs
-
-
-def _find_strategy(model: Any, strategy: Any) -> tf.distribute.Strategy:
-    if isinstance(strategy, str):
-        return make_strategy(strategy)
-    if isinstance(strategy, Strategy):
-        return build(strategy)
-    if isinstance(strategy, tf.distribute.Strategy):
-        return strategy
-    if strategy is not None:
-        raise TfdistError(
-            f'`strategy` is a {type(strategy).__name__}. Give a name such as "mirrored", a '
-            "tf.distribute.Strategy, or options of tfdist.strategies."
-        )
-    is_model = isinstance(model, keras.Model)
-    return model.distribute_strategy if is_model else tf.distribute.get_strategy()
-
-
-def _find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:
-    """Returns the examples of a step, as Keras finds them."""
-    if batch_size:
-        return batch_size
-    is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
-    return -(-_count_rows(x) // steps_per_epoch) if steps_per_epoch and is_array else 32
-
-
-def _count_rows(x: Any) -> int:
-    leaf = keras.tree.flatten(x)[0]
-    return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache import SequentialSource
 from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.listing import list_directory
-from tfdist.data.source import BatchSource
+from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_image, resize_image

@@ -6,7 +6,16 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from tfdist.tasks.segmentation.label_map import LabelMap, is_of_colors, map_colors, map_values
+from tfdist.errors import TfdistError
+from tfdist.tasks.images.orientation import apply_orientation, find_orientation
+from tfdist.tasks.images.reading import read_bytes
+from tfdist.tasks.segmentation.label_map import (
+    LabelMap,
+    UnknownColorError,
+    is_of_colors,
+    map_colors,
+    map_values,
+)
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE = 0, 3
@@ -103,3 +112,88 @@ def _call_palette_grey(data: bytes) -> bytes:
             chunks.append(data[start:stop])
         start = stop
     return b"".join(chunks)
+
+
+def check_mask(
+    path: str,
+    mask: np.ndarray,
+    image_size: tuple[int, ...],
+    *,
+    num_classes: int,
+    ignore_label: int | None,
+) -> None:
+    """Checks that a mask has its image's size and no other labels than there are.
+
+    Args:
+      path: the mask's, for the message.
+      mask: uint8 [height, width].
+      image_size: (height, width) of the image.
+      num_classes: labels are 0 .. num_classes - 1.
+      ignore_label: one more label that is allowed, or None.
+
+    Raises:
+      TfdistError: another size, or a label out of range.
+    """
+    if mask.shape != tuple(image_size):
+        cure = "Make them the same size."
+        if mask.shape == tuple(image_size)[::-1]:
+            cure = (
+                "If the image has an EXIF orientation, remove it from the file or turn the mask "
+                "with it; else make them the same size."
+            )
+        raise TfdistError(
+            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image "
+            f"{_name_size(image_size)}. {cure}"
+        )
+    labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    wrong = [int(v) for v in labels if v >= num_classes and v != ignore_label]
+    if wrong:
+        ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
+        raise TfdistError(
+            f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
+            f"{num_classes - 1}{ignored}. Say which class it stands for, as in "
+            f"`label_map={_propose_label_map(labels, wrong, num_classes)}`; or set `num_classes` "
+            "if it is a class itself, or `ignore_label` if its pixels are not to count."
+        )
+
+
+def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
+    """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
+
+    Args:
+      path: the file's.
+      label_map: see `make_folder`.
+
+    Returns:
+      uint8 [height, width].
+
+    Raises:
+      TfdistError: it cannot be read or decoded, or has a color that is not in the label map.
+    """
+    data = read_bytes(path)
+    try:
+        labels = decode_mask(data, label_map=label_map)
+    except UnknownColorError as error:
+        raise TfdistError(
+            f"Cannot use {path!r}: its color {error} has no class. Add every color of the masks "
+            "to `label_map`, as in #000000:0."
+        ) from error
+    except MaskFormatError as error:
+        raise TfdistError(
+            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
+            "of at most 8 bits, one channel or a palette, or of colors that `label_map` names."
+        ) from error
+    return apply_orientation(labels, find_orientation(data))
+
+
+def _propose_label_map(labels: np.ndarray, wrong: list[int], num_classes: int) -> str:
+    """Returns an example of `--label_map` for a mask's values that are no classes."""
+    free = [label for label in range(num_classes) if label not in labels]
+    if len(wrong) > len(free):
+        return f"{wrong[0]}:{num_classes - 1}"
+    pairs = zip(wrong, free[-len(wrong) :], strict=True)
+    return ",".join(f"{value}:{label}" for value, label in pairs)
+
+
+def _name_size(size: tuple[int, ...]) -> str:
+    return f"{size[0]}x{size[1]}"

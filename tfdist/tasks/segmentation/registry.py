@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.data.cache import SequentialSource, cache_source
-from tfdist.data.source import Source
+from tfdist.data.cache import cache_source
+from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
 from tfdist.tasks.segmentation.label_map import LabelMap

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.cache import SequentialSource
+from tfdist.data.source import SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
 from tfdist.tasks.segmentation.examples import ImagesAndMasks

@@ -5,8 +5,7 @@ import os
 
 import tensorflow as tf
 
-from tfdist.data.cache import SequentialSource
-from tfdist.data.source import Source
+from tfdist.data.source import SequentialSource, Source
 from tfdist.models.portable import to_fused_layers
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateRunOptions,

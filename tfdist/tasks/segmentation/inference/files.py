@@ -18,8 +18,7 @@ import tensorflow as tf
 from tfdist.data.listing import list_directory
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
-from tfdist.tasks.segmentation.folder import read_mask
-from tfdist.tasks.segmentation.masks import encode_mask
+from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
 from tfdist.training.durable_files import write_atomically
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from tfdist.errors import TfdistError
 from tfdist.tasks.images.reading import read_image
-from tfdist.tasks.segmentation.folder import check_mask, read_mask
 from tfdist.tasks.segmentation.inference.files import PredictionDirectory, read_ahead
 from tfdist.tasks.segmentation.inference.predictor import Predictor
 from tfdist.tasks.segmentation.inference.scores import (
@@ -17,6 +16,7 @@ from tfdist.tasks.segmentation.inference.scores import (
     summarize_confusion,
 )
 from tfdist.tasks.segmentation.label_map import LabelMap
+from tfdist.tasks.segmentation.masks import check_mask, read_mask
 
 
 @dataclass(frozen=True)

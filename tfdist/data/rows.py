@@ -1,0 +1,168 @@
+"""Which rows of a global batch a replica reads."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.dataset_options import set_options
+from tfdist.data.graph_errors import assert_in_graph
+from tfdist.errors import TfdistError
+
+MAX_SEED = 2**31 - 1
+
+# What tf.random.experimental.index_shuffle puts before its seed. It takes one seed for
+# many indices only; the operation below it takes a seed an index, which the batch that
+# spans two passes needs. A test holds the two together.
+_SHUFFLE_KEY = 498247692
+_SHUFFLE_ROUNDS = 4
+
+
+def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
+    """Returns each replica's [start, end) of a batch: even sizes, the larger first.
+
+    >>> split_rows(16, 3)
+    [(0, 6), (6, 11), (11, 16)]
+    """
+    size, more = divmod(num_rows, num_replicas)
+    starts = [replica * size + min(replica, more) for replica in range(num_replicas + 1)]
+    return list(itertools.pairwise(starts))
+
+
+def split_batches(
+    dataset: tf.data.Dataset, *, num_replicas: int, replicas: Sequence[int] | None = None
+) -> tf.data.Dataset:
+    """Splits a user's own global batches into per-replica slices, in order.
+
+    Args:
+      dataset: of global batches: any structure of tensors that share their first
+        dimension. Batches may differ in size, as the last one does.
+      num_replicas: over all processes.
+      replicas: the ids of this process's replicas, by default all of them.
+
+    Returns:
+      A dataset of (slice, place). The slices of a global batch differ by at most one row in size.
+      Where it has fewer rows than there are replicas, each slice is the whole of it. The place,
+      int64 [2], is that of the slice's first row, and the global batch's number of rows.
+
+    Raises:
+      TfdistError: the elements are not batches of dense tensors, or a replica's id is
+        out of range.
+    """
+    ids = _check_replica_ids(num_replicas, replicas)
+    spec = dataset.element_spec
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.NoneTensorSpec)]
+    if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise TfdistError(
+            f"Cannot split a dataset of {found} over replicas: its elements must be batches of "
+            "dense tensors. Convert them, for example with to_tensor() or tf.sparse.to_dense."
+        )
+    if any(leaf.shape.rank == 0 for leaf in leaves):
+        raise TfdistError(
+            "Cannot split a dataset of scalars over replicas: its elements must be global "
+            "batches. Call .batch(global_batch_size) on it."
+        )
+    num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
+    static_rows = num_rows.pop() if len(num_rows) == 1 else None
+
+    def split(*arguments: Any) -> tf.data.Dataset:
+        batch = arguments if isinstance(spec, tuple) else arguments[0]
+        return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
+            lambda replica: _slice(batch, replica, num_replicas, static_rows)
+        )
+
+    return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
+
+
+def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    num_rows = tf.shape(leaves[0], out_type=tf.int64)[0]
+    static_size = None
+    if static_rows is not None and static_rows < num_replicas:
+        static_size = static_rows
+    elif static_rows is not None and static_rows % num_replicas == 0:
+        static_size = static_rows // num_replicas
+    check = _assert_rows(num_rows)
+    with tf.control_dependencies([] if check is None else [check]):
+        rows = split_rows_dynamic(num_rows, num_replicas, replica)
+
+    def take(leaf: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.gather(leaf, rows), [static_size, *leaf.shape[1:]])
+
+    part = tf.nest.map_structure(lambda leaf: None if leaf is None else take(leaf), batch)
+    return part, tf.stack([rows[0], num_rows])
+
+
+def split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor) -> tf.Tensor:
+    """Returns a replica's rows of a global batch, int64: all of it where replicas are more."""
+    start, size = _split_dynamic(num_rows, num_replicas, replica)
+    is_copied = num_rows < num_replicas
+    start = tf.where(is_copied, tf.zeros_like(start), start)
+    return start + tf.range(tf.where(is_copied, num_rows, size))
+
+
+def _assert_rows(num_rows: tf.Tensor) -> tf.Operation:
+    message = "Cannot train on a batch without rows. Leave empty batches out of the dataset."
+    return assert_in_graph(num_rows >= 1, tf.constant(message))
+
+
+def _split_dynamic(
+    num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (start, size) of a replica's rows; `split_rows` for tensors."""
+    size, more = num_rows // num_replicas, num_rows % num_replicas
+    start = replica * size + tf.minimum(replica, more)
+    return start, size + tf.cast(replica < more, tf.int64)
+
+
+def make_row_reader(
+    global_batch_size: int, num_replicas: int, ids: Sequence[int]
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function from a place in `ids` to that replica's row numbers, int64."""
+    parts = split_rows(global_batch_size, num_replicas)
+    starts = tf.constant([parts[replica][0] for replica in ids], tf.int64)
+    sizes = [parts[replica][1] - parts[replica][0] for replica in ids]
+
+    def read_rows(place: tf.Tensor) -> tf.Tensor:
+        if global_batch_size % num_replicas == 0:
+            rows = tf.range(sizes[0], dtype=tf.int64)
+        else:
+            rows = tf.range(tf.gather(tf.constant(sizes, tf.int64), place))
+        return tf.gather(starts, place) + rows
+
+    return read_rows
+
+
+def check_replicas(
+    global_batch_size: int,
+    num_replicas: int,
+    replicas: Sequence[int] | None,
+    *,
+    at_least_one_row: bool = True,
+) -> tuple[int, ...]:
+    """Returns the replicas to read for, all by default.
+
+    Raises:
+      TfdistError: there is no such replica, or the batch is too small for all of them.
+    """
+    ids = _check_replica_ids(num_replicas, replicas)
+    at_least = num_replicas if at_least_one_row else 1
+    if global_batch_size < at_least:
+        raise TfdistError(
+            f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas: "
+            f"each needs an example. Set `global_batch_size` to at least {at_least}, or use "
+            "fewer devices."
+        )
+    return ids
+
+
+def _check_replica_ids(num_replicas: int, replicas: Sequence[int] | None) -> tuple[int, ...]:
+    ids = tuple(range(num_replicas)) if replicas is None else tuple(replicas)
+    if not ids or min(ids) < 0 or max(ids) >= num_replicas:
+        raise TfdistError(
+            f"Cannot make batches for replicas {', '.join(map(str, ids)) or 'none'} of "
+            f"{num_replicas}: ids are 0 .. num_replicas - 1, and a process has at least one."
+        )
+    return ids

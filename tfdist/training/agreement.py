@@ -1,0 +1,65 @@
+"""What workers that train together must have in common: data, and flags after each step."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.data.fingerprint import describe_difference
+from tfdist.errors import TfdistError
+from tfdist.training.feed import Feed
+from tfdist.training.loss_scaling import get_inner_optimizer
+from tfdist.training.workers import Workers
+
+
+def agree(workers: Workers, model: keras.Model, *flags: bool) -> list[bool]:
+    """Returns for each flag whether it is up on any worker.
+
+    Args:
+      workers: all of them call it.
+      model: whose learning rate is compared.
+      flags: of this worker.
+
+    Raises:
+      TfdistError: a callback of one worker has changed the learning rate, and that of another has
+        not.
+    """
+    rates = np.zeros(workers.count)
+    rates[workers.index] = _read_learning_rate(workers, model)
+    found = workers.sum(np.concatenate([np.array(flags, "f8"), rates]))
+    rates = found[len(flags) :]
+    for worker, rate in enumerate(rates):
+        if rate != rates[0]:
+            raise TfdistError(
+                f"The learning rate is {rate:g} on worker {worker} and {rates[0]:g} on the chief. "
+                "Give a callback that changes it to every worker."
+            )
+    return [bool(number) for number in found[: len(flags)]]
+
+
+def agree_on_data(workers: Workers, feed: Feed) -> dict[str, Any]:
+    """Returns the fingerprint of the data, which is the same on all workers.
+
+    Raises:
+      TfdistError: one worker's data are not the chief's.
+    """
+    own = feed.make_fingerprint()
+    if workers.count == 1:
+        return own
+    others = workers.share_json(own)
+    for worker, other in enumerate(others):
+        difference = describe_difference(others[0], other)
+        if difference is not None:
+            raise TfdistError(
+                f"Worker {worker} has other data than the chief: {difference}. Give all workers "
+                "the same data."
+            )
+    return own
+
+
+def _read_learning_rate(workers: Workers, model: keras.Model) -> float:
+    """Returns the rate that callbacks can change; 0 where none can, or nobody would differ."""
+    rate = getattr(get_inner_optimizer(model.optimizer), "_learning_rate", None)
+    if workers.count == 1 or not isinstance(rate, keras.Variable):
+        return 0.0
+    return float(rate.numpy())

@@ -1,0 +1,113 @@
+"""The methods of Keras's models for single batches, under any strategy."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.training import passes
+from tfdist.training.engine import Engine
+from tfdist.training.feed import Feed
+from tfdist.training.inputs import count_rows, make_feed
+from tfdist.training.model_files import ModelFiles
+from tfdist.training.schedule import Progress
+
+
+def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets workers draw by one global generator while a trainer's method runs."""
+
+    @functools.wraps(method)
+    def call(trainer: "SingleBatches", *args: Any, **kwargs: Any) -> Any:
+        with trainer.engine.drawing_alike():
+            return method(trainer, *args, **kwargs)
+
+    return call
+
+
+class SingleBatches(ModelFiles):
+    """Trains, evaluates and predicts one global batch at a time; a base of `Trainer`.
+
+    Attributes:
+      engine: the model's compiled steps.
+      progress: where the training is.
+    """
+
+    engine: Engine
+    progress: Progress
+    predict: Callable[..., Any]
+    _seed: int
+
+    @drawing_alike
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Makes one step on one global batch; arguments and result as in Keras."""
+        feed = self._make_batch_feed(x, y, sample_weight, class_weight)
+        steps = self.engine.build(feed)
+        steps.reset_metrics()
+        iterator = steps.iterate_train(feed, start_step=0, steps_per_epoch=1, total_steps=1)
+        iterator = self.engine.check_division("train", iterator, feed)
+        trained = steps.train(iterator)[0]
+        steps.settle(1, is_last=True)
+        logs = steps.read_training_logs(trained)
+        self.progress.step += 1
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates one global batch; arguments and result as in Keras."""
+        logs = self._evaluate(self._make_batch_feed(x, y, sample_weight), steps=1)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the model's outputs for one global batch."""
+        return self.predict(x, batch_size=count_rows(x))
+
+    def _make_feed(self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
+        return make_feed(
+            x,
+            y,
+            sample_weight,
+            num_replicas=self.workers.num_replicas,
+            **{"seed": self._seed, **options},
+        )
+
+    def _make_batch_feed(
+        self, x: Any, y: Any, sample_weight: Any, class_weight: Any = None
+    ) -> Feed:
+        return self._make_feed(
+            x,
+            y,
+            sample_weight,
+            global_batch_size=count_rows(x),
+            shuffle=False,
+            class_weight=class_weight,
+        )
+
+    def _find_verbosity(self, verbose: int | str) -> int:
+        if not self.is_chief:
+            return 0
+        return 1 if verbose == "auto" else int(verbose)
+
+    def _evaluate(
+        self,
+        feed: Feed,
+        *,
+        steps: int | None,
+        callbacks: Any = None,
+        verbose: int | str = 0,
+    ) -> dict[str, Any]:
+        def make_callbacks(steps: int | None) -> keras.callbacks.CallbackList:
+            verbosity = self._find_verbosity(verbose)
+            return passes.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
+
+        logs = passes.evaluate(self.engine, feed, steps=steps, make_callbacks=make_callbacks)
+        assert logs is not None
+        return logs
