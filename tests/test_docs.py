@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.jobs import JobsOptions
-from tfdist.launch.__main__ import _make_parser
+from tfdist.launch.options import LaunchOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.tasks import commands
@@ -30,6 +30,7 @@ COMMANDS = (
     VerifyOptions,
     BenchmarkOptions,
     JobsOptions,
+    LaunchOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
 OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "python", "signal"}
@@ -43,10 +44,7 @@ def _list_flags() -> set[str]:
         for group in options.list_groups().values()
         for field in group.__dataclass_fields__
     }
-    launcher = {
-        option.lstrip("-") for action in _make_parser()._actions for option in action.option_strings
-    }
-    return ours | launcher | OF_OTHER_TOOLS | OF_A_TASK_OF_THE_READERS
+    return ours | OF_OTHER_TOOLS | OF_A_TASK_OF_THE_READERS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))

@@ -640,8 +640,8 @@ def test_one_task_of_a_cluster_of_several_machines(script, capfd):
     ("argv", "message"),
     [
         ([], "Nothing to start. Give --workers=2"),
-        (["--workers"], "Argument --workers: expected one argument"),
-        (["--workers=two"], "Argument --workers: invalid int value: 'two'"),
+        (["--workers"], "Missing value for flag --workers"),
+        (["--workers=two"], "--workers=two is not a whole number"),
         (["--workers=0"], "a cluster needs a worker"),
         (["--workers=1", "--ps=-1"], "is negative"),
         (["--workrs=2"], "Unknown flag '--workrs'. Valid: --workers"),

@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from tfdist import assembly
 from tfdist.cluster import ClusterConfig
-from tfdist.data.pipeline import steps_per_epoch
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError
 from tfdist.runs import processes
-from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.runs.options import TrainOptions
+from tfdist.runs.plan import count_steps, make_plan
 from tfdist.strategies.registry import find_strategy
 from tfdist.tasks.base import DataPlan
 from tfdist.training.checkpoints import CheckpointStore
@@ -61,29 +60,21 @@ def describe_dry_run(options: TrainOptions) -> str:
       TfdistError: what training would refuse before its first step; of several workers'
         strategies and the pixels of the data, only starting finds that out.
     """
-    options.check()
-    options = assembly.resolve_options(options)
-    cluster = processes.join_cluster(options)
-    assembly.configure_process(options)
-    options = processes.resolve_strategy(options, cluster)
-    options = recall_batch_size(options, find_run_directory(options.run.run_dir))
+    plan = make_plan(options)
+    options, cluster = plan.options, plan.cluster
     training, step = options.training, options.step
     name, replicas, where = _find_replicas(options, cluster)
-    traits = find_strategy(name).traits
-    asynchronous = traits.has_servers
+    asynchronous = plan.traits.has_servers
     sharing = 1 if asynchronous else replicas
     # Until it is found, the smallest that it may be.
     size = training.global_batch_size or sharing * step.micro_batches
     check_global_batch(size, num_replicas=sharing, micro_batches=step.micro_batches)
     rows = math.ceil(size / sharing)
-    task = options.task.select()
+    task = plan.task
     data = task.describe_data(seed=training.seed)
-    total_steps = training.max_steps
-    epoch_steps = None
+    total_steps, epoch_steps = training.max_steps, None
     if data.num_examples and training.global_batch_size:
-        epoch_steps = steps_per_epoch(data.num_examples, training.global_batch_size)
-    if epoch_steps:
-        total_steps = total_steps or training.epochs * epoch_steps
+        epoch_steps, total_steps = count_steps(training, data.num_examples)
     task.make_augmentation(data.info)
     model = assembly.make_build_model(
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
@@ -95,7 +86,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         options.step,
         model,
         x_spec,
-        is_mirrored=traits.copies_variables,
+        is_mirrored=plan.traits.copies_variables,
         num_replicas=sharing,
     )
     memory = estimate_memory(

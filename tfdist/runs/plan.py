@@ -1,0 +1,62 @@
+"""A run before anything of it is built: what train and a dry run begin with."""
+
+from dataclasses import dataclass
+
+from tfdist import assembly
+from tfdist.cluster import ClusterConfig
+from tfdist.data.pipeline import steps_per_epoch
+from tfdist.runs import processes
+from tfdist.runs.batch_size.choice import recall_batch_size
+from tfdist.runs.options import TrainOptions
+from tfdist.strategies.base import Traits
+from tfdist.tasks.base import Task
+from tfdist.training.options import TrainingOptions
+from tfdist.training.run_directory import RunDirectory, find_run_directory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run whose process is configured.
+
+    Attributes:
+      options: everything that depends on the machine, the cluster or an earlier start is decided,
+        but for a batch size that is to be found.
+      run: its directory.
+      cluster: that this process belongs to; None for a process by itself.
+      traits: of the strategy.
+      task: what is trained.
+    """
+
+    options: TrainOptions
+    run: RunDirectory
+    cluster: ClusterConfig | None
+    traits: Traits
+    task: Task
+
+
+def make_plan(options: TrainOptions) -> Plan:
+    """Joins the cluster, configures this process and decides what the options leave open.
+
+    Raises:
+      TfdistError: the options do not fit one another, the machine or the cluster.
+    """
+    options.check()
+    options = assembly.resolve_options(options)
+    run = find_run_directory(options.run.run_dir)
+    cluster = processes.join_cluster(options)
+    assembly.configure_process(options)
+    options = processes.resolve_strategy(options, cluster)
+    options = recall_batch_size(options, run)
+    traits = options.strategy.select().traits
+    return Plan(options, run, cluster, traits, options.task.select())
+
+
+def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]:
+    """Returns the steps of an epoch, and of the run.
+
+    Args:
+      training: with a batch size.
+      num_examples: of training.
+    """
+    epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
+    return epoch_steps, training.max_steps or training.epochs * epoch_steps

@@ -1,0 +1,284 @@
+"""A run of `tfdist.train`: its trainer, its callbacks, and what it leaves."""
+
+import contextlib
+import json
+import math
+import sys
+import tempfile
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdist
+from tfdist import assembly
+from tfdist.cluster import find_launch_dir
+from tfdist.launch.progress import summarize_record
+from tfdist.runs import processes
+from tfdist.runs.batch_size.choice import find_batch_size
+from tfdist.runs.plan import Plan, count_steps
+from tfdist.runs.stopping import StopSignals, watch_for_maintenance
+from tfdist.runs.utilization import Utilization
+from tfdist.tasks.sources import to_sources
+from tfdist.training import callbacks
+from tfdist.training.model_variables import hash_weights
+from tfdist.training.progress import ReportSteps
+from tfdist.training.run_directory import RunDirectory
+from tfdist.training.trainer import Trainer
+
+_INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
+
+
+class TrainingRun:
+    """A run in this process, ready to train.
+
+    Args:
+      plan: what it is.
+      started: when the command began, by `time.perf_counter`.
+
+    Raises:
+      TfdistError: the data, the model or the batch do not fit one another or the strategy.
+    """
+
+    def __init__(self, plan: Plan, *, started: float):
+        self._plan, self._run, self._task = plan, plan.run, plan.task
+        self._started = started
+        options = plan.options
+        strategy = processes.build_strategy(options)
+        data = plan.task.make_data(seed=options.training.seed, quiet=options.run.quiet)
+        self._data = to_sources(data)
+        self._augmentation = plan.task.make_augmentation(self._data.info)
+        replicas = strategy.num_replicas_in_sync
+        self._options = find_batch_size(options, data=self._data, num_replicas=replicas)
+        training = self._options.training
+        _, self._total_steps = count_steps(training, self._data.train.num_examples)
+        self._trainer = Trainer(
+            assembly.make_build_model(
+                plan.task, training, self._data.info, total_steps=self._total_steps
+            ),
+            strategy=strategy,
+            checkpoint_dir=self._run.checkpoints,
+            keep_checkpoints=options.run.keep_checkpoints,
+            seed=training.seed,
+            step_options=options.step,
+        )
+        self._trainer.prepare(self._data.train, global_batch_size=training.global_batch_size)
+        self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
+        # The chief of parameter servers cannot measure the workers' devices.
+        self._utilization = (
+            None
+            if plan.traits.has_servers
+            else Utilization(self._trainer, training.global_batch_size)
+        )
+
+    def train(self) -> int:
+        """Trains to the end or to a stop, and returns the exit status."""
+        trainer, options = self._trainer, self._options
+        with contextlib.ExitStack() as held:
+            if trainer.is_chief:
+                held.enter_context(
+                    self._run.claim(self._describe(), result=options.select_result())
+                )
+            trainer.workers.wait_for_all()
+            signals = held.enter_context(
+                StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
+            )
+            watch_for_maintenance()
+            self._fit()
+            if trainer.progress.was_stopped:
+                print(
+                    f"Stopped after step {trainer.step} of {self._total_steps}. "
+                    "The same command continues the run.",
+                    file=sys.stderr,
+                )
+                return signals.exit_status
+            self._finish()
+            return 0
+
+    def _describe(self) -> dict[str, Any]:
+        """Returns what `options.json` says."""
+        cluster = self._plan.cluster
+        return {
+            **self._options.to_dict(),
+            "versions": {
+                "tfdist": tfdist.__version__,
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+            },
+            "devices": _list_devices(self._trainer.strategy),
+            "cluster": dict(cluster.tasks) if cluster else None,
+        }
+
+    def _fit(self) -> None:
+        """Trains in a run directory that is this process's own, until the end or a stop."""
+        training, trainer = self._options.training, self._trainer
+        verbose = 1 if trainer.is_chief and not self._options.run.quiet else 0
+        if verbose:
+            print(self._describe_start())
+        checkpoint_every, checkpoint_every_s = self._options.parse_checkpoint_every()
+        trainer.fit(
+            self._data.train,
+            validation_data=self._data.val,
+            global_batch_size=training.global_batch_size,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+            augmentation=self._augmentation,
+            callbacks=self._make_callbacks() if trainer.is_chief else [],
+            checkpoint_every=checkpoint_every,
+            checkpoint_every_s=checkpoint_every_s,
+            verbose=verbose,
+        )
+
+    def _make_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns what fills the run directory and shows the progress, on the chief."""
+        trainer, run, task, options = self._trainer, self._run, self._task, self._options
+        made = [
+            callbacks.ProgressBar(),
+            self._throughput,
+            *([self._utilization] if self._utilization else []),
+            callbacks.MetricsLog(run, trainer, self._throughput, log_every=options.run.log_every),
+            callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
+        ]
+        if options.run.tensorboard:
+            made.append(callbacks.TensorBoardLog(run, trainer))
+        if steps := options.parse_profile():
+            made.append(callbacks.Profile(run, trainer, first=steps[0], last=steps[1]))
+        if launch_dir := find_launch_dir():
+            made.append(ReportSteps(trainer, launch_dir))
+        return made
+
+    def _finish(self) -> None:
+        """Writes what a finished run leaves, and says where.
+
+        A run that was finished before keeps its model and its summary.
+        """
+        trainer, run = self._trainer, self._run
+        before = _read_summary(run) if self._throughput.first_step_s is None else None
+        summary = self._save_best_model(is_kept=before is not None) | self._measure_speed()
+        if trainer.is_chief and before is not None:
+            summary |= before
+        elif trainer.is_chief:
+            run.write_summary(summary)
+        elif not self._options.run.quiet:
+            print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
+        trainer.workers.wait_for_all()
+        if trainer.is_chief and not self._options.run.quiet:
+            files = ", ".join([*self._task.pictures, "model.keras", "summary.json"])
+            print(
+                f"{self._task.describe_result(summary)}, {_describe_speed(summary)}. "
+                f"Everything is in {run.path}: {files}."
+            )
+
+    def _save_best_model(self, *, is_kept: bool) -> dict[str, Any]:
+        """Saves the best model and its pictures; returns what is known of it.
+
+        Args:
+          is_kept: whether the model that is there stays, byte for byte.
+        """
+        trainer, task, training = self._trainer, self._task, self._options.training
+        final_hash, of_strategy = hash_weights(trainer.model), trainer.engine.summarize()
+        history = trainer.history.history
+        best_step = trainer.restore_best_checkpoint()
+        metrics = task.evaluate(trainer, self._data, global_batch_size=training.global_batch_size)
+        with tempfile.TemporaryDirectory() as directory:
+            # Saving may take all workers, who do not know whether the chief has the model already.
+            path = f"{directory}/model.keras" if is_kept else self._run.model
+            trainer.save(path, convert=task.to_portable)
+        if trainer.is_chief and not is_kept:
+            self._run.copy_model()
+        task.write_pictures(self._run, trainer, self._data, history)
+        peaks = trainer.workers.measure_peak_memory()
+        return {
+            "task": self._options.task.task,
+            "strategy": self._options.strategy.strategy,
+            "replicas": trainer.workers.num_replicas,
+            "global_batch_size": training.global_batch_size,
+            "steps": trainer.step,
+            "epochs": len(trainer.history.epoch),
+            "loss": history["loss"][-1] if history.get("loss") else None,
+            **metrics,
+            "info": dict(self._data.info),
+            "best_step": best_step,
+            "resumed_from_step": trainer.progress.resumed_from_step,
+            "peak_memory_bytes": max(peaks.values()),
+            "peak_memory_bytes_per_device": peaks,
+            "weights_sha256": final_hash,
+            **of_strategy,
+        }
+
+    def _measure_speed(self) -> dict[str, Any]:
+        """Returns what the summary says of the run's speed; all workers call it."""
+        throughput, trainer = self._throughput, self._trainer
+        launch_dir = find_launch_dir()
+        rate = throughput.examples_per_second
+        return {
+            "examples_per_second": round(rate, 2),
+            "check_s": _round(trainer.engine.check_s, 1),
+            "first_step_s": _round(throughput.first_step_s, 1),
+            "share_of_input": _round(throughput.share_of_input, 4),
+            "share_of_host": _round(throughput.share_of_host, 4),
+            "share_of_all_reduce": self._measure_share_of_all_reduce(rate),
+            **(self._utilization.summarize(rate) if self._utilization else {}),
+            "seconds": round(time.perf_counter() - self._started, 1),
+            **(summarize_record(launch_dir) if launch_dir else {}),
+        }
+
+    def _measure_share_of_all_reduce(self, examples_per_second: float) -> float | None:
+        """Returns what the sum of the gradients would take of a step if nothing else ran."""
+        seconds = self._trainer.engine.measure_all_reduce()
+        if seconds is None or not examples_per_second:
+            return None
+        size = self._options.training.global_batch_size
+        return round(seconds * examples_per_second / size, 4)
+
+    def _describe_start(self) -> str:
+        strategy, workers = self._trainer.strategy, self._trainer.workers
+        # What TensorFlow calls it is not what it is documented as.
+        name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
+        kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})
+        among = f"{workers.count} workers, " if workers.count > 1 else ""
+        training, data = self._options.training, self._data
+        return (
+            f"{name} over {among}{workers.num_replicas} x {'/'.join(kinds)}, "
+            f"{training.precision}: {data.train.num_examples} training and "
+            f"{data.val.num_examples} validation examples, "
+            f"{self._total_steps} steps of {training.global_batch_size}."
+        )
+
+
+def _describe_speed(summary: dict[str, Any]) -> str:
+    text = f"{summary['examples_per_second']} examples/s"
+    if "share_of_peak" in summary:
+        gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
+        text += f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
+    device, peak = max(summary["peak_memory_bytes_per_device"].items(), key=lambda item: item[1])
+    text += f", at most {math.ceil(peak / 2**20)} MiB of memory ({device})"
+    waited, host = summary["share_of_input"], summary["share_of_host"]
+    if waited is None or host is None:
+        return text
+    text += f"; of the time, {waited:.0%} input, {host:.0%} host, the rest computation"
+    if summary["share_of_all_reduce"]:
+        text += f", of which all-reduce at most {summary['share_of_all_reduce']:.0%}"
+    if waited > _INPUT_LIMIT:
+        text += ": the data are the limit (--cache, --profile)"
+    return text
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
+    """Returns what a run that was finished before left, None if a part of it is missing."""
+    if not (run.is_finished and tf.io.gfile.exists(run.model)):
+        return None
+    with tf.io.gfile.GFile(f"{run.path}/summary.json") as file:
+        try:
+            return json.loads(file.read())
+        except json.JSONDecodeError:
+            return None
+
+
+def _list_devices(strategy: Any) -> list[str]:
+    return [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
