@@ -61,6 +61,7 @@ def deterministic(_allow_all_kernels):
 def run_dir(tmp_path_factory):
     """A finished run: a tiny U-Net for images of 16x16, of the 4 classes of `shapes`."""
     from tfdist.cli.command import run_command
+    from tfdist.runs.options import TrainOptions
     from tfdist.train import run_training
 
     path = tmp_path_factory.mktemp("trained run") / "run"
@@ -78,7 +79,12 @@ def run_dir(tmp_path_factory):
         "--notensorboard",
         "--quiet",
     ]
-    assert run_command("tfdist.train", run_training, [*flags, f"--run_dir={path}"]) == 0
+    assert (
+        run_command(
+            "tfdist.train", run_training, [*flags, f"--run_dir={path}"], options_class=TrainOptions
+        )
+        == 0
+    )
     return str(path)
 
 

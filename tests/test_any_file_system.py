@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli.command import run_command
-from tfdist.runs.stopping import EXIT_INTERRUPTED
+from tfdist.runs.options import TrainOptions
+from tfdist.stopping import EXIT_INTERRUPTED
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
     run_export,
@@ -69,7 +70,7 @@ def read(path):
 
 def train(root, run_dir):
     flags = [*FLAGS, f"--data_dir={root}/data", f"--run_dir={run_dir}"]
-    return run_command("tfdist.train", run_training, flags)
+    return run_command("tfdist.train", run_training, flags, options_class=TrainOptions)
 
 
 def press_ctrl_c_once_there_is(path):

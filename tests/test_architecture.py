@@ -1,6 +1,7 @@
 """The directions of the imports, and what importing does not do."""
 
 import ast
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -13,9 +14,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = [
     {"_lazy", "errors", "internals"},
     {"options", "imports", "cli.arguments", "training.options", "training.step_options"},
-    {"cluster", "devices", "memory", "cli", "models"},
+    {"cluster", "devices", "memory", "models"},
+    {"stopping"},
+    {"cli"},
     {"strategies"},
-    {"launch", "runs.stopping"},
+    {"launch"},
     {"data"},
     {"curves"},
     {"training"},
@@ -27,7 +30,6 @@ LAYERS = [
         "tasks.segmentation.inference",
         "assembly",
         "jobs",
-        "cli.command",
         "launch.__main__",
     },
     {"runs.utilization"},
@@ -71,6 +73,16 @@ def test_tfdist_imports_downwards(path):
         other = name.removeprefix("tfdist.")
         row = _find_layer(other) if other != name else None
         assert row is None or row <= layer, f"{path.name} imports {name}"
+
+
+def test_the_picture_is_of_the_imports(request):
+    spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "imports_picture.py")
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    path = ROOT / "docs" / "images" / "imports.svg"
+    if request.config.getoption("--write-docs"):
+        path.write_text(picture.draw())
+    assert path.read_text() == picture.draw()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").rglob("*.py")), ids=lambda p: p.name)

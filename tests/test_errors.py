@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
+from tfdist.runs.options import TrainOptions
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
     run_export,
@@ -301,7 +302,12 @@ ROWS = pytest.StashKey[dict]()
 
 
 def train(*arguments):
-    return run_command("tfdist.train", run_training, [*SMALL, "--run_dir=runs/a", *arguments])
+    return run_command(
+        "tfdist.train",
+        run_training,
+        [*SMALL, "--run_dir=runs/a", *arguments],
+        options_class=TrainOptions,
+    )
 
 
 @pytest.mark.parametrize(

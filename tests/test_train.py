@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli.command import run_command
+from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -33,7 +34,7 @@ TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
 
 
 def train(*arguments):
-    return run_command("tfdist.train", run_training, list(arguments))
+    return run_command("tfdist.train", run_training, list(arguments), options_class=TrainOptions)
 
 
 def start(*arguments, **options):

@@ -8,12 +8,12 @@ import time
 
 from tfdist.cli.command import run_command
 from tfdist.runs.options import TrainOptions
-from tfdist.runs.stopping import EXIT_TERMINATED
+from tfdist.stopping import EXIT_TERMINATED
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    return run_command("tfdist.train", run_training)
+    return run_command("tfdist.train", run_training, options_class=TrainOptions)
 
 
 def run_training(options: TrainOptions) -> int:

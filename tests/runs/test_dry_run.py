@@ -13,6 +13,7 @@ import pytest
 from tfdist import models
 from tfdist.cli.command import run_command
 from tfdist.runs.dry_run import estimate_memory
+from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,7 +30,9 @@ SMALL = [
 
 
 def dry_run(*flags):
-    return run_command("tfdist.train", run_training, [*flags, "--dry_run"])
+    return run_command(
+        "tfdist.train", run_training, [*flags, "--dry_run"], options_class=TrainOptions
+    )
 
 
 def read(capfd):

@@ -9,6 +9,7 @@ from tests import zoo
 from tfdist import models
 from tfdist.cli.command import run_command
 from tfdist.errors import TfdistError
+from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
 SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
@@ -147,7 +148,7 @@ def test_the_command_says_so_in_one_line_and_writes_nothing(tmp_path, monkeypatc
     monkeypatch.setitem(models.MODELS, "unet", f"{__name__}:make_model_in_python")
     flags = ["--dataset=shapes", "--image_size=16,16", "--train_examples=8", "--val_examples=8"]
     flags += ["--jit_compile", "--strategy=one_device", f"--run_dir={tmp_path}/run", "--quiet"]
-    assert run_command("tfdist.train", run_training, flags) == 2
+    assert run_command("tfdist.train", run_training, flags, options_class=TrainOptions) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "the operation EagerPyFunc in the layer 'mine' (InPython)" in line
     assert not (tmp_path / "run").exists()

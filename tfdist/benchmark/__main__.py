@@ -14,12 +14,17 @@ from tfdist.benchmark.contestants import Contestant, list_contestants
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.command import EXIT_FAILED, run_command
+from tfdist.runs.options import TrainOptions
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
     return run_command(
-        "tfdist.benchmark", run_benchmark, options_class=BenchmarkOptions, needs_tensorflow=False
+        "tfdist.benchmark",
+        run_benchmark,
+        options_class=BenchmarkOptions,
+        others=(TrainOptions,),
+        needs_tensorflow=False,
     )
 
 

@@ -9,8 +9,7 @@ from tfdist.cli.flags import format_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.options import CommandOptions
-from tfdist.runs.options import TrainOptions
-from tfdist.runs.stopping import EXIT_INTERRUPTED
+from tfdist.stopping import EXIT_INTERRUPTED
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
@@ -21,7 +20,8 @@ def run_command(
     run: Callable[[Any], int],
     arguments: Sequence[str] | None = None,
     *,
-    options_class: type[CommandOptions] = TrainOptions,
+    options_class: type[CommandOptions],
+    others: Sequence[type[CommandOptions]] = (),
     needs_tensorflow: bool = True,
 ) -> int:
     """Parses the command line, runs a command and returns its exit status.
@@ -31,6 +31,7 @@ def run_command(
       run: the command: options in, exit status out.
       arguments: the command line without the program; `sys.argv` by default.
       options_class: what the command takes; its group `run` says what is printed.
+      others: of other commands, whose parameters errors may name as well.
       needs_tensorflow: whether to start TensorFlow first, quietly.
 
     Returns:
@@ -47,7 +48,7 @@ def run_command(
             start_tensorflow_quietly()
         return run(options)
     except (TfdistError, TrainingError, OSError) as error:
-        text = name_flags(error, options_class, TrainOptions)
+        text = name_flags(error, options_class, *others)
         print(f"tfdist: {' '.join(text.split())}", file=sys.stderr)
         return EXIT_BAD_INPUT if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from tfdist.cli.command import run_command
 from tfdist.jobs import JobsOptions, make_job, make_job_files, write_job_files
+from tfdist.runs.options import TrainOptions
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
         functools.partial(run_jobs, arguments=given[split + 1 :]),
         given[:split],
         options_class=JobsOptions,
+        others=(TrainOptions,),
         needs_tensorflow=False,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist.jobs.job import CONTAINER_STORAGE, Job
 from tfdist.jobs.yaml_text import dump_documents
-from tfdist.runs.stopping import EXIT_TERMINATED
+from tfdist.stopping import EXIT_TERMINATED
 
 _JOB, _TF_JOB, _STORAGE = "job.yaml", "tfjob.yaml", "storage.yaml"
 _PORT = 2222

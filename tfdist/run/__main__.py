@@ -16,6 +16,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.launch import run_local_cluster
 from tfdist.run.options import ScriptOptions
+from tfdist.runs.options import TrainOptions
 
 
 def main() -> int:
@@ -26,6 +27,7 @@ def main() -> int:
         functools.partial(run_script, flags=flags, command=command),
         flags,
         options_class=ScriptOptions,
+        others=(TrainOptions,),
         needs_tensorflow=False,
     )
 

@@ -18,8 +18,8 @@ from tfdist.launch.progress import summarize_record
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.plan import Plan, count_steps
-from tfdist.runs.stopping import StopSignals, watch_for_maintenance
 from tfdist.runs.utilization import Utilization
+from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import to_sources
 from tfdist.training import callbacks
 from tfdist.training.model_variables import hash_weights

@@ -16,6 +16,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import devices_option
 from tfdist.strategies.options import StrategyOptions
 from tfdist.strategies.registry import AUTO, STRATEGIES
@@ -149,7 +150,11 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
         print(f"tfdist: {name_flags(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return run_command(
-        f"tfdist.{name}", command.run, arguments, options_class=command.options_class
+        f"tfdist.{name}",
+        command.run,
+        arguments,
+        options_class=command.options_class,
+        others=(TrainOptions,),
     )
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.models import MODELS
+from tfdist.runs.options import TrainOptions
 from tfdist.verify.options import VerifyOptions
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    return run_command("tfdist.verify", run_verification, options_class=VerifyOptions)
+    return run_command(
+        "tfdist.verify", run_verification, options_class=VerifyOptions, others=(TrainOptions,)
+    )
 
 
 def run_verification(options: VerifyOptions) -> int:

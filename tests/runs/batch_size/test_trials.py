@@ -47,7 +47,12 @@ def test_a_trial_does_not_outlive_what_started_it():
 
 
 def train(*flags):
-    return run_command("tfdist.train", run_training, ["--global_batch_size=auto", *flags])
+    return run_command(
+        "tfdist.train",
+        run_training,
+        ["--global_batch_size=auto", *flags],
+        options_class=TrainOptions,
+    )
 
 
 def test_where_not_even_one_example_fits_nothing_is_written(tmp_path, capfd):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.data.cache import read_examples
 from tfdist.errors import TfdistError
+from tfdist.runs.options import TrainOptions
 from tfdist.tasks.classification.sources import make_class_folder, make_class_tfds, make_drawn
 from tfdist.tasks.classification.task import Classification
 from tfdist.train import run_training
@@ -100,7 +101,7 @@ def test_a_run_learns_and_says_what_it_confuses(folder, strategy):
         "--quiet",
         *strategy,
     ]
-    assert run_command("tfdist.train", run_training, flags) == 0
+    assert run_command("tfdist.train", run_training, flags, options_class=TrainOptions) == 0
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert np.sum(summary["confusion"]) == 4
     assert set(summary["per_class_accuracy"]) == {"dark", "light"}

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from tfdist.runs import stopping
+from tfdist import stopping
 
 SCRIPT = """
 import sys, time
-from tfdist.runs import stopping
+from tfdist import stopping
 asked = []
 with stopping.StopSignals(
     lambda: asked.append(1), grace_period_s=float(sys.argv[1])
