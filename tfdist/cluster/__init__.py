@@ -41,29 +41,3 @@ from tfdist.cluster.resolution import resolve_cluster
 from tfdist.cluster.slurm import expand_node_list, parse_slurm
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.cluster.vertex import parse_vertex
-
-__all__ = [
-    "LAUNCH_DIR",
-    "ROLES",
-    "ClusterConfig",
-    "check_cluster",
-    "expand_node_list",
-    "find_launch_dir",
-    "find_metadata_host",
-    "find_tf_config",
-    "has_peers",
-    "make_evaluator_error",
-    "parse_host_list",
-    "parse_hosts",
-    "parse_kubernetes",
-    "parse_slurm",
-    "parse_tf_config",
-    "parse_vertex",
-    "quiet_environment",
-    "read_environment",
-    "resolve_cluster",
-    "set_environment_defaults",
-    "set_tensorflow_log_level",
-    "set_tf_config",
-    "split_address",
-]
