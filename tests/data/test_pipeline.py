@@ -229,6 +229,17 @@ def test_eval_gives_every_process_equally_many():
     assert [part[0][1].tolist() for part in parts] == [[0, 4], [2, 4], [3, 4]]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_refuses_a_batch_whose_parts_have_different_numbers_of_rows(known):
+    many, few = (tf.data.Dataset.range(12).batch(n, drop_remainder=known) for n in (6, 4))
+    both = tf.data.Dataset.zip(many, few)
+    with pytest.raises((TfdistError, tf.errors.InvalidArgumentError)) as error:
+        list(split_batches(both, num_replicas=2))
+    message = str(as_user_error(error.value))
+    assert message.startswith("Cannot divide a batch over replicas: its parts have different")
+    assert list(split_batches(tf.data.Dataset.zip(few, few), num_replicas=2))
+
+
 def test_load_alone_is_enough_for_a_source():
     class Squares(Source):
         @property

@@ -19,6 +19,10 @@ _SHUFFLE_KEY = 498247692
 _SHUFFLE_ROUNDS = 4
 
 
+_UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of rows"
+_EVEN = "Give each part as many rows, or train on one device."
+
+
 def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
     """Returns each replica's [start, end) of a batch: even sizes, the larger first.
 
@@ -65,7 +69,9 @@ def split_batches(
             "batches. Call .batch(global_batch_size) on it."
         )
     num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
-    static_rows = num_rows.pop() if len(num_rows) == 1 else None
+    if len(num_rows) > 1:
+        raise TfdistError(f"{_UNEVEN} ({' and '.join(map(str, sorted(num_rows)))}). {_EVEN}")
+    static_rows = num_rows.pop() if num_rows else None
 
     def split(*arguments: Any) -> tf.data.Dataset:
         batch = arguments if isinstance(spec, tuple) else arguments[0]
@@ -84,8 +90,8 @@ def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int |
         static_size = static_rows
     elif static_rows is not None and static_rows % num_replicas == 0:
         static_size = static_rows // num_replicas
-    check = _assert_rows(num_rows)
-    with tf.control_dependencies([] if check is None else [check]):
+    checks = [_assert_rows(num_rows), *_assert_alike(leaves)]
+    with tf.control_dependencies([check for check in checks if check is not None]):
         rows = split_rows_dynamic(num_rows, num_replicas, replica)
 
     def take(leaf: tf.Tensor) -> tf.Tensor:
@@ -106,6 +112,17 @@ def split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tenso
 def _assert_rows(num_rows: tf.Tensor) -> tf.Operation:
     message = "Cannot train on a batch without rows. Leave empty batches out of the dataset."
     return assert_in_graph(num_rows >= 1, tf.constant(message))
+
+
+def _assert_alike(leaves: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """Fails where the parts of a batch have different numbers of rows, of which some were lost."""
+    if all(leaf.shape.rank and leaf.shape[0] is not None for leaf in leaves):
+        return []  # they were compared before
+    first = tf.shape(leaves[0])[0]
+    return [
+        assert_in_graph(tf.equal(tf.shape(leaf)[0], first), tf.constant(f"{_UNEVEN}. {_EVEN}"))
+        for leaf in leaves[1:]
+    ]
 
 
 def _split_dynamic(
