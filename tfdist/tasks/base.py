@@ -50,7 +50,9 @@ class DataPlan:
 class Task(OptionGroup):
     """What is trained. The fields of a subclass, made with `tfdist.option`, are its flags.
 
-    A subclass is a frozen dataclass that says how data and model are made from its fields:
+    A subclass is a frozen dataclass that says how data and model are made from its fields.
+
+    Example:
 
         @dataclass(frozen=True, kw_only=True)
         class Digits(tfdist.Task):
