@@ -9,6 +9,7 @@ import keras
 from tfdist import devices
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
+from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.options import TrainingOptions
 
@@ -33,7 +34,12 @@ def configure_process(options: TrainOptions) -> None:
 
 
 def make_build_model(
-    task: Task, training: TrainingOptions, info: Mapping[str, Any], *, total_steps: int
+    task: Task,
+    training: TrainingOptions,
+    info: Mapping[str, Any],
+    *,
+    total_steps: int,
+    initial: InitialWeights | None = None,
 ) -> Callable[[], keras.Model]:
     """Returns a function that builds and compiles a run's model.
 
@@ -42,10 +48,13 @@ def make_build_model(
       training: how it learns.
       info: what the model must know of the data.
       total_steps: of the run.
+      initial: the weights to begin with, instead of the task's own.
     """
 
     def build_model() -> keras.Model:
         model = task.build_model(info, seed=training.seed)
+        if initial is not None:
+            initial.give_to(model)
         task.compile_model(model, make_optimizer(training, total_steps=total_steps), info)
         return model
 

@@ -27,7 +27,8 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
         longer is, all three of a list's members; `auto`, what the word auto stands for beside whole
         numbers; `metavar`, how the value looks, one of `_PATHS` for a path; `result=False`, for
         what may change when a run is continued because it does not change what the run computes;
-        `alike=True`, for what all workers must have alike although it does not.
+        `alike=True`, for what all workers must have alike although it does not; `grows=True`, for
+        what may grow when a finished run is continued.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
@@ -126,6 +127,16 @@ class CommandOptions:
         Those of the result, and those by which workers would wait for one another in vain.
         """
         return self._select(lambda m: m.get("result", True) or m.get("alike", False))
+
+    @classmethod
+    def list_growing(cls) -> list[str]:
+        """Returns the options that may grow when a finished run is continued."""
+        return [
+            item.name
+            for group in cls.list_groups().values()
+            for item in dataclasses.fields(group)
+            if item.metadata.get("grows")
+        ]
 
     def _select(self, belongs: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
         values = self.to_dict()

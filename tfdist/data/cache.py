@@ -19,6 +19,7 @@ from absl import logging
 from tfdist.data.checked_files import CheckedFile, find_damage, write_records
 from tfdist.data.code_hash import hash_code
 from tfdist.data.dataset_options import set_options
+from tfdist.data.progress import show_progress
 from tfdist.data.source import BatchSource, SequentialSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 
@@ -218,7 +219,9 @@ def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[li
     specs = _list_stored(source)
     expected = [tuple(spec.shape) for spec in specs]
     count = 0
-    for example in _show_progress(source, quiet):
+    for example in show_progress(
+        read_examples(source), source.num_examples, unit="example", quiet=quiet
+    ):
         arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(example)]
         count += 1
         found = [array.shape for array in arrays]
@@ -243,16 +246,6 @@ def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[li
         f"Cannot cache {name}: it gives {'more' if count > source.num_examples else count} "
         f"examples, and num_examples is {source.num_examples}. Mend the source."
     )
-
-
-def _show_progress(source: Source | SequentialSource, quiet: bool) -> Iterable[Any]:
-    if quiet:
-        yield from read_examples(source)
-        return
-    bar = keras.utils.Progbar(source.num_examples, unit_name="example")
-    for example in read_examples(source):
-        yield example
-        bar.add(1)
 
 
 def _get_local(directory: str | None) -> str:

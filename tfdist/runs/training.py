@@ -22,6 +22,9 @@ from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import to_sources
 from tfdist.training import callbacks
+from tfdist.training.checkpoints import CheckpointStore
+from tfdist.training.display import make_display
+from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.model_variables import hash_weights
 from tfdist.training.progress import ReportSteps
 from tfdist.training.run_directory import RunDirectory
@@ -53,9 +56,15 @@ class TrainingRun:
         self._options = find_batch_size(options, data=self._data, num_replicas=replicas)
         training = self._options.training
         _, self._total_steps = count_steps(training, self._data.train.num_examples)
+        began = bool(CheckpointStore(self._run.checkpoints).list_steps())
+        initial = None if began or not training.init_from else InitialWeights(training.init_from)
         self._trainer = Trainer(
             assembly.make_build_model(
-                plan.task, training, self._data.info, total_steps=self._total_steps
+                plan.task,
+                training,
+                self._data.info,
+                total_steps=self._total_steps,
+                initial=initial,
             ),
             strategy=strategy,
             checkpoint_dir=self._run.checkpoints,
@@ -63,6 +72,8 @@ class TrainingRun:
             seed=training.seed,
             step_options=options.step,
         )
+        if initial is not None and self._trainer.is_chief and not options.run.quiet:
+            print(initial.describe())
         self._trainer.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
         # The chief of parameter servers cannot measure the workers' devices.
@@ -78,7 +89,11 @@ class TrainingRun:
         with contextlib.ExitStack() as held:
             if trainer.is_chief:
                 held.enter_context(
-                    self._run.claim(self._describe(), result=options.select_result())
+                    self._run.claim(
+                        self._describe(),
+                        result=options.select_result(),
+                        grows=options.list_growing(),
+                    )
                 )
             trainer.workers.wait_for_all()
             signals = held.enter_context(
@@ -134,12 +149,15 @@ class TrainingRun:
         """Returns what fills the run directory and shows the progress, on the chief."""
         trainer, run, task, options = self._trainer, self._run, self._task, self._options
         made = [
-            callbacks.ProgressBar(),
+            make_display(trainer, self._throughput, total_steps=self._total_steps),
             self._throughput,
             *([self._utilization] if self._utilization else []),
             callbacks.MetricsLog(run, trainer, self._throughput, log_every=options.run.log_every),
             callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
         ]
+        if patience := options.training.early_stopping:
+            mode = "max" if task.is_higher_better else "min"
+            made.append(keras.callbacks.EarlyStopping(task.monitor, patience=patience, mode=mode))
         if options.run.tensorboard:
             made.append(callbacks.TensorBoardLog(run, trainer))
         if steps := options.parse_profile():

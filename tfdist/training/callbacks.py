@@ -13,22 +13,6 @@ from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 
 
-class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar without the details of metrics, such as `accuracy/NAME`."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, _drop_details(logs))
-
-    def on_test_batch_end(self, batch, logs=None):
-        super().on_test_batch_end(batch, _drop_details(logs))
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, _drop_details(logs))
-
-    def on_test_end(self, logs=None):
-        super().on_test_end(_drop_details(logs))
-
-
 class Throughput(keras.callbacks.Callback):
     """Measures training speed, the first step of the process left out, with those run at once.
 
@@ -222,7 +206,3 @@ class Profile(keras.callbacks.Callback):
         if self._is_tracing:
             tf.profiler.experimental.stop()
         self._is_tracing = False
-
-
-def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (logs or {}).items() if "/" not in name}

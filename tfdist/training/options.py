@@ -12,8 +12,23 @@ AUTO_BATCH_SIZE = 0  # what `global_batch_size=auto` is until a number is found
 class TrainingOptions(OptionGroup):
     """How it learns."""
 
-    epochs: int = option(10, "passes over the training data", minimum=1)
-    max_steps: int | None = option(None, "steps in all; wins over --epochs", metavar="N", minimum=1)
+    epochs: int = option(
+        10, "passes over the training data; more for a finished run", minimum=1, grows=True
+    )
+    max_steps: int | None = option(
+        None, "steps in all; wins over --epochs", metavar="N", minimum=1, grows=True
+    )
+    early_stopping: int = option(
+        0,
+        "epochs without a better value of the metric that the task watches, after which training "
+        "ends; 0 for none",
+        minimum=0,
+    )
+    init_from: str = option(
+        "",
+        "a finished run whose weights this one begins with, where names and shapes agree",
+        metavar="DIR",
+    )
     global_batch_size: int = option(
         16,
         "examples a step, over all replicas; auto: as many as fit the memory, found by trials",

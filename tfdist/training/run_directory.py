@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,16 @@ class RunDirectory:
         return f"{self.path}/model.keras"
 
     @contextlib.contextmanager
-    def claim(self, options: Mapping[str, Any], *, result: Mapping[str, Any]) -> Iterator[None]:
+    def claim(
+        self, options: Mapping[str, Any], *, result: Mapping[str, Any], grows: Collection[str] = ()
+    ) -> Iterator[None]:
         """Keeps the directory for this process and its command while the context lasts.
 
         Args:
           options: everything to record in `options.json`.
           result: the options that decide what the run computes, as flag -> value: a command
             that continues a run has the same.
+          grows: those that may be larger than those of a finished run, which goes on then.
 
         Raises:
           TfdistError: the directory holds another command's run, is in use by another process,
@@ -73,30 +76,46 @@ class RunDirectory:
         except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
         with hold_run_lock(self.path):
-            self._record(options, result)
+            self._record(options, result, grows)
             yield
 
-    def _record(self, options: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        path = f"{self.path}/options.json"
+    def _record(
+        self, options: Mapping[str, Any], result: Mapping[str, Any], grows: Collection[str]
+    ) -> None:
+        path, summary = f"{self.path}/options.json", f"{self.path}/summary.json"
         try:
-            self.check(result)
+            self.check(result, grows=grows)
+            goes_on = self.is_finished and self.read_result() != result
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
+            if goes_on:
+                tf.io.gfile.remove(summary)
         except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
 
-    def check(self, result: Mapping[str, Any]) -> bool:
+    def check(self, result: Mapping[str, Any], *, grows: Collection[str] = ()) -> bool:
         """Returns whether the directory holds a run already.
 
         Args:
-          result: see `claim`.
+          result, grows: see `claim`.
 
         Raises:
           TfdistError: it holds another command's, or its `options.json` is damaged.
         """
         before = self.read_result()
-        if before is not None and before != result:
+        if before is not None and before != result and not self._has_grown(before, result, grows):
             raise TfdistError(self._describe_difference(before, result))
         return before is not None
+
+    def _has_grown(
+        self, before: Mapping[str, Any], now: Mapping[str, Any], grows: Collection[str]
+    ) -> bool:
+        changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+        return self.is_finished and all(
+            name in grows
+            and None not in (before.get(name), now.get(name))
+            and now[name] > before[name]
+            for name in changed
+        )
 
     def read_result(self) -> dict[str, Any] | None:
         """Returns the options that decide what the run computes, as flag -> value, if it began.

@@ -34,6 +34,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
       OSError: the metrics cannot be written.
     """
     from tfdist.data.cache import read_examples
+    from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.folder import FolderSource
     from tfdist.tasks.segmentation.inference import assembly, files, scores
     from tfdist.tasks.segmentation.tfds_source import TfdsSource
@@ -57,7 +58,9 @@ def run_evaluation(options: EvaluateOptions) -> int:
         else read_examples(source),
         ignore_label=run.ignore_label,
     )
-    for confusion in files.show_progress(confusions, source.num_examples, quiet=chosen.quiet):
+    for confusion in show_progress(
+        confusions, source.num_examples, unit="image", quiet=chosen.quiet
+    ):
         total += confusion
     result = scores.make_scores(total, run.class_names, num_images=source.num_examples)
     output = chosen.output or f"{run.path}/evaluation/{chosen.split}.json"
@@ -81,6 +84,7 @@ def run_prediction(options: PredictOptions) -> int:
       TfdistError: bad input; nothing was written.
       OSError: `--output` cannot be written.
     """
+    from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction
     from tfdist.tasks.segmentation.inference.scores import format_scores
     from tfdist.tasks.segmentation.pictures import make_palette
@@ -113,7 +117,7 @@ def run_prediction(options: PredictOptions) -> int:
         print(f"{'' if chosen.quiet else chr(10)}tfdist: {error}", file=sys.stderr)
 
     predictions: list[Prediction] = []
-    for result in files.show_progress(
+    for result in show_progress(
         prediction.predict_files(
             predictor,
             images,
@@ -124,6 +128,7 @@ def run_prediction(options: PredictOptions) -> int:
             report=report,
         ),
         len(images),
+        unit="image",
         quiet=chosen.quiet,
     ):
         predictions.append(result)

@@ -9,9 +9,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,8 +20,6 @@ from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
 from tfdist.training.durable_files import write_atomically
-
-Item = TypeVar("Item")
 
 _THREADS = 4
 _READ_AHEAD = 16
@@ -105,16 +102,6 @@ def read_ahead(
         finally:
             for future in pending:
                 future.cancel()
-
-
-def show_progress(items: Iterable[Item], total: int, *, quiet: bool) -> Iterator[Item]:
-    """Yields items while a progress bar counts them, on standard output."""
-    bar = keras.utils.Progbar(total, unit_name="image", verbose=0 if quiet else 1)
-    count = 0
-    for count, item in enumerate(items, 1):
-        bar.update(count, finalize=False)
-        yield item
-    bar.update(count, finalize=True)
 
 
 @dataclass(frozen=True)

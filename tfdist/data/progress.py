@@ -1,0 +1,44 @@
+"""Shows how many of some items are done: a bar in a terminal, lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import keras
+
+_EVERY_S = 60.0  # between two lines
+
+Item = TypeVar("Item")
+
+
+def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) -> Iterator[Item]:
+    """Yields items while their number is shown on standard output.
+
+    Args:
+      items: what is done.
+      total: how many there are.
+      unit: what one is called, such as "example".
+      quiet: whether nothing is shown.
+    """
+    if quiet:
+        yield from items
+        return
+    if sys.stdout.isatty():
+        yield from _show_bar(items, total, unit)
+        return
+    shown, count = time.monotonic(), 0
+    for count, item in enumerate(items, 1):
+        yield item
+        if count == total or time.monotonic() - shown >= _EVERY_S:
+            shown = time.monotonic()
+            print(f"{time.strftime('%H:%M:%S')} {count}/{total} {unit}s", flush=True)
+
+
+def _show_bar(items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+    bar = keras.utils.Progbar(total, unit_name=unit)
+    count = 0
+    for count, item in enumerate(items, 1):
+        bar.update(count, finalize=False)
+        yield item
+    bar.update(count, finalize=True)

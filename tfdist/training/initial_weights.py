@@ -1,0 +1,77 @@
+"""The weights of a finished run, which another one begins with."""
+
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, shorten_error
+
+
+class InitialWeights:
+    """The weights of a saved model, by their paths. Made outside of any strategy's scope.
+
+    Args:
+      run_dir: a finished run, or a `.keras` file.
+
+    Raises:
+      TfdistError: there is no model, or Keras cannot read it.
+    """
+
+    def __init__(self, run_dir: str):
+        self._run_dir = run_dir
+        path = run_dir if run_dir.endswith(".keras") else f"{run_dir}/model.keras"
+        if not tf.io.gfile.exists(path):
+            raise TfdistError(
+                f"`init_from={run_dir}` has no model.keras. Name a finished run, or a .keras file."
+            )
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                local = f"{directory}/model.keras"
+                tf.io.gfile.copy(path, local)
+                saved = keras.models.load_model(local, compile=False)
+        except Exception as error:  # whatever a file of another program holds
+            raise TfdistError(
+                f"Cannot read `init_from={run_dir}`: {shorten_error(error)}"
+            ) from error
+        self._values: dict[str, np.ndarray] = {v.path: v.numpy() for v in saved.variables}
+        self._new: list[str] = []
+        self._num_used = 0
+
+    def give_to(self, model: keras.Model) -> None:
+        """Sets the weights of a built model that have the same path and shape.
+
+        Raises:
+          TfdistError: the model is not built, or none has.
+        """
+        if not all(layer.built for layer in model._flatten_layers()):
+            raise TfdistError(
+                f"`init_from={self._run_dir}` needs {model.name!r} to be built. "
+                "Let build_model return a model that knows its inputs."
+            )
+        used = [
+            variable
+            for variable in model.variables
+            if variable.path in self._values
+            and self._values[variable.path].shape == tuple(variable.shape)
+        ]
+        trainable = {id(variable) for variable in model.trainable_variables}
+        if not any(id(variable) in trainable for variable in used):
+            raise TfdistError(
+                f"No weight of `init_from={self._run_dir}` has the name and shape of one of "
+                f"{model.name!r}. Name a run of the same network."
+            )
+        for variable in used:
+            variable.assign(self._values[variable.path])
+        known = {id(variable) for variable in used}
+        self._new = [v.path for v in model.trainable_variables if id(v) not in known]
+        self._num_used = len(used)
+
+    def describe(self) -> str:
+        """Returns which weights were taken, in a line."""
+        text = f"Begins with {self._num_used} weights of {self._run_dir}"
+        if not self._new:
+            return f"{text}."
+        more = f" and {len(self._new) - 3} more" if len(self._new) > 3 else ""
+        return f"{text}; new: {', '.join(self._new[:3])}{more}."
