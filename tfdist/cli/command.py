@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.cli.arguments import print_help
+from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
@@ -43,7 +44,11 @@ def run_command(
         print_help(format_help(program, options_class, arguments))
         return 0
     try:
-        options: Any = parse_flags(options_class, arguments)
+        wanted = [argument for argument in arguments if argument != PRINT_CONFIG]
+        options: Any = parse_flags(options_class, wanted)
+        if len(wanted) < len(arguments):
+            print(format_config(options.to_dict()))
+            return 0
         if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tfdist.cli.arguments import check_arguments, count_flags, find_flag
+from tfdist.cli.config import expand_config
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
@@ -98,15 +99,16 @@ def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagVa
 
 
 def expand_flag_files(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with those of their `--flagfile`s in place of these.
+    """Returns the arguments with those of their `--flagfile`s and their `--config`.
 
     Raises:
       TfdistError: a file cannot be read.
     """
     try:
-        return flags.FlagValues().read_flags_from_files(list(arguments))
+        found = flags.FlagValues().read_flags_from_files(list(arguments))
     except flags.Error as error:
         raise _make_flag_error(error) from error
+    return expand_config(found)
 
 
 def split_command(
@@ -151,7 +153,10 @@ def format_help(program: str, command: type[CommandOptions], arguments: Sequence
         for item in dataclasses.fields(group):
             lines += _format_flag(item)
         lines.append("")
-    lines.append("--flagfile=FILE reads flags from a file, one a line. --help shows this.")
+    lines += [
+        "--config=FILE reads options from TOML, YAML, JSON or a run's options.json; flags win.",
+        "--print_config prints them all. --flagfile=FILE reads flags, one a line.",
+    ]
     return "\n".join(lines)
 
 

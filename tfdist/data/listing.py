@@ -1,11 +1,17 @@
 """The files of a directory that can be read, and those that are skipped aloud."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tensorflow as tf
 from absl import logging
+
+from tfdist.errors import TfdistError
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -73,3 +79,57 @@ def _find_kind(name: str) -> str:
         return "directory"
     stem, dot, extension = name.rpartition(".")
     return f".{extension.lower()}" if stem and dot else "without an extension"
+
+
+def find_split(data_dir: str, split: str, val_fraction: float) -> str:
+    """Returns the directory that holds a split, or of which it is a part.
+
+    Args:
+      data_dir: holds a directory for each split; or, with a fraction, what else `train` holds.
+      split: "train", "val" or another one.
+      val_fraction: the share of the training examples that validation takes; 0 for none.
+
+    Raises:
+      TfdistError: there is a directory for validation beside the fraction.
+    """
+    gfile = tf.io.gfile
+    if not val_fraction or split not in ("train", "val"):
+        return gfile.join(data_dir, split)
+    if gfile.isdir(gfile.join(data_dir, "val")):
+        raise TfdistError(
+            f"`data_dir={data_dir}` has a directory val. Leave out `val_fraction={val_fraction:g}`."
+        )
+    train = gfile.join(data_dir, "train")
+    return train if gfile.isdir(train) else data_dir
+
+
+def take_part(
+    items: Sequence[Item], split: str, val_fraction: float, *, name: Callable[[Item], str]
+) -> list[Item]:
+    """Returns the items that belong to "train" or "val", by a hash of their names.
+
+    Which part one belongs to does not change when others are added or removed.
+
+    Args:
+      items: of both parts.
+      split: which of them; any other has all items.
+      val_fraction: the share of validation; 0 for no parts.
+      name: the name of an item.
+
+    Raises:
+      TfdistError: a part has none.
+    """
+    if not val_fraction or split not in ("train", "val"):
+        return list(items)
+
+    def is_for_validation(item: Item) -> bool:
+        digest = hashlib.sha256(name(item).encode()).digest()
+        return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
+
+    part = [item for item in items if is_for_validation(item) == (split == "val")]
+    if not part:
+        raise TfdistError(
+            f"`val_fraction={val_fraction:g}` of {len(items)} examples leaves none for {split}. "
+            "Give another fraction."
+        )
+    return part

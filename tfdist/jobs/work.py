@@ -39,10 +39,10 @@ def make_work(arguments: Sequence[str]) -> Work:
     Raises:
       TfdistError: an unknown flag, or a value that cannot be understood.
     """
-    arguments = expand_flag_files(arguments)
     flags, script = split_command(ScriptOptions, arguments)
     if script and script[0].endswith(".py"):
-        return _make_script(flags, script)
+        return _make_script(expand_flag_files(flags), script)
+    arguments = expand_flag_files(arguments)
     options = parse_flags(TrainOptions, arguments)
     options.check()
     return Work(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import keras
 import numpy as np
@@ -75,6 +76,29 @@ def test_reads_a_data_set_of_tfds(pets_dir, path_with_spaces):
 def test_refuses_data_sets_without_classes(path_with_spaces, name, message):
     with pytest.raises(TfdistError, match=re.escape(message)):
         make_class_tfds(name, "train", (8, 8), data_dir=str(path_with_spaces))
+
+
+@pytest.mark.parametrize("has_train", [True, False])
+def test_validation_takes_a_share_where_it_has_no_directory(folder, has_train):
+    shutil.rmtree(folder / "val")
+    root = folder if has_train else folder / "train"
+    if not has_train:
+        assert not (root / "train").exists()
+    parts = [
+        make_class_folder(str(root), split, (6, 5), val_fraction=0.4) for split in ("train", "val")
+    ]
+    paths = [{path for path, _ in part.files} for part in parts]
+    assert not paths[0] & paths[1]
+    assert len(paths[0] | paths[1]) == 12
+    assert 1 <= len(paths[1]) <= 8
+    next(iter((folder / "train" / "dark").iterdir())).unlink()
+    again = make_class_folder(str(root), "val", (6, 5), val_fraction=0.4)
+    assert {path for path, _ in again.files} <= paths[1]
+
+
+def test_refuses_a_share_beside_a_directory(folder):
+    with pytest.raises(TfdistError, match="has a directory val. Leave out `val_fraction=0.4`"):
+        make_class_folder(str(folder), "train", (6, 5), val_fraction=0.4)
 
 
 def test_refuses_directories_that_are_no_classes(folder):

@@ -372,3 +372,18 @@ def test_bad_ones_are_left_out_on_request(data_dir, caplog):
         pathlib.Path(image).write_bytes(b"")
     with pytest.raises(TfdistError, match="None of the .* examples can be used"):
         leave_out_bad(source)
+
+
+def test_validation_takes_a_share_of_a_folder_without_splits(path_with_spaces):
+    root = str(path_with_spaces)
+    for index in range(12):
+        write(f"{root}/images/{index}.png", png(make_image(index)))
+        write(f"{root}/masks/{index}.png", png(make_mask(index)))
+    parts = [
+        make_folder(root, split, (6, 8), 3, val_fraction=0.3).pairs for split in ("train", "val")
+    ]
+    assert set(parts[0]).isdisjoint(parts[1])
+    assert len(parts[0]) + len(parts[1]) == 12
+    assert 1 <= len(parts[1]) < len(parts[0])
+    with pytest.raises(TfdistError, match="`val_fraction=1` of 12 examples leaves none for train"):
+        make_folder(root, "train", (6, 8), 3, val_fraction=1)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import hash_files, make_header
-from tfdist.data.listing import list_directory
+from tfdist.data.listing import find_split, list_directory, take_part
 from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
@@ -163,6 +163,7 @@ def make_class_folder(
     *,
     class_names: tuple[str, ...] = (),
     max_examples: int | None = None,
+    val_fraction: float = 0.0,
 ) -> ClassFolderSource:
     """Returns the images in DATA_DIR/SPLIT/CLASS.
 
@@ -172,12 +173,14 @@ def make_class_folder(
       image_size: (height, width) in pixels of the examples.
       class_names: the directories, in the order of the classes; that of their names by default.
       max_examples: take only this many, spread over the classes.
+      val_fraction: the share of DATA_DIR/train, or of DATA_DIR itself, that is the split "val",
+        by a hash of the names; the rest is "train". 0 where there is a directory for each.
 
     Raises:
       TfdistError: a directory is missing or empty, or one has no class.
     """
     gfile = tf.io.gfile
-    root = gfile.join(str(data_dir), split)
+    root = find_split(str(data_dir), split, val_fraction)
     if not gfile.isdir(root):
         raise TfdistError(
             f"Cannot read `data_dir={data_dir!r}`: there is no directory {root!r}. It must hold "
@@ -204,7 +207,9 @@ def make_class_folder(
             (place, label, gfile.join(listing.directory, file))
             for place, file in enumerate(listing.names)
         ]
-    chosen = sorted(files)[:max_examples]  # the first of each class, the second of each, ...
+    # The first of each class, the second of each, ...
+    part = take_part(sorted(files), split, val_fraction, name=lambda file: file[2][len(root) :])
+    chosen = part[:max_examples]
     return ClassFolderSource(
         num_examples=len(chosen),
         num_skipped=num_skipped,

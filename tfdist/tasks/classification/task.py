@@ -42,6 +42,12 @@ class Classification(Task):
     val_examples: int | None = option(
         None, "validation examples of shapes, or a cap on others'", metavar="N", minimum=1
     )
+    val_fraction: float = option(
+        0.0,
+        "folder: the share of the training examples that validation takes, by their names, where "
+        "there is no directory for it; 0 for none",
+        minimum=0,
+    )
     flip: bool = option(True, "mirror half of the training examples")
     model: str = option(
         "small_cnn",
@@ -187,6 +193,7 @@ class Classification(Task):
             self.image_size,
             class_names=names,
             max_examples=counts["train"],
+            val_fraction=self.val_fraction,
         )
         val = make_class_folder(
             self.data_dir,
@@ -194,6 +201,7 @@ class Classification(Task):
             self.image_size,
             class_names=train.class_names,
             max_examples=counts["val"],
+            val_fraction=self.val_fraction,
         )
         return [train, val]
 

@@ -14,7 +14,7 @@ from absl import logging
 
 from tfdist.data.fingerprint import hash_files, make_header
 from tfdist.data.graph_errors import make_graph_error
-from tfdist.data.listing import Listing, list_directory
+from tfdist.data.listing import Listing, find_split, list_directory, take_part
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
@@ -41,6 +41,7 @@ def make_folder(
     label_map: LabelMap | None = None,
     class_names: tuple[str, ...] | None = None,
     max_examples: int | None = None,
+    val_fraction: float = 0.0,
 ) -> "FolderSource":
     """Returns the images and masks in DATA_DIR/SPLIT/images and DATA_DIR/SPLIT/masks.
 
@@ -63,6 +64,8 @@ def make_folder(
         be in it, and the masks may then be RGB.
       class_names: one for each class, or None.
       max_examples: take only this many, the first by name.
+      val_fraction: the share of DATA_DIR/train, or of DATA_DIR itself, that is the split "val",
+        by a hash of the names; the rest is "train". 0 where there is a directory for each.
 
     Raises:
       TfdistError: a directory is missing or empty; an image has no mask, a mask no
@@ -74,7 +77,9 @@ def make_folder(
     _check_classes(num_classes, class_names)
     if label_map:
         check_label_map(label_map, num_classes, ignore_label)
-    pairs, num_skipped = _list_pairs(str(data_dir), split)
+    root = find_split(str(data_dir), split, val_fraction)
+    pairs, num_skipped = _list_pairs(str(data_dir), split, root)
+    pairs = take_part(pairs, split, val_fraction, name=lambda pair: os.path.basename(pair[0]))
     if max_examples is not None:
         pairs = pairs[:max_examples]
     return FolderSource(
@@ -236,7 +241,7 @@ def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> Non
         )
 
 
-def _list_pairs(data_dir: str, split: str) -> tuple[list[tuple[str, str]], int]:
+def _list_pairs(data_dir: str, split: str, root: str) -> tuple[list[tuple[str, str]], int]:
     """Returns the pairs in a split, and how many are left out for their format."""
     gfile = tf.io.gfile
     if not gfile.isdir(data_dir):
@@ -244,7 +249,6 @@ def _list_pairs(data_dir: str, split: str) -> tuple[list[tuple[str, str]], int]:
             f"Cannot read `data_dir={data_dir!r}`: there is no such directory. It must hold "
             "SPLIT/images and SPLIT/masks."
         )
-    root = gfile.join(data_dir, split)
     if not gfile.isdir(root):
         splits = [name for name in _list_names(data_dir) if gfile.isdir(gfile.join(data_dir, name))]
         found = f"its directories are {', '.join(splits)}" if splits else "it has no directory"

@@ -30,6 +30,7 @@ def make_source(
     label_map: LabelMap | None = None,
     class_names: tuple[str, ...] | None = None,
     num_examples: int | None = None,
+    val_fraction: float = 0.0,
     seed: int = 0,
     on_bad_example: str = "fail",
     cache: str = "auto",
@@ -48,6 +49,7 @@ def make_source(
       label_map: of "folder"; see `make_folder`.
       class_names: as above.
       num_examples: the size of "shapes", a cap for the others.
+      val_fraction: of "folder"; see `make_folder`.
       seed: of "shapes".
       on_bad_example: of "folder": "fail", or "skip", which reads every file once at the start
         and leaves out those that cannot be used.
@@ -70,6 +72,7 @@ def make_source(
         label_map=label_map,
         class_names=class_names,
         num_examples=num_examples,
+        val_fraction=val_fraction,
         seed=seed,
         on_bad_example=on_bad_example,
         cache=cache,
@@ -110,6 +113,10 @@ def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]
             f"Cannot map the labels of `dataset={request.dataset}`: `label_map` is for "
             "`dataset=folder`. Leave it out."
         )
+    if request.val_fraction and kind != "folder":
+        raise TfdistError(
+            f"`val_fraction={request.val_fraction:g}` is for `dataset=folder`. Leave it out."
+        )
     return _FACTORIES[kind](request)
 
 
@@ -124,6 +131,7 @@ class _Request:
     label_map: LabelMap | None = None
     class_names: tuple[str, ...] | None = None
     num_examples: int | None = None
+    val_fraction: float = 0.0
     seed: int = 0
     on_bad_example: str = "fail"
     cache: str
@@ -157,6 +165,7 @@ def _make_folder(request: _Request) -> tuple[Source | SequentialSource, str]:
         label_map=request.label_map,
         class_names=request.class_names,
         max_examples=request.num_examples,
+        val_fraction=request.val_fraction,
     )
     if request.on_bad_example == "skip":
         source = leave_out_bad(source)

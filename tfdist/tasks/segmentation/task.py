@@ -67,6 +67,12 @@ class Segmentation(Task):
     val_examples: int | None = option(
         None, "validation examples of shapes, or a cap on them", metavar="N"
     )
+    val_fraction: float = option(
+        0.0,
+        "folder: the share of the training examples that validation takes, by their names, where "
+        "there is no directory for it; 0 for none",
+        minimum=0,
+    )
     flip: bool = option(True, "mirror half of the training examples")
     scale: tuple[float, float] = option(
         (0.75, 1.5),
@@ -264,6 +270,7 @@ class Segmentation(Task):
             "ignore_label": self.ignore_label,
             "label_map": parse_label_map(self.label_map),
             "class_names": self.class_names or None,
+            "val_fraction": self.val_fraction,
             "seed": seed,
             "on_bad_example": self.on_bad_example,
         }

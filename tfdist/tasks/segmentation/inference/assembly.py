@@ -65,6 +65,8 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         label_map=parse_label_map(label_map),
         class_names=run.class_names,
         num_examples=num_examples,
+        # Of its own data alone: others have their own splits.
+        val_fraction=task.val_fraction if options.data_dir in (None, task.data_dir) else 0.0,
         seed=run.options.training.seed,
         on_bad_example=task.on_bad_example,
     )
