@@ -1,4 +1,4 @@
-"""tfdist against PyTorch and Keras on the same machine: the same U-Net, batches and optimiser.
+"""tfdist against PyTorch and Keras on the same machine: the same U-Net, batches and optimizer.
 
     pip install -r benchmarks/requirements-pytorch.txt
     python -m benchmarks.against_pytorch [--rounds=3] [--output=DIR] [--python=PATH]

@@ -27,9 +27,9 @@ FLAGS = [
     "--val_examples=16",
     "--quiet",
 ]
-AUGMENTED = "--flip --scale=0.7,1.6 --colour=0.2"
+AUGMENTED = "--flip --scale=0.7,1.6 --color=0.2"
 CASES = {
-    "one batch, kept as it is": "--train_examples=16 --noflip --scale=1,1 --colour=0",
+    "one batch, kept as it is": "--train_examples=16 --noflip --scale=1,1 --color=0",
     "CamVid, augmented": AUGMENTED,
     "CamVid, augmented, `--cache=disk`": f"{AUGMENTED} --cache=disk",
     "CamVid, augmented, `--cache=none`": f"{AUGMENTED} --cache=none",

@@ -23,7 +23,7 @@ _BATCHES = 4  # that are kept in memory and seen again and again
 
 
 class UNet(nn.Module):
-    """tfdist's `unet` with batch normalisation; its layers have the same names.
+    """tfdist's `unet` with batch normalization; its layers have the same names.
 
     Args:
       num_classes, base_filters, depth: as of `tfdist.models.make_model`.

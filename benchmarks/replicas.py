@@ -3,9 +3,9 @@
     python -m benchmarks.replicas [--rounds=3]
 
 The network and batch of the other benchmarks, on one core for each replica, in Markdown: with
-and without synchronised batch normalisation, gradients in packs or compressed, and beside each
+and without synchronized batch normalization, gradients in packs or compressed, and beside each
 other without a word, which is as fast as the machine lets them be. Then what is waited for,
-alone: the sum of the gradients, and the 36 small sums of batch normalisation. Times are medians
+alone: the sum of the gradients, and the 36 small sums of batch normalization. Times are medians
 over the rounds, whose measurements take turns.
 """
 
@@ -38,7 +38,7 @@ class Case:
       strategy: of `tfdist.train`, or `none` for processes that do not know of each other.
       processes: with one core each, if there are several.
       cores: that one process may use.
-      norm: batch normalisation, `sync_batch` or `batch`.
+      norm: batch normalization, `sync_batch` or `batch`.
       bytes_per_pack, compress_gradients, precision: as of `tfdist.train`.
     """
 
@@ -170,7 +170,7 @@ def measure(directory: str) -> int:
 
 
 def _measure_small_sums(trainer: Any) -> float:
-    """Returns the seconds of the sums over the replicas by which batches are normalised."""
+    """Returns the seconds of the sums over the replicas by which batches are normalized."""
     import tensorflow as tf
 
     from tfdist.models.layers import FusedBatchNormalization

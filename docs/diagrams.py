@@ -1,6 +1,6 @@
 """Draws how data, gradients and weights flow under each strategy, as docs/images/NAME.svg.
 
-The boxes have a colour of their own, so that the pictures can be read on white and on black.
+The boxes have a color of their own, so that the pictures can be read on white and on black.
 """
 
 import html
@@ -21,7 +21,7 @@ class Flow:
       left, middle, right: the boxes' texts; a bar starts a new line. A box that is alone in its
         column is as high as the picture.
       parts: what each box of the middle reads, one text each.
-      to_right, to_middle: (what flows, its colour) in each direction; None for nothing.
+      to_right, to_middle: (what flows, its color) in each direction; None for nothing.
       chief: the text of a box above, which gives out steps; empty for none.
     """
 
@@ -104,11 +104,11 @@ def draw_flow(flow: Flow) -> str:
     """Returns a flow as SVG."""
     top = 8 + (_BOX_HEIGHT if flow.chief else 0)
     height = len(flow.middle) * (_BOX_HEIGHT + _GAP) - _GAP
-    centres = [
+    centers = [
         top + _BOX_HEIGHT / 2 + row * (_BOX_HEIGHT + _GAP) for row in range(len(flow.middle))
     ]
     parts, used = [], {_DATA}
-    for y, part in zip(centres, flow.parts, strict=True):
+    for y, part in zip(centers, flow.parts, strict=True):
         parts.append(_arrow(160, y, 260, y, part, _DATA))
         if flow.to_right and flow.to_middle:
             parts.append(_arrow(450, y - 9, 560, y - 9, *flow.to_right))
@@ -123,13 +123,13 @@ def draw_flow(flow: Flow) -> str:
         if len(texts) == 1:  # as high as all of the middle
             parts.append(_box(x, top + height / 2, width, height, texts[0]))
         else:
-            for text, y in zip(texts, centres, strict=bool(texts)):
+            for text, y in zip(texts, centers, strict=bool(texts)):
                 parts.append(_box(x, y, width, _BOX_HEIGHT, text))
     y = top + height + 28
-    for index, colour in enumerate(colour for colour in _LEGEND if colour in used):
+    for index, color in enumerate(color for color in _LEGEND if color in used):
         x = 260 + 110 * index
-        parts.append(f'<path d="M{x} {y}h22" stroke="{colour}" stroke-width="3"/>')
-        parts.append(_text(x + 28, y + 4, _LEGEND[colour], "#8a8a8a", "start"))
+        parts.append(f'<path d="M{x} {y}h22" stroke="{color}" stroke-width="3"/>')
+        parts.append(_text(x + 28, y + 4, _LEGEND[color], "#8a8a8a", "start"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 16}" '
         f'font-family="sans-serif" font-size="13">{"".join(parts)}</svg>\n'
@@ -149,7 +149,7 @@ def _box(x: float, y: float, width: float, height: float, text: str) -> str:
 
 
 def _arrow(
-    x0: float, y0: float, x1: float, y1: float, text: str, colour: str, *, below: bool = False
+    x0: float, y0: float, x1: float, y1: float, text: str, color: str, *, below: bool = False
 ) -> str:
     length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
     along = ((x1 - x0) / length, (y1 - y0) / length)
@@ -159,14 +159,14 @@ def _arrow(
     head += f"{back[0] - side[0]:.1f},{back[1] - side[1]:.1f}"
     middle = ((x0 + x1) / 2, (y0 + y1) / 2 + (17 if below else -7))
     return (
-        f'<path d="M{x0} {y0}L{back[0]:.1f} {back[1]:.1f}" stroke="{colour}" stroke-width="2"/>'
-        f'<polygon points="{head}" fill="{colour}"/>'
-        + (_text(*middle, text, colour, "middle") if text else "")
+        f'<path d="M{x0} {y0}L{back[0]:.1f} {back[1]:.1f}" stroke="{color}" stroke-width="2"/>'
+        f'<polygon points="{head}" fill="{color}"/>'
+        + (_text(*middle, text, color, "middle") if text else "")
     )
 
 
-def _text(x: float, y: float, text: str, colour: str, anchor: str) -> str:
+def _text(x: float, y: float, text: str, color: str, anchor: str) -> str:
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">'
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">'
         f"{html.escape(text)}</text>"
     )

@@ -143,7 +143,7 @@ def make_backbone_unet(
         )
     if pretrained and norm not in ("batch", "sync_batch"):
         raise ValueError(
-            f"Cannot build {name}: the ImageNet weights are for batch normalisation, norm is "
+            f"Cannot build {name}: the ImageNet weights are for batch normalization, norm is "
             f"{norm}. Give sync_batch or batch, or leave out pretrained."
         )
     source = _load_imagenet(name, encoder, download_timeout_s) if pretrained else None
@@ -164,7 +164,7 @@ def make_backbone_unet(
 def _make_encoder(encoder, shape, *, depth, norm, seed):
     """Returns the application up to its `depth` endpoints, its layers made anew.
 
-    They are named after the stage that they are part of, normalise by `norm`, and draw their
+    They are named after the stage that they are part of, normalize by `norm`, and draw their
     initial weights from seeds of their own.
     """
     # The images stay float32 until they are preprocessed, under mixed precision too.
@@ -192,7 +192,7 @@ def _make_encoder(encoder, shape, *, depth, norm, seed):
         return type(layer).from_config(config)
 
     def call(layer, *inputs, mask=None, **arguments):
-        # Keras's batch normalisation takes a mask, of which images have none.
+        # Keras's batch normalization takes a mask, of which images have none.
         del mask
         return layer(*inputs, **arguments)
 
@@ -268,12 +268,12 @@ def _to_unit_range(image, channels):
 
 
 def _to_caffe(image, channels):
-    """As ResNet50 was: less the mean colour, blue first. Other than three channels: centred."""
+    """As ResNet50 was: less the mean color, blue first. Other than three channels: centered."""
     if channels != 3:
         return make_rescaling(127.5, 1.0, name="rescale")(image)
     # The values of `keras.applications.imagenet_utils.preprocess_input(mode="caffe")`.
-    centred = make_rescaling((123.68, 116.779, 103.939), 1.0, name="rescale")(image)
-    return ReverseChannels(dtype=centred.dtype, name="blue_first")(centred)
+    centered = make_rescaling((123.68, 116.779, 103.939), 1.0, name="rescale")(image)
+    return ReverseChannels(dtype=centered.dtype, name="blue_first")(centered)
 
 
 def _to_unit_variance(image, channels):

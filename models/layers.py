@@ -1,4 +1,4 @@
-"""Batch normalisation on TensorFlow's fused kernel, within a replica or over all of them."""
+"""Batch normalization on TensorFlow's fused kernel, within a replica or over all of them."""
 
 import math
 from typing import NamedTuple
@@ -13,11 +13,11 @@ _GROUPS = 32  # Wu and He 2018, table 3: the default, and never far from the bes
 
 
 def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.layers.Layer:
-    """Returns a new normalisation layer over the last axis.
+    """Returns a new normalization layer over the last axis.
 
     Args:
-      kind: `sync_batch`, batch normalisation over all replicas' examples; `batch`, over those of
-        one replica; `group`, group normalisation, with the largest group count that divides both
+      kind: `sync_batch`, batch normalization over all replicas' examples; `batch`, over those of
+        one replica; `group`, group normalization, with the largest group count that divides both
         32 and `channels`; `none`, the identity.
       channels: the size of the last axis.
       name: the layer's name.
@@ -39,7 +39,7 @@ def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.lay
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class FusedBatchNormalization(keras.layers.Layer):
-    """Batch normalisation over the last axis, on the fused kernel.
+    """Batch normalization over the last axis, on the fused kernel.
 
     The weights, their names and order, the defaults and the results are those of
     `keras.layers.BatchNormalization`, so weights can be copied either way. Two things differ.
@@ -48,7 +48,7 @@ class FusedBatchNormalization(keras.layers.Layer):
     never calls. Statistics are float32; float64, which has no such kernel, takes plain operations.
 
     The replicas: the moving statistics follow those of the global batch and are the same on
-    every replica. With `synchronized`, the output is normalised by the global batch too, so that
+    every replica. With `synchronized`, the output is normalized by the global batch too, so that
     the number of replicas does not change the result: one all-reduce in the forward pass, one in
     the backward pass. Replicas count by their number of elements, so their batches may differ
     in size, or be empty. Gradients assume that each replica differentiates the mean of its own part
@@ -58,7 +58,7 @@ class FusedBatchNormalization(keras.layers.Layer):
     Outside `strategy.run`, or with one replica, there is nothing to reduce and nothing is.
 
     Args:
-      synchronized: whether to normalise by the statistics of the global batch, rather than by those
+      synchronized: whether to normalize by the statistics of the global batch, rather than by those
         of the replica's part of it.
       momentum: of the moving statistics.
       epsilon: added to the variance.
@@ -68,7 +68,7 @@ class FusedBatchNormalization(keras.layers.Layer):
 
     Call arguments:
       inputs: float [batch, ..., channels], rank 2 or more; *batch* is per replica.
-      training: whether to normalise by the batch's statistics and update the moving ones. As in
+      training: whether to normalize by the batch's statistics and update the moving ones. As in
         Keras, a layer that is not trainable never does.
 
     Raises:
@@ -130,7 +130,7 @@ class FusedBatchNormalization(keras.layers.Layer):
         return input_shape
 
     def call(self, inputs, training=None):
-        """Returns the normalised inputs, in their shape and dtype."""
+        """Returns the normalized inputs, in their shape and dtype."""
         dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         moving_mean = tf.cast(self.moving_mean, dtype)
         moving_variance = tf.cast(self.moving_variance, dtype)
@@ -200,7 +200,7 @@ class _Moments(NamedTuple):
 
 
 def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
-    """Returns x normalised by the moments of all replicas' x, and these moments."""
+    """Returns x normalized by the moments of all replicas' x, and these moments."""
 
     @tf.custom_gradient
     def normalize(x, gamma, beta):
@@ -213,7 +213,7 @@ def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
             #   gamma / std * (dy - mean(dy) - x' * mean(dy * x'))
             # with means over the global batch. Its first term, as if the moments were constants,
             # comes with this replica's sums of dy and dy * x', the gradients of beta and gamma;
-            # the other two, once the sums are global, are one more normalisation of x.
+            # the other two, once the sums are global, are one more normalization of x.
             dx, dgamma, dbeta = _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon)
             rows = _count(x, dgamma.dtype)
             sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([dgamma, dbeta]) * rows)

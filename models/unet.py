@@ -33,7 +33,7 @@ def unet(
     """Returns a new U-Net.
 
     Of the paper, with three differences that are usual since: the convolutions are padded, so that
-    the logits have the image's size; they are normalised before the ReLU; and there is no dropout.
+    the logits have the image's size; they are normalized before the ReLU; and there is no dropout.
 
     Args:
       image_size: height and width, each divisible by 2**depth, or both None for any such size.

@@ -49,8 +49,8 @@ def test_leaves_masks_overlays_and_statistics(
     assert (decode_mask(data) == mask).all()
     assert data[25] == 3  # indexed
     overlay = tf.io.decode_png((output / "overlays" / "a.png").read_bytes()).numpy()
-    coloured = tf.io.decode_png(data, channels=3).numpy()
-    np.testing.assert_allclose(overlay, (image / 2 + coloured / 2), atol=1)
+    colored = tf.io.decode_png(data, channels=3).numpy()
+    np.testing.assert_allclose(overlay, (image / 2 + colored / 2), atol=1)
     rows = list(csv.DictReader((output / "classes.csv").read_text().splitlines()))
     assert [row["image"] for row in rows] == ["a", "b", "c", "(all)"]
     assert int(rows[0]["pixels"]) == mask.size

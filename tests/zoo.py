@@ -29,7 +29,7 @@ class Example:
     """A model to train and what to train it on.
 
     Attributes:
-      build: optimiser -> compiled model; the same weights every time.
+      build: optimizer -> compiled model; the same weights every time.
       data: `x` and `y` of 40 examples.
       sample_weight: weights of the examples, or None.
     """

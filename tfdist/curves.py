@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 _WIDTH, _HEIGHT = 560, 300  # of the picture, in pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 30, 40  # of the frame's margins, in pixels
-# Okabe and Ito's colours that are seen on white and on black (jfly.uni-koeln.de/color).
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
+# Okabe and Ito's colors that are seen on white and on black (jfly.uni-koeln.de/color).
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 _TICKS = 4
 
 
 def make_curves(
     curves: Mapping[str, Sequence[float]], *, title: str = "", x_label: str = "epoch"
 ) -> str:
-    """Returns an SVG of one line a name; text and axes have the page's own colour.
+    """Returns an SVG of one line a name; text and axes have the page's own color.
 
     Args:
       curves: name -> values, the first of which belongs to 1 on the horizontal axis. Values
@@ -25,7 +25,7 @@ def make_curves(
     Raises:
       ValueError: no curve has a finite value.
 
-    Source: the colours are those of Okabe and Ito, Color Universal Design (2008).
+    Source: the colors are those of Okabe and Ito, Color Universal Design (2008).
     """
     points = {
         name: [(x, y) for x, y in enumerate(map(float, values), 1) if math.isfinite(y)]
@@ -56,17 +56,15 @@ def make_curves(
             f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.2"/>'
         )
     for index, (name, line) in enumerate(points.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
+        color = _COLORS[index % len(_COLORS)]
         placed = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
-        parts.append(
-            f'<polyline points="{placed}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        )
+        parts.append(f'<polyline points="{placed}" fill="none" stroke="{color}" stroke-width="2"/>')
         if len(line) == 1:
             x, y = place(*line[0])
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
         y = _TOP + 10 + 20 * index
         parts.append(
-            f'<path d="M{_WIDTH - _RIGHT + 12} {y}h18" stroke="{colour}" stroke-width="3"/>'
+            f'<path d="M{_WIDTH - _RIGHT + 12} {y}h18" stroke="{color}" stroke-width="3"/>'
         )
         parts.append(_write(name, _WIDTH - _RIGHT + 36, y + 4))
     return (

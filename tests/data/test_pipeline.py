@@ -15,7 +15,7 @@ from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.augment import Augmentation
 from tfdist.tasks.segmentation.shapes import make_shapes
 
-AUGMENTATION = Augmentation(flip=True, scale=(0.6, 1.7), colour=0.3, ignore_label=9)
+AUGMENTATION = Augmentation(flip=True, scale=(0.6, 1.7), color=0.3, ignore_label=9)
 
 
 def make_counting_source(num_examples):

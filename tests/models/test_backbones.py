@@ -122,14 +122,14 @@ def test_norm_none_gives_biases_and_no_statistics():
     assert all(layer.use_bias for layer in convolutions)
 
 
-def test_norm_group_replaces_every_batch_normalisation():
+def test_norm_group_replaces_every_batch_normalization():
     model = mobilenet_v2_unet(**SMALL, depth=3, norm="group")
     names = {type(layer).__name__ for layer in model.layers}
     assert "GroupNormalization" in names
     assert not any("BatchNormalization" in name for name in names)
 
 
-def test_batch_normalisation_keeps_the_applications_constants():
+def test_batch_normalization_keeps_the_applications_constants():
     layer = mobilenet_v2_unet(**SMALL, depth=2).get_layer("encoder_0_bn_Conv1")
     assert (layer.momentum, layer.epsilon) == (0.999, 1e-3)
 

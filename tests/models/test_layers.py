@@ -1,4 +1,4 @@
-"""Batch normalisation against Keras's, and replicas against one device."""
+"""Batch normalization against Keras's, and replicas against one device."""
 
 import itertools
 

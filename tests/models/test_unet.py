@@ -50,8 +50,8 @@ def test_parameter_count_of_the_usual_size():
     for filters in (256, 128, 64, 32):
         convolutions += 4 * 2 * filters * filters + filters
         convolutions += 9 * 2 * filters * filters + 9 * filters * filters
-    normalised = 2 * (2 * (32 + 64 + 128 + 256) + 512)
-    assert model.count_params() == convolutions + 4 * normalised + 32 * 3 + 3
+    normalized = 2 * (2 * (32 + 64 + 128 + 256) + 512)
+    assert model.count_params() == convolutions + 4 * normalized + 32 * 3 + 3
     assert 7.7e6 < model.count_params() < 7.8e6
 
 
@@ -91,10 +91,10 @@ def test_logits_are_at_least_float32(dtype_policy, logits):
     assert model.get_layer("encoder_0_relu_1").output.dtype == compute
 
 
-def test_images_are_normalised_inside():
+def test_images_are_normalized_inside():
     images = make_images()
-    raw, normalised = (unet(**SMALL, mean=m, std=s) for m, s in [(10.0, [5.0, 4.0, 2.0]), (0, 1)])
-    expected = normalised((images - 10.0) / np.array([5, 4, 2], "float32"))
+    raw, normalized = (unet(**SMALL, mean=m, std=s) for m, s in [(10.0, [5.0, 4.0, 2.0]), (0, 1)])
+    expected = normalized((images - 10.0) / np.array([5, 4, 2], "float32"))
     np.testing.assert_allclose(raw(images), expected, atol=1e-3)
     default = unet(**SMALL).get_layer("encoder_0_rescale")
     np.testing.assert_allclose(default(np.array([0.0, 255.0], "float32")), [-1, 1])

@@ -77,7 +77,7 @@ def test_clips_and_applies_what_float32_would(in_float32, float16, strategy_name
     assert zoo.largest_difference(_read(trainer), in_float32["dense"]) < 5e-3
 
 
-def test_trains_a_network_of_fused_normalisation(in_float32, float16):
+def test_trains_a_network_of_fused_normalization(in_float32, float16):
     trainer = _make_trainer("mirrored-2", "unet")
     trainer.fit(*zoo.EXAMPLES["unet"].data, global_batch_size=16, max_steps=6, verbose=0)
     skipped = 6 - int(trainer.model.optimizer.iterations.numpy())

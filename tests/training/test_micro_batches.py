@@ -111,7 +111,7 @@ def test_a_loss_of_the_user_s_own_is_a_mean_over_the_examples():
 
 
 def test_a_sum_and_a_weighted_mean_are_those_of_the_global_batch():
-    """Losses whose normalisers are none, and the weights that come with the examples."""
+    """Losses whose normalizers are none, and the weights that come with the examples."""
 
     def build(optimizer):
         inputs = keras.Input((12,))

@@ -35,7 +35,7 @@ def test_a_constant_is_a_number():
         ("sgd", keras.optimizers.SGD),
     ],
 )
-def test_builds_keras_optimisers(name, kind):
+def test_builds_keras_optimizers(name, kind):
     optimizer = make_optimizer(TrainingOptions(optimizer=name, clip_norm=0.5), total_steps=10)
     assert type(optimizer) is kind
     assert optimizer.global_clipnorm == 0.5

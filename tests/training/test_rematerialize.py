@@ -54,7 +54,7 @@ def _build_random(optimizer):
 
 
 def _build_dense(optimizer):
-    """Through what Keras's own synchronised normalisation reduces, the gradient goes as well."""
+    """Through what Keras's own synchronized normalization reduces, the gradient goes as well."""
     inputs = keras.Input((12,))
     x = inputs
     for stage in ("encoder_0", "bottleneck", "decoder_0"):
@@ -111,7 +111,7 @@ def test_ends_where_it_ends_with_all_activations_kept(float64, name, strategy_na
 
 
 def _count_convolutions(**options):
-    """Returns how many are executed in a step, of what TensorFlow's optimiser leaves."""
+    """Returns how many are executed in a step, of what TensorFlow's optimizer leaves."""
     context.context().enable_graph_collection()
     try:
         _train(EXAMPLES["group"], "one_device", **options)

@@ -45,7 +45,7 @@ def _train(model_name, strategy_name, make_optimizer, **options):
 
 @pytest.fixture(scope="module")
 def references():
-    """What one device computes, once a model and optimiser."""
+    """What one device computes, once a model and optimizer."""
     return {}
 
 

@@ -243,7 +243,7 @@ def find_task(directory, index):
     return None
 
 
-# Where the two workers' means are those of the batch: no normalisation over the batch, and no
+# Where the two workers' means are those of the batch: no normalization over the batch, and no
 # weights or ignored labels, of which one worker may hold more than the other.
 SEPARABLE = ("dense", "two_inputs", "transformer", "random")
 

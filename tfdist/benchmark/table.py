@@ -22,7 +22,7 @@ HEADS = (
 )
 _WIDTH, _ROW, _LABEL = 720, 22, 330  # of the picture, in pixels
 _NUMBER = 60  # that a number at a bar's end takes
-# Okabe and Ito's colours that are seen on white and on black.
+# Okabe and Ito's colors that are seen on white and on black.
 _TRAINER, _BASELINE = "#0072b2", "#e69f00"
 
 
@@ -36,7 +36,7 @@ class Row:
       of_one_device: its speed over that of the trainer on one device, at the same precision.
       scaling: its speed over that of one process on its share of the cores, times the workers.
       of_convolutions: its operations a second over those of the model's convolutions alone.
-      of_peak: over those of the fastest of these convolutions (model FLOPs utilisation).
+      of_peak: over those of the fastest of these convolutions (model FLOPs utilization).
       memory_mib: the most memory that its (chief's) process used.
       first_step_s: from the start of the training to the end of the first step.
       error: why it failed, one line; empty if it did not.
@@ -130,12 +130,12 @@ def draw_bars(rows: Sequence[Row]) -> str:
     for index, row in enumerate(shown):
         y, rate = index * _ROW, row.examples_per_second or 0.0
         width = (_WIDTH - _LABEL - _NUMBER) * rate / longest
-        colour = _TRAINER if row.contestant.kind == "trainer" else _BASELINE
+        color = _TRAINER if row.contestant.kind == "trainer" else _BASELINE
         label = html.escape(f"{row.contestant.name}, {row.contestant.precision}")
         parts += [
             f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label}</text>',
             f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" '
-            f'fill="{colour}"/>',
+            f'fill="{color}"/>',
             f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{rate:.1f}</text>',
         ]
     height = _ROW * len(shown)

@@ -91,7 +91,7 @@ def without_gpus_of(
 
 
 def divide_cores(cores: Sequence[int], num_tasks: int) -> list[list[int]]:
-    """Returns each task's cores, neighbours together; the first tasks get what is left over.
+    """Returns each task's cores, neighbors together; the first tasks get what is left over.
 
     >>> divide_cores([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]

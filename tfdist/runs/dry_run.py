@@ -39,7 +39,7 @@ class MemoryEstimate:
     """What training takes on one replica, in bytes.
 
     Attributes:
-      state: weights, their gradients and the optimiser's variables.
+      state: weights, their gradients and the optimizer's variables.
       activations: every layer's output for the rows that the replica computes at a time, which
         the backward pass needs; or those between stages and those of the largest one. Workspaces
         of kernels and the framework itself come on top. None for a subclass of `keras.Model`,

@@ -102,7 +102,7 @@ def make_placement(
     """Returns a variable creator: each variable goes to the parameter server with fewest bytes.
 
     TensorFlow counts variables instead, which puts all kernels on one of two servers and all
-    biases on the other. Optimisers' slots stay with their variables, and are counted. What
+    biases on the other. Optimizers' slots stay with their variables, and are counted. What
     metrics sum up stays in the chief, which alone writes and reads it.
 
     Args:

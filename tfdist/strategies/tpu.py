@@ -67,7 +67,7 @@ class Tpu(Strategy):
 
 
 def make_tpu(**options: Any) -> "tf.distribute.TPUStrategy":
-    """Connects to a TPU, initialises it and returns the TPUStrategy of the options of `Tpu`.
+    """Connects to a TPU, initializes it and returns the TPUStrategy of the options of `Tpu`.
 
     Raises:
       TfdistError: no TPU was found.

@@ -6,8 +6,8 @@ the servers that hold the weights, and returns some numbers. It changes nothing 
 step whose worker dies is simply computed again by another one.
 
 The chief applies the gradients, one step after the other: it starts the servers' part of the
-optimiser, through which no gradient passes the chief itself. So every step is applied exactly
-once, at its own count of the learning-rate schedule, optimiser slots and moving statistics
+optimizer, through which no gradient passes the chief itself. So every step is applied exactly
+once, at its own count of the learning-rate schedule, optimizer slots and moving statistics
 are updated as on one device, and the model can be saved between any two steps.
 
 Workers do not wait for one another: `max_in_flight` steps are given out ahead of the last one
@@ -323,7 +323,7 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 @contextlib.contextmanager
 def _gradients_already_clipped(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Keeps a Keras optimiser from clipping, while an update is traced: the worker has done it.
+    """Keeps a Keras optimizer from clipping, while an update is traced: the worker has done it.
 
     The norm over all gradients would take them off the parameter servers once more.
     """

@@ -25,10 +25,10 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
 def read_callbacks(
     callbacks: Iterable[keras.callbacks.Callback],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns what callbacks remember, as JSON-serialisable state and arrays.
+    """Returns what callbacks remember, as JSON-serializable state and arrays.
 
     That is: of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, SwapEMAWeights, and of a user's
-    callback that has `get_state()` -> JSON-serialisable and `set_state(state)`.
+    callback that has `get_state()` -> JSON-serializable and `set_state(state)`.
     """
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}

@@ -85,7 +85,7 @@ class WeightAverager:
     Every method but `count` communicates: all workers call it at the same step.
 
     Args:
-      model: the worker's model, every variable of it and of its optimiser created.
+      model: the worker's model, every variable of it and of its optimizer created.
       strategy: whose options say how to average.
       workers: who averages.
 
@@ -116,7 +116,7 @@ class WeightAverager:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimiser, `collect` called before."""
+        """What a checkpoint holds besides the model and its optimizer, `collect` called before."""
         momentum = [self._momentum] if self._has_outer_step else []
         return momentum + ([self._slots_of_workers] if self._own.size else [])
 

@@ -1,6 +1,6 @@
 """Dynamic loss scaling for float16, decided on the gradient of the global batch.
 
-Keras 3.15 wraps the optimiser of a `mixed_float16` model in a `LossScaleOptimizer`. Its own `apply`
+Keras 3.15 wraps the optimizer of a `mixed_float16` model in a `LossScaleOptimizer`. Its own `apply`
 cannot change its state under every strategy; what it decides, and when, is followed here.
 """
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def get_inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimiser that updates the weights: the one itself, or the one it wraps."""
+    """Returns the optimizer that updates the weights: the one itself, or the one it wraps."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer
     return optimizer

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules by name, from Keras."""
+"""Optimizers and learning-rate schedules by name, from Keras."""
 
 import keras
 
@@ -28,7 +28,7 @@ def make_schedule(
 
 
 def make_optimizer(options: TrainingOptions, *, total_steps: int) -> keras.optimizers.Optimizer:
-    """Builds the optimiser; clipping acts on the global batch's gradient.
+    """Builds the optimizer; clipping acts on the global batch's gradient.
 
     Args:
       options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and the schedule's.

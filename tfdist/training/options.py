@@ -36,7 +36,7 @@ class TrainingOptions(OptionGroup):
         auto=AUTO_BATCH_SIZE,
         metavar="N|auto",
     )
-    optimizer: str = option("adam", "optimiser", choices=("adam", "adamw", "sgd"))
+    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "sgd"))
     learning_rate: float = option(2e-3, "the highest learning rate", above=0)
     schedule: str = option(
         "cosine", "of the learning rate, after the warm-up", choices=("cosine", "constant")

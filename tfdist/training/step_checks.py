@@ -132,7 +132,7 @@ def check_model(
       num_replicas: how many share a global batch.
 
     Raises:
-      TfdistError: a layer updates a state by the rows it sees together, as batch normalisation
+      TfdistError: a layer updates a state by the rows it sees together, as batch normalization
         does, so that the result would depend on how they are cut; or XLA is to compile one that
         draws, that updates a state of all replicas or has an operation that XLA does not know; or
         the model cannot be computed again.
@@ -166,7 +166,7 @@ def check_model(
         raise TfdistError(
             f"Cannot cut a batch into {options.micro_batches} micro-batches: the layer "
             f"{describe_layer(layer)} takes statistics of the rows that it sees together. Take a "
-            "normalisation that does not, such as `norm=group`, freeze the layer, or leave out "
+            "normalization that does not, such as `norm=group`, freeze the layer, or leave out "
             "`micro_batches`."
         )
     if layer is not None:

@@ -31,7 +31,7 @@ class Trainer(SingleBatches):
     """Trains a compiled Keras model under a `tf.distribute` strategy.
 
     The strategy changes the speed, never the result: losses, metrics, clipping and
-    normalisation are those of the global batch.
+    normalization are those of the global batch.
 
     Under a strategy of several workers every worker runs the same program: each method is called
     by all of them, returns the same on each, and only the chief writes. Callbacks run on every

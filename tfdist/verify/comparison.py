@@ -27,7 +27,7 @@ class Tolerance:
       first: within the first step, where sums are only added up in another order.
       later: after it. Adam divides each gradient by its own size, so that a rounding error of a
         small gradient becomes one of a whole step: in float32, 4e-3 after ten steps with batch
-        normalisation on one device alone.
+        normalization on one device alone.
       floor: smaller numbers are measured by this share of the largest of their kind (or, losses
         and metrics, of 1): a gradient that is zero on paper is nothing but rounding.
     """

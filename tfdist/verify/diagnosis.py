@@ -62,7 +62,7 @@ def diagnose(
     if not comparison.first_update_holds:
         name = type(one.model.optimizer).__name__
         return (
-            "The gradients agree and the weights after the first step do not: the optimiser "
+            "The gradients agree and the weights after the first step do not: the optimizer "
             f"{name} does something to them on each replica that is not the same on all."
         )
     for kind in (LOSSES, EVALUATION):
@@ -195,8 +195,8 @@ def _explain_layer(layer: keras.Layer, inputs: np.ndarray | None) -> str:
         moving = [v.path for v in layer.non_trainable_variables if "float" in v.dtype]
         if moving:
             return (
-                f"{name} normalises by the rows of its own replica: batch normalisation that is "
-                f"not synchronised, which {', '.join(moving)} shows too. Take "
+                f"{name} normalizes by the rows of its own replica: batch normalization that is "
+                f"not synchronized, which {', '.join(moving)} shows too. Take "
                 "tfdist.models.layers.FusedBatchNormalization or keras's synchronized=True."
             )
         return (
@@ -253,7 +253,7 @@ def _explain_loss(one: _Forward, several: _Forward, tolerance: Tolerance) -> str
     whole, halves = measure(0, num_rows), measure(0, -(-num_rows // 2), num_rows)
     if measure_difference(halves, whole, floor=1e-6) > tolerance.first:
         return (
-            f"{text} is averaged per replica: it normalises by what it finds in the rows it is "
+            f"{text} is averaged per replica: it normalizes by what it finds in the rows it is "
             "given. Return one value an example, or the values and a sample weight."
         )
     return f"{text} depends on the replica that computes it."
@@ -277,7 +277,7 @@ def _explain_gradient(one: _Forward, wrong: Sequence[str]) -> str:
     if any(measure_difference(*pair, floor=size * 1e-3) > 1e-3 for pair in pairs):
         return (
             f"{text}: it does not grow with the loss, so something clips it before the reduction "
-            "over the replicas. Clip in the optimiser (global_clipnorm, clipnorm, clipvalue)."
+            "over the replicas. Clip in the optimizer (global_clipnorm, clipnorm, clipvalue)."
         )
     return f"{text}: a custom gradient is not a sum over the examples."
 

@@ -70,7 +70,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
 
     Args:
       options: of the command.
-      norm: another normalisation for the project's own models.
+      norm: another normalization for the project's own models.
 
     Raises:
       TfdistError: a model or data that are not there or do not fit.

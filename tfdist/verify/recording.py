@@ -18,7 +18,7 @@ GRADIENTS, FIRST, WEIGHTS, OPTIMIZER, STATISTICS = (
     "gradients",
     "weights after step 1",
     "weights",
-    "optimiser",
+    "optimizer",
     "statistics",
 )
 
@@ -29,7 +29,7 @@ class Recording:
 
     Attributes:
       arrays: kind -> name -> value: gradients of the first step, after any clipping; weights
-        after it; weights, optimiser state and normalisation statistics at the end.
+        after it; weights, optimizer state and normalization statistics at the end.
       logs: losses and metrics of every step.
       norms: after every step, the norm of each of the model's float variables by name.
       evaluation: losses and metrics of an evaluation at the end.
@@ -110,7 +110,7 @@ def record(
 
 
 def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets an optimiser keep the gradients of its first step, as `first_gradients`.
+    """Lets an optimizer keep the gradients of its first step, as `first_gradients`.
 
     They are kept as one of its own slots, which every strategy knows how to treat.
     """

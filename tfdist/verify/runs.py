@@ -104,7 +104,7 @@ def make_local_problem(options: VerifyOptions) -> Problem:
     """Returns the problem in the form in which local SGD can equal one device.
 
     Averaging after each step is synchronous training where an update is linear in the gradient,
-    and where no layer sees the batch: each worker normalises by its own rows.
+    and where no layer sees the batch: each worker normalizes by its own rows.
     """
     norm = _GROUP_NORM if _must_change_norm(options) else None
     return make_problem(options, norm=norm).make_linear(workers=options.verification.workers)

@@ -7,7 +7,7 @@ from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.augment import Augmentation
 from tfdist.tasks.segmentation.shapes import make_shapes
 
-FULL = Augmentation(flip=True, scale=(0.5, 2.0), colour=0.4, ignore_label=255)
+FULL = Augmentation(flip=True, scale=(0.5, 2.0), color=0.4, ignore_label=255)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_call_is_a_batch_of_one(batch):
 def test_masks_hold_labels_and_images_stay_in_range(ignore_label):
     images, masks = make_shapes("train", (24, 40), 200).load_batch(tf.range(200, dtype=tf.int64))
     seeds = tf.stack([tf.zeros([200], tf.int64), tf.range(200, dtype=tf.int64)], 1)
-    augmentation = Augmentation(scale=(0.5, 2.0), colour=0.4, ignore_label=ignore_label)
+    augmentation = Augmentation(scale=(0.5, 2.0), color=0.4, ignore_label=ignore_label)
     images, masks = augmentation.augment_batch((images, masks), seeds)
     assert images.dtype == tf.float32
     assert masks.dtype == tf.int32
@@ -93,9 +93,9 @@ def test_mask_stays_on_its_image(scale):
     assert np.any(masks == 2) == (scale[0] < 1)
 
 
-def test_colour_leaves_the_mask(batch):
+def test_color_leaves_the_mask(batch):
     images, masks, seeds = batch
-    new_images, new_masks = Augmentation(flip=False, colour=0.3).augment_batch(
+    new_images, new_masks = Augmentation(flip=False, color=0.3).augment_batch(
         (images, masks), seeds
     )
     np.testing.assert_array_equal(new_masks, masks)
@@ -106,8 +106,8 @@ def test_colour_leaves_the_mask(batch):
 def test_refuses_impossible_settings():
     with pytest.raises(TfdistError, match=r"scale images by \(2.0, 1.0\)"):
         Augmentation(scale=(2.0, 1.0))
-    with pytest.raises(TfdistError, match=r"change colours by 1\.5"):
-        Augmentation(colour=1.5)
+    with pytest.raises(TfdistError, match=r"change colors by 1\.5"):
+        Augmentation(color=1.5)
 
 
 def test_hash_is_uniform_and_each_row_its_own():

@@ -37,8 +37,8 @@ def png(array):
     return tf.io.encode_png(array if array.ndim == 3 else array[..., None]).numpy()
 
 
-def indexed_png(labels, bits, colour=3, transparent=b""):
-    """A palette (3) or grey (0) PNG of any bit depth, written by hand."""
+def indexed_png(labels, bits, color=3, transparent=b""):
+    """A palette (3) or gray (0) PNG of any bit depth, written by hand."""
 
     def chunk(kind, data):
         return (
@@ -53,8 +53,8 @@ def indexed_png(labels, bits, colour=3, transparent=b""):
     palette = chunk(b"PLTE", bytes(range(3 * 2**bits))[: 3 * 2**bits] if bits < 8 else bytes(768))
     return (
         b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
-        + (palette if colour == 3 else b"")
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0))
+        + (palette if color == 3 else b"")
         + (chunk(b"tRNS", transparent) if transparent else b"")
         + chunk(b"IDAT", zlib.compress(lines))
         + chunk(b"IEND", b"")
@@ -164,16 +164,16 @@ def test_ignore_label_is_allowed_in_masks(data_dir):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("colour", [0, 3])
-def test_masks_of_few_bits_and_with_palettes_hold_indices(bits, colour):
+@pytest.mark.parametrize("color", [0, 3])
+def test_masks_of_few_bits_and_with_palettes_hold_indices(bits, color):
     labels = (np.arange(35).reshape(5, 7) % 2**bits).astype(np.uint8)
-    np.testing.assert_array_equal(decode_mask(indexed_png(labels, bits, colour)), labels)
+    np.testing.assert_array_equal(decode_mask(indexed_png(labels, bits, color)), labels)
 
 
-@pytest.mark.parametrize(("colour", "transparent"), [(0, b"\0\0"), (3, b"\0")])
-def test_a_label_of_a_mask_may_be_transparent(colour, transparent):
+@pytest.mark.parametrize(("color", "transparent"), [(0, b"\0\0"), (3, b"\0")])
+def test_a_label_of_a_mask_may_be_transparent(color, transparent):
     labels = make_mask(0)
-    data = indexed_png(labels, 8, colour, transparent=transparent)
+    data = indexed_png(labels, 8, color, transparent=transparent)
     np.testing.assert_array_equal(decode_mask(data), labels)
 
 
@@ -289,7 +289,7 @@ BREAKAGES = {
         lambda root: write(f"{root}/train/images/b.JPEG", b"text"),
         r"decode the image '.*b\.JPEG' \(4 bytes\)",
     ),
-    "mask_of_colours": (
+    "mask_of_colors": (
         lambda root: write(f"{root}/train/masks/b.png", png(make_image(0))),
         r"decode the mask '.*b\.png' .* RGB PNG",
     ),

@@ -1,15 +1,15 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.tasks.segmentation.pictures import colour_mask, make_comparison, make_palette
+from tfdist.tasks.segmentation.pictures import color_mask, make_comparison, make_palette
 
 
-def test_classes_have_colours_of_their_own_and_void_is_black():
+def test_classes_have_colors_of_their_own_and_void_is_black():
     palette = make_palette(30)
     assert len(np.unique(palette, axis=0)) == 30
-    coloured = colour_mask(np.array([[0, 29, 255, -1]]), palette)
-    assert (coloured[0, 1] == palette[29]).all()
-    assert not coloured[0, 2:].any()
+    colored = color_mask(np.array([[0, 29, 255, -1]]), palette)
+    assert (colored[0, 1] == palette[29]).all()
+    assert not colored[0, 2:].any()
 
 
 def test_a_row_an_example_and_void_hidden_in_the_prediction():

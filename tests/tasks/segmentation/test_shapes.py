@@ -54,7 +54,7 @@ def test_shapes_are_large_and_classes_balanced():
     assert share[1:].max() < 1.3 * share[1:].min()
 
 
-def test_colours_tell_shapes_from_the_background():
+def test_colors_tell_shapes_from_the_background():
     images, masks = load(make_shapes("train", (48, 48)), *range(64))
     gaps = [
         np.abs(image[mask > 0].mean(0) - image[mask == 0].mean(0)).max()

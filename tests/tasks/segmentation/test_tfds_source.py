@@ -23,7 +23,7 @@ def test_labels_of_oxford_iiit_pet_start_at_zero(pets_dir, split, names, first):
     assert source.class_names == ("pet", "background", "outline")
     examples = list(source.read_examples())
     assert len(examples) == len(names)
-    # The stored order is by hash; an image's grey says which one it is.
+    # The stored order is by hash; an image's gray says which one it is.
     found = [round(image.mean() / 40) for image, _ in examples]
     assert sorted(found) == list(range(first, first + len(names)))
     for number, (image, mask) in zip(found, examples, strict=True):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.data.seeds import hash_uniform
 from tfdist.errors import TfdistError
 
-# Grey, seen by the model where a scaled-down image leaves its frame empty.
+# Gray, seen by the model where a scaled-down image leaves its frame empty.
 _FILL = 127.5
 # Sampling boxes keep this far inside the image, so that rounding never samples outside.
 _MARGIN = 1e-6
@@ -16,7 +16,7 @@ _LUMA_RED, _LUMA_BLUE = 0.299, 0.114
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random flips, scaling with a crop, and colour changes.
+    """Random flips, scaling with a crop, and color changes.
 
     Each example's change depends on its own seed alone, so it does not matter how
     examples are batched or where they are processed.
@@ -24,20 +24,20 @@ class Augmentation:
     Attributes:
       flip: mirror left and right for half of the examples.
       scale: smallest and largest zoom, drawn log-uniformly; a crop of the frame's size
-        is taken at a random place. Below 1 the frame is not filled: the rest is grey in
+        is taken at a random place. Below 1 the frame is not filled: the rest is gray in
         the image and `ignore_label` in the mask. Without an ignore label zooms below 1
         are drawn as 1.
-      colour: strength in [0, 1) of the changes of brightness, contrast and saturation:
-        each is multiplied by a number in [1 - colour, 1 + colour].
+      color: strength in [0, 1) of the changes of brightness, contrast and saturation:
+        each is multiplied by a number in [1 - color, 1 + color].
       ignore_label: label of pixels outside of the image, or None.
 
     Raises:
-      TfdistError: the scale is not 0 < min <= max, or colour is not in [0, 1).
+      TfdistError: the scale is not 0 < min <= max, or color is not in [0, 1).
     """
 
     flip: bool = True
     scale: tuple[float, float] = (1.0, 1.0)
-    colour: float = 0.0
+    color: float = 0.0
     ignore_label: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,8 +45,8 @@ class Augmentation:
             raise TfdistError(
                 f"Cannot scale images by {self.scale}: give (min, max), 0 < min <= max."
             )
-        if not 0 <= self.colour < 1:
-            raise TfdistError(f"Cannot change colours by {self.colour}: give a number in [0, 1).")
+        if not 0 <= self.color < 1:
+            raise TfdistError(f"Cannot change colors by {self.color}: give a number in [0, 1).")
 
     def __call__(
         self, image: tf.Tensor, mask: tf.Tensor, seed: tf.Tensor
@@ -93,8 +93,8 @@ class Augmentation:
         elif self.flip:
             images = tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
             masks = tf.where(flips[:, None, None], masks[:, :, ::-1], masks)
-        if self.colour:
-            images = self._change_colours(images, draws[:, 4:7])
+        if self.color:
+            images = self._change_colors(images, draws[:, 4:7])
         return images, masks
 
     def _get_scale(self) -> tuple[float, float]:
@@ -132,19 +132,19 @@ class Augmentation:
         labels = tf.ensure_shape(tf.cast(labels[..., 0], masks.dtype), masks.shape)
         return scaled, labels
 
-    def _change_colours(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    def _change_colors(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         brightness, contrast, saturation = tf.unstack(
-            1.0 + self.colour * (2.0 * draws - 1.0), axis=-1
+            1.0 + self.color * (2.0 * draws - 1.0), axis=-1
         )
-        # Contrast turns about mid-grey, not about the image's mean: a sum over pixels
+        # Contrast turns about mid-gray, not about the image's mean: a sum over pixels
         # would depend on how the batch is split over threads.
         gain, offset = brightness * contrast, 127.5 * (1.0 - contrast)
         # Plane by plane: broadcasting a number over channels is slow. No two additions
         # follow each other: Grappler re-associates those by their operands' shapes, and
         # the last bit would depend on the batch.
         red, green, blue = tf.unstack(images, axis=-1)
-        grey = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
-        common = grey * _per_image(gain * (saturation - 1.0)) - _per_image(offset)
+        gray = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
+        common = gray * _per_image(gain * (saturation - 1.0)) - _per_image(offset)
         own = _per_image(gain * saturation)
         images = tf.stack([plane * own - common for plane in (red, green, blue)], axis=-1)
         return tf.clip_by_value(images, 0.0, 255.0)

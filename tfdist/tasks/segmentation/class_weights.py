@@ -40,7 +40,7 @@ def count_pixels_with_class(source: Source) -> np.ndarray:
 def make_class_weights(
     counts: np.ndarray, kind: str, *, pixels_with_class: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns loss weights that favour rare classes.
+    """Returns loss weights that favor rare classes.
 
     "none" is 1 for every class; "sqrt" goes as 1 / sqrt(frequency); "median_frequency"
     as median(frequency) / frequency, where the frequency of a class is its share of the

@@ -18,9 +18,9 @@ from tfdist.tasks.segmentation.label_map import (
 )
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_GREY, _PALETTE = 0, 3
+_GRAY, _PALETTE = 0, 3
 _WITH_ALPHA = (4, 6)
-_COLOUR_NAMES = {2: "RGB", 4: "grey with alpha", 6: "RGB with alpha"}
+_COLOR_NAMES = {2: "RGB", 4: "gray with alpha", 6: "RGB with alpha"}
 
 
 class MaskFormatError(ValueError):
@@ -30,8 +30,8 @@ class MaskFormatError(ValueError):
 def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray:
     """Returns the labels in a PNG file's bytes.
 
-    A one-channel PNG holds labels as grey levels, a palette PNG as indices. TensorFlow
-    turns indices into colours, so the file's header is rewritten to call them grey. With
+    A one-channel PNG holds labels as gray levels, a palette PNG as indices. TensorFlow
+    turns indices into colors, so the file's header is rewritten to call them gray. With
     a label map of colors a PNG of any kind holds labels as colors.
 
     Args:
@@ -47,15 +47,15 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
     """
     if not data.startswith(_SIGNATURE) or data[12:16] != b"IHDR" or len(data) < 33:
         raise MaskFormatError("it is not a PNG file")
-    bits, colour = data[24], data[25]
+    bits, color = data[24], data[25]
     if label_map and is_of_colors(label_map):
-        return map_colors(_decode_colors(data, bits, has_alpha=colour in _WITH_ALPHA), label_map)
-    if colour not in (_GREY, _PALETTE):
-        raise MaskFormatError(f"it is {_COLOUR_NAMES.get(colour, 'an unknown kind of')} PNG")
+        return map_colors(_decode_colors(data, bits, has_alpha=color in _WITH_ALPHA), label_map)
+    if color not in (_GRAY, _PALETTE):
+        raise MaskFormatError(f"it is {_COLOR_NAMES.get(color, 'an unknown kind of')} PNG")
     if bits > 8:
         raise MaskFormatError(f"it has {bits} bits a pixel")
-    if colour == _PALETTE:
-        data = _call_palette_grey(data)
+    if color == _PALETTE:
+        data = _call_palette_gray(data)
     # Fewer than 8 bits come out stretched to 0..255.
     labels = _decode_png(data, 1)[:, :, 0] // np.uint8(255 // (2**bits - 1))
     return map_values(labels, label_map) if label_map else labels
@@ -66,15 +66,15 @@ def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
 
     Args:
       labels: uint8 [height, width].
-      palette: uint8 [colours, 3], the colour that each label is shown in.
+      palette: uint8 [colors, 3], the color that each label is shown in.
     """
     data = tf.io.encode_png(labels[:, :, None]).numpy()
-    # Grey levels and indices of 8 bits are stored alike: the header says which they are.
+    # Gray levels and indices of 8 bits are stored alike: the header says which they are.
     header = bytearray(data[16:29])
     header[9] = _PALETTE
-    colours = np.ascontiguousarray(palette, np.uint8).tobytes()
+    colors = np.ascontiguousarray(palette, np.uint8).tobytes()
     return (
-        _SIGNATURE + _make_chunk(b"IHDR", bytes(header)) + _make_chunk(b"PLTE", colours) + data[33:]
+        _SIGNATURE + _make_chunk(b"IHDR", bytes(header)) + _make_chunk(b"PLTE", colors) + data[33:]
     )
 
 
@@ -100,9 +100,9 @@ def _make_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + crc
 
 
-def _call_palette_grey(data: bytes) -> bytes:
+def _call_palette_gray(data: bytes) -> bytes:
     header = bytearray(data[16:29])
-    header[9] = _GREY
+    header[9] = _GRAY
     chunks = [_SIGNATURE, _make_chunk(b"IHDR", bytes(header))]
     start = 33
     while start + 8 <= len(data):

@@ -12,30 +12,30 @@ _LIGHTNESS = (0.35, 0.55, 0.72)
 
 
 def make_palette(num_classes: int) -> np.ndarray:
-    """Returns a colour a class, uint8 [num_classes, 3]: spread over hue and lightness."""
-    colours = [
+    """Returns a color a class, uint8 [num_classes, 3]: spread over hue and lightness."""
+    colors = [
         colorsys.hls_to_rgb(index * _GOLDEN_RATIO % 1, _LIGHTNESS[index % 3], 0.75)
         for index in range(num_classes)
     ]
-    return np.round(255 * np.array(colours)).astype(np.uint8)
+    return np.round(255 * np.array(colors)).astype(np.uint8)
 
 
-def colour_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Returns uint8 [..., 3] for int labels [...]; labels without a colour are black."""
+def color_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Returns uint8 [..., 3] for int labels [...]; labels without a color are black."""
     table = np.concatenate([palette, np.array([_VOID], np.uint8)])
     inside = (mask >= 0) & (mask < len(palette))
     return table[np.where(inside, mask, len(palette))]
 
 
 def make_overlay(image: np.ndarray, mask: np.ndarray, palette: np.ndarray) -> bytes:
-    """Returns a PNG: the image, half of it in its classes' colours.
+    """Returns a PNG: the image, half of it in its classes' colors.
 
     Args:
       image: uint8 [height, width, 3].
       mask: uint8 [height, width].
       palette: uint8 [classes, 3].
     """
-    mixed = (image.astype(np.uint16) + colour_mask(mask, palette) + 1) // 2
+    mixed = (image.astype(np.uint16) + color_mask(mask, palette) + 1) // 2
     return tf.io.encode_png(mixed.astype(np.uint8)).numpy()
 
 
@@ -46,9 +46,9 @@ def make_comparison(
 
     Args:
       images: [examples, height, width, 3], in [0, 255].
-      truths, predictions: int labels [examples, height, width]; where the truth has no colour
+      truths, predictions: int labels [examples, height, width]; where the truth has no color
         (the ignore label) the prediction is not shown either.
-      num_classes: classes that have a colour.
+      num_classes: classes that have a color.
     """
     palette = make_palette(num_classes)
     enlarge = max(1, _MIN_HEIGHT // images.shape[1])
@@ -59,7 +59,7 @@ def make_comparison(
         image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 255).astype(np.uint8)
         panels = [
             np.kron(panel, np.ones((enlarge, enlarge, 1), np.uint8))
-            for panel in (image, colour_mask(truth, palette), colour_mask(prediction, palette))
+            for panel in (image, color_mask(truth, palette), color_mask(prediction, palette))
         ]
         rows.append(
             np.concatenate(

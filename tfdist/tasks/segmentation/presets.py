@@ -37,7 +37,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--image_size=128,128",
         "--flip",
         "--scale=1,1",
-        "--colour=0",
+        "--color=0",
         "--model=mobilenet_v2_unet",
         "--pretrained",
         "--optimizer=adam",

@@ -42,7 +42,7 @@ def make_shapes(
 ) -> "ShapesSource":
     """Returns the `shapes` data: no file and no download, made as it is read.
 
-    Overlapping, anti-aliased shapes of random place, size, turn, colour and shading lie
+    Overlapping, anti-aliased shapes of random place, size, turn, color and shading lie
     on a mottled background under noise. Classes: 0 background, 1 circle, 2 square,
     3 triangle.
 
@@ -109,7 +109,7 @@ class ShapesSource(ImagesAndMasks, BatchSource):
             draws, [8, _MAX_SHAPES * _DRAWS_PER_SHAPE, _GRID * _GRID * 3], axis=-1
         )
         per_shape = tf.reshape(per_shape, [-1, _MAX_SHAPES, _DRAWS_PER_SHAPE])
-        # Mostly grey, so that a tint stands out.
+        # Mostly gray, so that a tint stands out.
         base = _lerp(80.0, 150.0, scene[:, 3:4]) - _lerp(-30.0, 30.0, scene[:, :3])
         # Channels first while painting: broadcasting a plane over channels is three times
         # faster than broadcasting a number over them.
@@ -158,7 +158,7 @@ def _draw_shape(
     Args:
       images: float32 [batch, 3, height, width].
       masks: int32 [batch, height, width].
-      base: float32 [batch, 3], the background's mean colour.
+      base: float32 [batch, 3], the background's mean color.
       draws: float32 [batch, _DRAWS_PER_SHAPE], in [0, 1).
       present: probability that there is a shape.
     """
@@ -177,8 +177,8 @@ def _draw_shape(
         _lerp(-0.7, 0.7, draws[:, column])[:, None] * axis * (30.0 / short)
         for column, axis in ((6, ys), (7, xs))
     )
-    colour = _make_colours(label, base, draws[:, 8:12])[:, :, None, None]
-    paint = colour - (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
+    color = _make_colors(label, base, draws[:, 8:12])[:, :, None, None]
+    paint = color - (shade_y[:, :, None] + shade_x[:, None, :])[:, None]
     cover = tf.clip_by_value(0.5 - distance, 0.0, 1.0)[:, None]
     images += (paint - images) * cover
     masks = tf.where(distance < 0.0, label[:, None, None], masks)
@@ -213,8 +213,8 @@ def _get_distance(
     return distance
 
 
-def _make_colours(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Returns a colour [batch, 3] that stands out from the background's mean.
+def _make_colors(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    """Returns a color [batch, 3] that stands out from the background's mean.
 
     Nineteen shapes of twenty have their class's tint (circles red, squares green, triangles
     blue), which makes them quick to learn; the others have any, so that only the outline tells
@@ -226,10 +226,10 @@ def _make_colours(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Ten
     signs = tf.cast(draws[:, :1] * 1024.0, tf.int32)
     signs = tf.bitwise.bitwise_and(signs, [1, 2, 4]) > 0
     step = _lerp(45.0, 110.0, draws[:, 1:4])
-    colour = base + tf.where(signs, step, -step)
+    color = base + tf.where(signs, step, -step)
     # Beyond black or white, step the other way instead.
-    inside = (colour >= 0.0) & (colour <= 255.0)
-    return tf.where(tinted, tint, tf.where(inside, colour, 2.0 * base - colour))
+    inside = (color >= 0.0) & (color <= 255.0)
+    return tf.where(tinted, tint, tf.where(inside, color, 2.0 * base - color))
 
 
 def _lerp(low: float, high: float, share: tf.Tensor) -> tf.Tensor:

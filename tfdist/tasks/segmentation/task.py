@@ -79,7 +79,7 @@ class Segmentation(Task):
         "zoom training examples by a factor in this range, then crop",
         metavar="MIN,MAX",
     )
-    colour: float = option(
+    color: float = option(
         0.2, "strength in [0, 1) of changes of brightness, contrast and saturation"
     )
     class_weights: str = option(
@@ -109,7 +109,7 @@ class Segmentation(Task):
     depth: int = option(4, "levels below the first: image sizes are multiples of 2**depth")
     norm: str = option(
         "sync_batch",
-        "normalisation; sync_batch takes its moments over the global batch",
+        "normalization; sync_batch takes its moments over the global batch",
         choices=("sync_batch", "batch", "group", "none"),
     )
     pretrained: bool = option(False, "ImageNet weights for the encoder (needs a network)")
@@ -217,7 +217,7 @@ class Segmentation(Task):
         return Augmentation(
             flip=self.flip,
             scale=self.scale,
-            colour=self.colour,
+            color=self.color,
             ignore_label=info["ignore_label"],
         )
 

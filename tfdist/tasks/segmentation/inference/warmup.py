@@ -23,7 +23,7 @@ _MODEL_NAME = "tfdist"  # A server warms up the model that it finds the request 
 
 
 def encode_predict_request(signature: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """Returns a serialised `tensorflow.serving.PredictionLog` with one request.
+    """Returns a serialized `tensorflow.serving.PredictionLog` with one request.
 
     Args:
       signature: the name of the signature that answers it.
