@@ -355,7 +355,13 @@ def test_commands_that_use_a_run(check, command, run_dir):
     os.symlink(f"{run_dir}/options.json", "unfinished/options.json")
     name, *flags = shlex.split(command)
     run, options, good = USING[name]
-    status = run_command(f"tfdist.{name}", run, [*good.split(), *flags], options_class=options)
+    status = run_command(
+        f"tfdist.{name}",
+        run,
+        [*good.split(), *flags],
+        options_class=options,
+        others=(TrainOptions,),
+    )
     check(status, "Using a run, and verifying", "", command)
 
 

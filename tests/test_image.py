@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 
-from tfdist.jobs.job import COMMAND
 from tfdist.jobs.kubernetes import USER
+from tfdist.jobs.work import make_work
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -73,9 +73,9 @@ def test_a_user_may_have_models_of_their_own(tmp_path):
 def test_agrees_with_the_job_files_and_the_package():
     assert re.search(r"^USER (\d+)$", DOCKERFILE, re.M)[1] == str(USER)
     assert f"--uid {USER} " in DOCKERFILE
-    assert re.search(r"^ENTRYPOINT (.+)$", DOCKERFILE, re.M)[1] == str(list(COMMAND)).replace(
-        "'", '"'
-    )
+    assert re.search(r"^ENTRYPOINT (.+)$", DOCKERFILE, re.M)[1] == str(
+        list(make_work([]).command)
+    ).replace("'", '"')
     package = configparser.ConfigParser()
     package.read(ROOT / "setup.cfg")
     assert "gpu" in package["options.extras_require"]
