@@ -400,6 +400,15 @@ def test_a_second_ctrl_c_kills(script, path_with_spaces):
         assert process.wait(10) == 130
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal: a shell without job control ignores it in what runs behind it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_the_library_passes_a_keyboard_interrupt_on(script, path_with_spaces):
     command = script("""
         (here / "ready").touch()
