@@ -43,7 +43,7 @@ def read_resident_memory(pid: int) -> int:
 def find_free_memory(root: Path = Path("/")) -> FreeMemory:
     """Returns how much memory this process may still take, by whatever limits it most.
 
-    That are what the machine has available, the memory limits of this process's control groups
+    The limits are the memory that the machine has available, those of this process's control groups
     (containers, Slurm, systemd), and `ulimit -m`, which Linux itself does not enforce.
 
     Args:

@@ -124,7 +124,7 @@ class CommandOptions:
     def select_alike(self) -> dict[str, Any]:
         """Returns the options that all workers must have alike, as flag -> JSON value.
 
-        Those of the result, and those by which workers would wait for one another in vain.
+        Those of the result, and those without which workers would wait for one another forever.
         """
         return self._select(lambda m: m.get("result", True) or m.get("alike", False))
 

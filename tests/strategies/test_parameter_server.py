@@ -36,5 +36,5 @@ def test_names_the_tasks_that_do_not_come():
     (port,) = find_free_ports(1)
     hosts = f"chief=127.0.0.1:{port},worker=127.0.0.1:2,ps=127.0.0.1:3"
     cluster = parse_hosts(hosts, "chief:0")
-    with pytest.raises(TrainingError, match=r"0 s in vain for worker 0 .*refused.*ps 0"):
+    with pytest.raises(TrainingError, match=r"0 s waiting for worker 0 .*refused.*ps 0"):
         make_parameter_server(cluster=cluster, worker_timeout_s=0)

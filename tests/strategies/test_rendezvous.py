@@ -76,7 +76,7 @@ def test_all_hear_who_does_not_come(hosts):
     assert {type(error) for error in raised.values()} == {TrainingError}
     assert sorted(raised) == [0, 1]
     for error in raised.values():
-        assert "in vain for worker 2 at" in str(error)
+        assert "waiting for worker 2 at" in str(error)
 
 
 def test_a_server_of_an_earlier_start_is_no_peer(hosts):
@@ -85,13 +85,13 @@ def test_a_server_of_an_earlier_start_is_no_peer(hosts):
     with socket.create_server(("127.0.0.1", port)) as server:
         hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
         hang_up.start()
-        with pytest.raises(TrainingError, match="in vain for worker 0 at"):
+        with pytest.raises(TrainingError, match="waiting for worker 0 at"):
             wait_for_peers(parse_hosts(hosts, "worker:1"), timeout_s=0.5)
         hang_up.join()
 
 
 def test_names_the_workers_that_do_not_come(hosts):
-    with pytest.raises(TrainingError, match=r"0\.2 s in vain for worker 1 at .*refused.*worker 2"):
+    with pytest.raises(TrainingError, match=r"0\.2 s waiting for worker 1 at .*refused.*worker 2"):
         wait_for_peers(parse_hosts(hosts, "worker:0"), timeout_s=0.2)
 
 

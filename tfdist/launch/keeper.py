@@ -29,7 +29,7 @@ import time
 from typing import Any
 
 _END_GRACE_S = 5.0  # for the others, once the cluster is done or the time is up
-_FAILED_GRACE_S = 2.0  # for the others, once one task has failed: they wait for it in vain
+_FAILED_GRACE_S = 2.0  # for the others, once one task has failed, which they would wait for forever
 _ORPHAN_GRACE_S = 2.0  # once the launcher is gone
 _LEFTOVER_GRACE_S = 1.0  # for what a task that is done has left behind
 _TICK_S = 0.5

@@ -104,7 +104,7 @@ class Restarts:
         return again
 
     def _may_train(self) -> bool:
-        """Whether the others train by now: before that they wait for all, in vain."""
+        """Whether the others train by now: before that they wait for all of them."""
         return not self._reports_steps or self._steps.read_stamp() != self._stamp
 
     def _shrink_if_lost(self, task: str) -> None:

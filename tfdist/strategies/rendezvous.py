@@ -1,6 +1,6 @@
 """Waits for the other tasks of a cluster, compares them, and names those that do not come.
 
-TensorFlow's collectives wait for ever for a worker that was never started, without a word, and for
+TensorFlow's collectives wait forever, silently, for a worker that was never started, and for
 one that takes another number of steps.
 
 The first of the peers, the chief, listens at its address. The others connect and say who they are
@@ -189,7 +189,7 @@ def _attend(
     deadline = time.monotonic() + timeout_s
     hello = json.dumps({"name": own, "alike": dict(alike)}).encode() + b"\n"
     while True:
-        problem = "it answers, but lets nobody in"
+        problem = "it answers, but does not accept workers yet"
         reply = None
         try:
             with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S) as chief_side:
@@ -215,11 +215,11 @@ def _make_missing_error(
     missing: Mapping[str, str], timeout_s: float, problem: str = ""
 ) -> TrainingError:
     named = ", ".join(
-        f"{name} at {address} ({problem or find_problem(address) or 'it does not find this task'})"
+        f"{name} at {address} ({problem or find_problem(address) or 'it cannot reach this task'})"
         for name, address in missing.items()
     )
     return TrainingError(
-        f"Waited {timeout_s:g} s in vain for {named}. Start every task of the cluster; "
+        f"Timed out after {timeout_s:g} s waiting for {named}. Start every task of the cluster; "
         "python -m tfdist.launch --check says what is wrong with an address."
     )
 

@@ -1,4 +1,4 @@
-"""Gives steps out to the workers of parameter servers, and waits for them, but not for ever."""
+"""Gives steps out to the workers of parameter servers, and waits for them with a time-out."""
 
 import collections
 import contextlib

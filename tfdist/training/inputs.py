@@ -327,7 +327,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
 
 
 def _find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
-    """Returns which replicas of how many an input pipeline feeds."""
+    """Returns the number of replicas, and which of them an input pipeline feeds."""
     local = context.num_replicas_in_sync // context.num_input_pipelines
     first = context.input_pipeline_id * local
     return {

@@ -46,7 +46,7 @@ def diagnose(
 
     Args:
       problem: what was trained.
-      comparison: what came of it.
+      comparison: the result.
       strategies: one device, and one of several replicas in this process.
       tolerance: of the precision.
     """
