@@ -19,8 +19,10 @@ from tfdist.tasks.segmentation.inference.options import (
 from tfdist.verify.options import VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-# docs/errors.md is made of wrong flags; tests/test_errors.py checks it.
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "errors.md")
+# docs/errors.md is made of wrong flags, which tests/test_errors.py checks; docs/programs.md is of
+# another command.
+OTHERS = {"errors.md", "programs.md"}
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in OTHERS)
 COMMANDS = (
     commands.PredictOptions,
     TrainOptions,
@@ -33,7 +35,17 @@ COMMANDS = (
     LaunchOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
-OF_OTHER_TOOLS = {"build", "config", "display", "flagfile", "help", "logdir", "python", "signal"}
+OF_OTHER_TOOLS = {
+    "build",
+    "config",
+    "display",
+    "flagfile",
+    "help",
+    "print_config",
+    "logdir",
+    "python",
+    "signal",
+}
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 
 
