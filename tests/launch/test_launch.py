@@ -645,6 +645,13 @@ def test_one_task_of_a_cluster_of_several_machines(script, capfd):
     assert capfd.readouterr().out == f"{config.to_tf_config()}\n"
 
 
+def test_flags_in_a_file_are_seen(path_with_spaces, capfd):
+    config = path_with_spaces / "a.toml"
+    config.write_text('strategy = "mirrored"')
+    assert main(["--workers=2", "--", f"--config={config}"]) == 2
+    assert "--strategy=mirrored runs in one process" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli.arguments import check_arguments, print_help
-from tfdist.cli.flags import format_help, name_flags, parse_flags, split_command
+from tfdist.cli.flags import expand_flag_files, format_help, name_flags, parse_flags, split_command
 from tfdist.cluster import (
     ClusterConfig,
     parse_host_list,
@@ -103,6 +103,7 @@ def _find_command(
     if rest[:1] == ["--"] or not rest:
         train_flags = list(rest[1:])
         if not command:
+            train_flags = expand_flag_files(train_flags)
             check_arguments(train_flags)
         return train_flags, list(command) or None
     if command:
