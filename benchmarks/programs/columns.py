@@ -17,8 +17,8 @@ def make_strategy(name: str) -> Any:
     """
     import tensorflow as tf
 
-    from tfdist.strategies.multi_worker_mirrored import make_multi_worker_mirrored
-    from tfdist.strategies.parameter_server import make_parameter_server
+    from tfdist.strategies.builtin.multi_worker_mirrored import make_multi_worker_mirrored
+    from tfdist.strategies.builtin.parameter_server import make_parameter_server
 
     if name == "one":
         return tf.distribute.OneDeviceStrategy("CPU:0")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.mirrored import make_mirrored
+from tfdist.strategies.builtin.mirrored import make_mirrored
 from tfdist.training.callbacks import Throughput
 from tfdist.training.trainer import Trainer
 

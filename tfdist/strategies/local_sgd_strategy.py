@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.devices import list_devices
-from tfdist.strategies.local_sgd import LocalSgd
+from tfdist.strategies.builtin.local_sgd import LocalSgd
 
 
 class LocalSgdStrategy(tf.distribute.MirroredStrategy):

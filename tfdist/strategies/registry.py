@@ -1,6 +1,6 @@
 """The table of strategies: name -> class, what `auto` chooses, and what a strategy object is.
 
-A new strategy is a file with a subclass of `Strategy` and its name in `STRATEGIES`. One that is
+A new strategy is a file with a subclass of `Strategy` in `tfdist.strategies.builtin`. One that is
 kept elsewhere is named `package.module:Class`, or is an entry point of the group
 `tfdist.strategies`.
 """
@@ -8,22 +8,21 @@ kept elsewhere is named `package.module:Class`, or is an entry point of the grou
 import dataclasses
 import importlib
 import importlib.metadata
+import pkgutil
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import cluster
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.strategies import builtin
 from tfdist.strategies.base import Strategy, Traits, check_task
-from tfdist.strategies.central_storage import CentralStorage
-from tfdist.strategies.local_sgd import LocalSgd
-from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirrored
-from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.parameter_server import ParameterServer
-from tfdist.strategies.tpu import Tpu
+from tfdist.strategies.builtin.mirrored import Mirrored
+from tfdist.strategies.builtin.multi_worker_mirrored import MultiWorkerMirrored
+from tfdist.strategies.builtin.one_device import OneDevice
+from tfdist.strategies.builtin.parameter_server import ParameterServer
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -31,18 +30,16 @@ if TYPE_CHECKING:
 AUTO = "auto"
 _ENTRY_POINTS = "tfdist.strategies"
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy
-    for strategy in (
-        OneDevice,
-        Mirrored,
-        CentralStorage,
-        MultiWorkerMirrored,
-        ParameterServer,
-        LocalSgd,
-        Tpu,
-    )
-}
+
+def _find_builtin() -> Iterator[type[Strategy]]:
+    for file in pkgutil.iter_modules(builtin.__path__, prefix=f"{builtin.__name__}."):
+        module = importlib.import_module(file.name)
+        for found in vars(module).values():
+            if isinstance(found, type) and found.__module__ == file.name and "name" in vars(found):
+                yield found
+
+
+STRATEGIES: dict[str, type[Strategy]] = {found.name: found for found in _find_builtin()}
 """Name, as `--strategy` takes it -> class."""
 
 # The options that a strategy object was built from.

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig, resolve_cluster, split_address
-from tfdist.strategies.parameter_server import ParameterServer
+from tfdist.strategies.builtin.parameter_server import ParameterServer
 from tfdist.strategies.rendezvous import check_own_address, wait_for_servers
 
 _POLL_S = 0.25

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdist.errors import TfdistError
 from tfdist.options import option
 from tfdist.strategies.base import Strategy, Traits, collective_option, worker_timeout_option
-from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirrored
+from tfdist.strategies.builtin.multi_worker_mirrored import MultiWorkerMirrored
 
 if TYPE_CHECKING:
     from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
