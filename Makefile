@@ -1,4 +1,4 @@
-# Everything runs in .venv, made from the project's own files.
+# Everything runs in .venv, which is created from setup.cfg and pyproject.toml.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -17,7 +17,7 @@ train: setup
 	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
-# Two files at a time; what starts clusters needs all cores for itself.
+# Runs two test files at a time. Tests that start clusters need all cores and are in test-all.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist=loadfile -m "not cluster"
 
@@ -27,20 +27,20 @@ test-all: test
 errors: setup
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
 
-# Kills processes at random moments, 60 times or more; up to 20 minutes.
+# Kills processes at random moments, at least 60 times, for up to 20 minutes.
 faults: setup
 	$(BIN)/python -m benchmarks.faults
 
-# Needs Google's client library, 190 MB.
+# Installs Google's client library, which takes 190 MB.
 test-vertex: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,vertex-test]
 	$(BIN)/python -m pytest tests/jobs/test_vertex.py
 
-# Fails on a broken reference, an undocumented public name, and any other warning.
+# Fails on a broken reference, an undocumented public name or any other warning.
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
-# Asks the network whether the links to other sites still lead somewhere.
+# Checks over the network that the links to other sites still work.
 docs-links: setup
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/docs-links
 
