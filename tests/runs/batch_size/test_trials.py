@@ -151,7 +151,7 @@ def test_a_run_trains_within_the_limit_and_goes_on_with_the_number_found(tmp_pat
     size = summary["global_batch_size"]
     assert 2 < size < 1000
     assert size % 2 == 0
-    assert f"from now on, give --global_batch_size={size}." in out
+    assert f"from now on, use --global_batch_size={size}." in out
     assert summary["peak_memory_bytes"] < limit
     out, summary = train_a_step(is_limited=False)
     assert summary["global_batch_size"] == size
