@@ -146,7 +146,7 @@ def test_a_worker_with_other_flags_is_refused(tmp_path, capfd):
     assert (result.status, result.restarts) == (2, 0)
     assert not run_dir.exists()
     output = "".join(capfd.readouterr())
-    assert "worker 1 was started with other flags or versions than worker 0: --seed 1" in output
+    assert "worker 1 was started with different flags or versions than worker 0: --seed 1" in output
     assert "Traceback" not in output
 
 
