@@ -100,8 +100,7 @@ relative difference of all weights. In float64, losses may differ by 1e-9 in the
 differ by 1e-4 in the first epoch and by 1e-2 later, and weights by 2e-2. *Rounding* is a larger
 difference, at most ten times the one between two runs of Keras whose initial weights differ by
 rounding. *Refused* quotes tfdist's error message. *Check* is the longest time, in seconds, that a
-strategy took to find out whether the program's steps may be divided; it is 0 if they consist of
-Keras's own parts.
+strategy took to find out whether the steps may be divided; 0 for steps of Keras's own parts.
 
 {table}
 """
