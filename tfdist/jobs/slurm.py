@@ -41,7 +41,7 @@ def make_script(job: Job) -> str:
     command = " \\\n  ".join(map(shlex.quote, job.work.arguments))
     return f"""#!/bin/bash
 # The tasks use the environment from which this is submitted, and a directory that all nodes see.
-# Status 0: done. 2: bad input. 143: stopped after a checkpoint, for example at the time limit.
+# Status 0: done. 2: bad input. 143: stopped after a checkpoint, for example before the time limit.
 {head}
 #SBATCH --requeue
 

@@ -1,6 +1,6 @@
 """The process that owns a launcher's tasks, so that none outlives it.
 
-`tfdist.launch` runs this file as a separate program, the agent. It enters the network namespace
+`tfdist.launch` runs this file as a separate program, the agent. It enters a network namespace
 (which a notebook's process must not do) and starts the tasks. It ends them when one fails, when
 the essential ones are done, when the time is up, or when the launcher is gone, even by `kill -9`,
 because the pipe between them then breaks. It only reports the failure of a replaceable task. It

@@ -252,7 +252,7 @@ class TrainingRun:
 
     def _describe_start(self) -> str:
         strategy, workers = self._trainer.strategy, self._trainer.workers
-        # TensorFlow's class does not have its documented name.
+        # The class has another name than TensorFlow's documentation uses.
         name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
         kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})
         among = f"{workers.count} workers, " if workers.count > 1 else ""

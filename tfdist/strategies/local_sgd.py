@@ -45,8 +45,8 @@ class LocalSgd(Strategy):
     worker_timeout_s: float = worker_timeout_option()
     sync_every: int = option(8, "steps between two averagings of the weights", minimum=1)
     average_optimizer: bool = option(True, "average the optimizer's state as well")
-    outer_learning_rate: float = option(1.0, "learning rate from one average to the next", above=0)
-    outer_momentum: float = option(0.0, "momentum from one average to the next", minimum=0)
+    outer_learning_rate: float = option(1.0, "learning rate of the averaging step", above=0)
+    outer_momentum: float = option(0.0, "momentum of the averaging step; 0: none", minimum=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

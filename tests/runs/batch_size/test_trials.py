@@ -65,8 +65,8 @@ def test_where_not_even_one_example_fits_nothing_is_written(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(
-        "tfdist: --global_batch_size=auto: not even 1 fit, the trial was stopped at 0 MiB (0 MiB "
-        "free below `ulimit -m`). Free memory,"
+        "tfdist: --global_batch_size=auto: not even a batch of 1 fits: the trial was stopped at "
+        "0 MiB (0 MiB free below `ulimit -m`). Free memory,"
     )
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()

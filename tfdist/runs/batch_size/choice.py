@@ -81,8 +81,9 @@ def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: in
     size, usage = search_largest(try_size, unit=unit, most=num_examples)
     if usage is None:
         raise TfdistError(
-            f"{_FLAG}: not even {unit} fit: {trials[-1].problem} ({format_bytes(free.bytes)} free "
-            f"{free.where}). Free memory, or use smaller examples or a smaller model."
+            f"{_FLAG}: not even a batch of {unit} fits: {trials[-1].problem} "
+            f"({format_bytes(free.bytes)} free {free.where}). Free memory, or use smaller examples "
+            "or a smaller model."
         )
     why = (
         f"about as many as fit in {format_bytes(usage.limit)}, nine tenths of the memory that is "
