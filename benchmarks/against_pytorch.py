@@ -1,12 +1,12 @@
-"""tfdist against PyTorch and Keras on the same machine: the same U-Net, batches and optimizer.
+"""Compares tfdist with PyTorch and Keras on one machine: the same U-Net, batches and optimizer.
 
     pip install -r benchmarks/requirements-pytorch.txt
     python -m benchmarks.against_pytorch [--rounds=3] [--output=DIR] [--python=PATH]
 
-First checks that both networks have the same parameters and, on the same weights, the same
-outputs. Then measures all contestants in turns, each in processes of its own, and prints a table
-and the ratios; exit status 1 if a contestant failed or the networks differ. `--python` is the
-interpreter that has PyTorch, where that is another one.
+First checks that both networks have the same number of parameters and, with the same weights, the
+same outputs. Then measures all configurations in turn, each in its own processes, and prints a
+table and the ratios. The exit status is 1 if a configuration failed or the networks differ.
+`--python` is the interpreter that has PyTorch, if it is not this one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 F32, BF16 = "float32", "mixed_bfloat16"
 SCRIPT = Path(__file__).with_name("pytorch_unet.py")
 TORCH_EAGER, TORCH_COMPILED = "PyTorch eager", "PyTorch compiled"
-LARGEST_DIFFERENCE = 1e-4  # of the outputs, relative to the largest
+LARGEST_DIFFERENCE = 1e-4  # between the outputs, relative to the largest output
 
 ONE = {precision: Contestant(precision=precision) for precision in (F32, BF16)}
 LOOP = {p: Contestant(kind="loop", precision=p) for p in (F32, BF16)}
@@ -53,11 +53,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     defaults = BenchmarkOptions()
     parser.add_argument("--rounds", type=int, default=defaults.contest.rounds)
-    parser.add_argument("--steps", type=int, default=defaults.contest.steps, help="of a round")
+    parser.add_argument("--steps", type=int, default=defaults.contest.steps, help="per round")
     parser.add_argument("--base_filters", type=int, default=defaults.model.base_filters)
     parser.add_argument("--image_size", type=int, default=128, help="height and width in pixels")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch")
-    parser.add_argument("--output", default="", metavar="DIR", help="for results.json")
+    parser.add_argument("--output", default="", metavar="DIR", help="directory for the results")
     flags = parser.parse_args()
     options = BenchmarkOptions(
         contest=ContestOptions(rounds=flags.rounds, steps=flags.steps),
@@ -67,8 +67,8 @@ def main() -> int:
     )
     parameters, difference = compare_networks(options.model, flags.python)
     print(
-        f"{describe_machine()}; {parameters:,} parameters in both networks, largest difference of "
-        f"the outputs {difference:.1e} of the largest output.",
+        f"{describe_machine()}; both networks have {parameters:,} parameters, and their outputs "
+        f"differ by at most {difference:.1e} of the largest output.",
         flush=True,
     )
 
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def list_ratios(rows: list[table.Row]) -> list[str]:
-    """Returns a Markdown table of the ratios that matter, each with what it should be at least."""
+    """Returns the lines of a Markdown table of the ratios that matter, each with its minimum."""
     of = {row.contestant: row.examples_per_second for row in rows if row.examples_per_second}
     by_contestant = {row.contestant: row for row in rows}
     torch = {p: max((COMPILED[p], EAGER[p]), key=lambda c: of.get(c, 0.0)) for p in (F32, BF16)}
@@ -120,13 +120,13 @@ def list_ratios(rows: list[table.Row]) -> list[str]:
         row = by_contestant[ONE[precision]]
         if row.of_peak is not None:
             for of_what, share in (("all", row.of_convolutions), ("the fastest", row.of_peak)):
-                text = f"share of what {of_what} of its convolutions reach alone, {precision}"
+                text = f"MFU relative to {of_what} of its convolutions alone, {precision}"
                 lines.append(f"| {text} | {share:.2f} | {least} |")
     return lines
 
 
 def run_pytorch(contestant: Contestant, options: BenchmarkOptions, python: str) -> dict[str, Any]:
-    """Measures PyTorch once, as `tfdist.benchmark.runs.run_contestant` does tfdist."""
+    """Measures PyTorch once, as `tfdist.benchmark.runs.run_contestant` measures tfdist."""
     task = {
         **_describe_model(options.model),
         "compiled": contestant.kind == TORCH_COMPILED,
@@ -142,10 +142,10 @@ def run_pytorch(contestant: Contestant, options: BenchmarkOptions, python: str) 
 
 
 def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, float]:
-    """Returns the parameters of both networks and their outputs' largest relative difference.
+    """Returns the networks' number of parameters, and the largest difference of their outputs.
 
     Raises:
-      SystemExit: PyTorch failed, or has another number of parameters.
+      SystemExit: PyTorch failed, or its network has another number of parameters.
     """
     start_tensorflow_quietly()
     import numpy as np
@@ -158,7 +158,7 @@ def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, f
     arrays = {}
     for layer in model.layers:
         for weight in layer.weights:
-            # Moving statistics of 0 and 1 would hide a mistake in them.
+            # Moving statistics of exactly 0 and 1 would hide a mistake in them.
             value = weight.numpy()
             if value.ndim == 1:
                 value = (value + random.uniform(0.5, 1.0, value.shape)).astype(np.float32)
@@ -171,8 +171,8 @@ def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, f
         done = subprocess.run([python, str(SCRIPT), "check", directory], check=False)
         if done.returncode:
             raise SystemExit(
-                "PyTorch could not be run: pip install -r benchmarks/requirements-pytorch.txt, "
-                "or name an interpreter that has it with --python."
+                "PyTorch failed. Run pip install -r benchmarks/requirements-pytorch.txt, or name "
+                "an interpreter that has PyTorch with --python."
             )
         found = json.loads((Path(directory) / "result.json").read_text())
     count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)

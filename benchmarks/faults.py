@@ -1,9 +1,9 @@
-"""A campaign of faults: 60 kills over all strategies, the results compared with quiet runs.
+"""A fault-injection campaign: kills in runs of all strategies, compared with undisturbed runs.
 
     python -m benchmarks.faults [--seed=N] [--kills=60] [--minutes=20] [--strategies=a,b]
 
-Prints the seed and a table; exit status 1 if a run ended otherwise than its twin, hung, or left a
-process behind.
+Prints the seed and a table. The exit status is 1 if a run ended differently from its undisturbed
+twin, hung, or left a process behind.
 """
 
 import argparse
@@ -23,9 +23,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--kills", type=int, default=60, help="in all (default: 60)")
-    parser.add_argument("--minutes", type=float, default=20, help="no new strategy after them")
+    parser.add_argument("--minutes", type=float, default=20, help="starts no strategy after this")
     parser.add_argument("--strategies", default=",".join(case.strategy for case in CASES))
-    parser.add_argument("--keep", default="", metavar="DIR", help="where the runs stay")
+    parser.add_argument("--keep", default="", metavar="DIR", help="keeps the runs here")
     flags = parser.parse_args()
     print(f"seed {flags.seed}", flush=True)
     chosen = [case for case in CASES if case.strategy in flags.strategies.split(",")]
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _print_table(findings: dict[str, Findings]) -> None:
-    print("| strategy | faults | survived | seconds to continue: median, most | steps done twice |")
+    print("| strategy | faults | survived | seconds to continue: median, max | repeated steps |")
     print("|---|---|---|---|---|")
     for name, found in findings.items():
         seconds = found.continue_s or [0.0]

@@ -1,9 +1,9 @@
-"""How the cost grows: with the image, the batch, the workers and the data set.
+"""How the cost grows with the image size, the batch, the workers and the data set.
 
     python -m benchmarks.growth [--rounds=3]
 
-Prints a Markdown table. Times are medians over the rounds, whose measurements take turns. More
-workers than cores share them: what is shown then is what each worker costs on top.
+Prints a Markdown table. Times are medians over rounds, each of which measures every row. Workers
+share the cores if there are more workers than cores; the table then shows each worker's overhead.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SMALL = MeasuredModelOptions(image_size=(64, 64), base_filters=16, depth=3, glob
 EXAMPLES = (10_000, 1_000_000)
 WORKERS = (1, 2, 3, 4)
 
-Row = tuple[str, str]  # what was measured, and of what
+Row = tuple[str, str]  # what grows, and its value
 Case = Callable[[], dict[str, Any]]
 
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def make_cases() -> dict[Row, Case]:
-    """Returns what measures each row of the table once."""
+    """Returns row -> function that measures it once."""
     cases: dict[Row, Case] = {}
     for size in (64, 128):
         model = dataclasses.replace(SMALL, image_size=(size, size))
@@ -65,7 +65,7 @@ def make_cases() -> dict[Row, Case]:
         model = dataclasses.replace(SMALL, global_batch_size=batch)
         cases["global batch", str(batch)] = _make_case(Contestant(), model)
     for workers in WORKERS:
-        # One worker is a process by itself.
+        # One worker needs no cluster.
         strategy = "multi_worker_mirrored" if workers > 1 else "one_device"
         contestant = Contestant(strategy=strategy, workers=workers)
         cases["workers", str(workers)] = _make_case(contestant, SMALL)
@@ -87,7 +87,7 @@ def _make_case(contestant: Contestant, model: MeasuredModelOptions) -> Case:
 
 
 def measure_run(num_examples: int) -> dict[str, Any]:
-    """Trains ten steps on `shapes`, which draws its examples as they are read."""
+    """Trains ten steps on `shapes`, which generates its examples as they are read."""
     with tempfile.TemporaryDirectory(prefix="tfdist-growth-") as directory:
         flags = ["--dataset=shapes", "--image_size=64,64", "--base_filters=16", "--depth=3"]
         flags += ["--strategy=one_device", "--val_examples=16", "--max_steps=10", "--quiet"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.input --data_dir=camvid [--rounds=3] [-- FLAGS OF tfdist.train]
 
-Trains on CamVid (11 classes, void ignored) with every augmentation, for each `--cache`, and beside
-it on one batch that is kept and not augmented, in turns. Prints a Markdown table of medians.
+Trains on CamVid (11 classes, void ignored) with every augmentation and each `--cache`, and, for
+comparison, on a single batch without augmentation. Prints a Markdown table of medians over rounds.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FLAGS = [
 ]
 AUGMENTED = "--flip --scale=0.7,1.6 --color=0.2"
 CASES = {
-    "one batch, kept as it is": "--train_examples=16 --noflip --scale=1,1 --color=0",
+    "one batch, not augmented": "--train_examples=16 --noflip --scale=1,1 --color=0",
     "CamVid, augmented": AUGMENTED,
     "CamVid, augmented, `--cache=disk`": f"{AUGMENTED} --cache=disk",
     "CamVid, augmented, `--cache=none`": f"{AUGMENTED} --cache=none",
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--data_dir", required=True, help="CamVid, as tfdist.train reads it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("flags", nargs="*", help="more of tfdist.train")
+    parser.add_argument("flags", nargs="*", help="more flags of tfdist.train")
     given = parser.parse_args()
     common = [*FLAGS, f"--data_dir={given.data_dir}", f"--max_steps={given.steps}", *given.flags]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
@@ -56,7 +56,7 @@ def main() -> int:
         for name, findings in found.items()
     }
     print(f"{describe_machine()}, {' '.join(given.flags)} medians of {given.rounds} rounds\n")
-    print("| | examples/s | of one batch's | waited for data |\n|---|---|---|---|")
+    print("| | examples/s | relative to one batch | input fraction |\n|---|---|---|---|")
     for name, findings in found.items():
         shares = [f["share_of_input"] for f in findings if f.get("share_of_input") is not None]
         waited = f"{statistics.median(shares):.1%}" if shares else "-"
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def train(flags: list[str]) -> dict[str, Any]:
-    """Returns what a run's summary says of its speed."""
+    """Trains a run and returns the entries of its summary about the speed."""
     with tempfile.TemporaryDirectory(prefix="tfdist-input-") as directory:
         command = [sys.executable, "-m", "tfdist.train", *flags, f"--run_dir={directory}/run"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -1,10 +1,10 @@
-"""What a training step spends its time on, by kind of operation.
+"""Shows how a training step spends its time, by kind of operation.
 
     python -m benchmarks.operations [--precision=mixed_bfloat16]
 
 Trains the network of the other benchmarks on one device under TensorFlow's profiler, and prints
-a Markdown table: each kind of operation, how many of them a step has, and how long they keep the
-processor busy.
+a Markdown table of the kinds of operations, with the number per step and the time for which they
+keep the processor busy.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 
-FIRST, LAST = 5, 8  # of the profiled steps
-LEAST = 0.01  # the share of a kind that has a line of its own
+FIRST, LAST = 5, 8  # the profiled steps
+LEAST = 0.01  # the share of time below which a kind is not listed
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
         seconds, counts = sum_by_kind(path)
     total, steps = sum(seconds.values()), LAST - FIRST + 1
     print(f"{describe_machine()}, {flags.precision}, {steps} steps\n")
-    print("| operation | in a step | busy, ms a step | share |\n|---|---|---|---|")
+    print("| operation | per step | busy, ms per step | share |\n|---|---|---|---|")
     for kind, busy in sorted(seconds.items(), key=lambda item: -item[1]):
         if busy / total >= LEAST:
             ms = busy / steps * 1e3
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def train(precision: str, directory: str) -> None:
-    """Trains some steps, of which the last few are profiled into a directory."""
+    """Trains a few steps and writes a profile of the last ones to a directory."""
     import keras
     import tensorflow as tf
 
@@ -97,7 +97,7 @@ def sum_by_kind(path: Path) -> tuple[dict[str, float], dict[str, int]]:
         for line in plane.lines:
             for event in line.events:
                 name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                # Operations are node:kind; what the executor does itself is class::method.
+                # Operations are named node:kind; the executor's own events are class::method.
                 if name and not name.endswith(":") and kind.isidentifier():
                     seconds[kind] += event.duration_ps * 1e-12
                     counts[kind] += 1

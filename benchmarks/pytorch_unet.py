@@ -3,8 +3,8 @@
     python benchmarks/pytorch_unet.py check DIRECTORY
     python benchmarks/pytorch_unet.py measure DIRECTORY
 
-Reads and writes files of that directory; see benchmarks/against_pytorch.py. Imports no TensorFlow:
-the two libraries' threads get in each other's way.
+Reads and writes files in that directory; see benchmarks/against_pytorch.py. Does not import
+TensorFlow, because the threads of the two libraries would interfere.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import nn
 
-_BATCHES = 4  # that are kept in memory and seen again and again
+_BATCHES = 4  # kept in memory and reused
 
 
 class UNet(nn.Module):
     """tfdist's `unet` with batch normalization; its layers have the same names.
 
     Args:
-      num_classes, base_filters, depth: as of `tfdist.models.make_model`.
+      num_classes, base_filters, depth: see `tfdist.models.make_model`.
     """
 
     def __init__(self, *, num_classes: int, base_filters: int, depth: int):
@@ -44,7 +44,7 @@ class UNet(nn.Module):
         self.layers["head_logits"] = nn.Conv2d(channels, num_classes, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits [batch, classes, h, w] of images [batch, 3, h, w] in [0, 255]."""
+        """Returns logits [batch, classes, h, w] for images [batch, 3, h, w] in [0, 255]."""
         x = (images - 127.5) / 127.5
         skips = []
         for level in range(self.depth):
@@ -73,7 +73,7 @@ class UNet(nn.Module):
         return x
 
     def load_keras_weights(self, weights: dict[str, np.ndarray]) -> None:
-        """Takes Keras's weights by `layer/weight`, each in PyTorch's order of axes."""
+        """Loads Keras's weights, given as `layer/weight` -> array, in PyTorch's order of axes."""
         names = {
             "kernel": "weight",
             "bias": "bias",
@@ -86,7 +86,7 @@ class UNet(nn.Module):
         left = {name for name in state if not name.endswith("num_batches_tracked")}
         for path, value in weights.items():
             layer, _, name = path.rpartition("/")
-            # Both kinds of convolution: the last two axes of Keras come first, swapped.
+            # In both kinds of convolution, the last two axes of Keras come first, swapped.
             array = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value
             key = f"layers.{layer}.{names[name]}"
             assert state[key].shape == array.shape, (key, state[key].shape, array.shape)
@@ -97,7 +97,7 @@ class UNet(nn.Module):
 
 
 def check(directory: Path) -> None:
-    """Compares the outputs on the same weights and images; writes what it found."""
+    """Compares the outputs for the same weights and images, and writes the result."""
     task = json.loads((directory / "task.json").read_text())
     with np.load(directory / "keras.npz") as arrays:
         given = dict(arrays)
@@ -115,7 +115,7 @@ def check(directory: Path) -> None:
 
 
 def measure(directory: Path) -> None:
-    """Trains as the task says; the first process writes the examples a second."""
+    """Trains as `task.json` says; the first process writes the examples per second."""
     task = json.loads((directory / "task.json").read_text())
     cluster = json.loads(os.environ["TF_CONFIG"])
     rank, workers = cluster["task"]["index"], len(cluster["cluster"]["worker"])

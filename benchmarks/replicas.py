@@ -1,12 +1,12 @@
-"""What it costs that replicas train together, part by part.
+"""What it costs to train several replicas together, part by part.
 
     python -m benchmarks.replicas [--rounds=3]
 
-The network and batch of the other benchmarks, on one core for each replica, in Markdown: with
-and without synchronized batch normalization, gradients in packs or compressed, and beside each
-other without a word, which is as fast as the machine lets them be. Then what is waited for,
-alone: the sum of the gradients, and the 36 small sums of batch normalization. Times are medians
-over the rounds, whose measurements take turns.
+Trains the network of the other benchmarks with one core per replica and prints a Markdown table:
+with and without synchronized batch normalization, with gradients in packs or compressed, and
+without communication, which is the fastest that the machine allows. Also measures by themselves
+the all-reduce of the gradients and the 36 small all-reduces of batch normalization. Times are
+medians over rounds, each of which measures every case.
 """
 
 import argparse
@@ -32,14 +32,14 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to measure.
+    """One configuration to measure.
 
     Attributes:
-      strategy: of `tfdist.train`, or `none` for processes that do not know of each other.
-      processes: with one core each, if there are several.
-      cores: that one process may use.
+      strategy: a strategy of `tfdist.train`, or `none` for independent processes.
+      processes: the number of processes; several have one core each.
+      cores: the number of cores that a single process may use.
       norm: batch normalization, `sync_batch` or `batch`.
-      bytes_per_pack, compress_gradients, precision: as of `tfdist.train`.
+      bytes_per_pack, compress_gradients, precision: see `tfdist.train`.
     """
 
     strategy: str = "multi_worker_mirrored"
@@ -52,18 +52,18 @@ class Case:
 
     @property
     def batch(self) -> int:
-        """Global; each process's own where they do not know of each other."""
+        """The global batch size; for independent processes, that of each process."""
         return BATCH // 2 if self.cores == 1 else BATCH
 
     @property
     def images(self) -> int:
-        """That all processes see in a step."""
+        """The number of images that all processes see in a step."""
         return self.batch * self.processes if self.strategy == "none" else self.batch
 
 
 CASES = {
     "one process, one core, half the batch": Case(strategy="none", processes=1, cores=1),
-    "two of them that never speak": Case(strategy="none", cores=1),
+    "two such processes, independent": Case(strategy="none", cores=1),
     "two workers, `--norm=batch`": Case(norm="batch"),
     "two workers": Case(),
     "two workers, `--bytes_per_pack=0`": Case(bytes_per_pack=0),
@@ -79,7 +79,7 @@ CASES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="measured steps a round")
+    parser.add_argument("--steps", type=int, default=8, help="measured steps per round")
     parser.add_argument("--precision", default="float32")
     flags = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
@@ -92,7 +92,7 @@ def main() -> int:
             found[name].append(finding)
             print(name, finding, sep="; ", file=sys.stderr, flush=True)
     print(f"{describe_machine()}, {flags.precision}, medians of {flags.rounds} rounds\n")
-    print("| | examples/s | step, ms | gradients' sum alone, ms | 36 small sums alone, ms |")
+    print("| | examples/s | step, ms | all-reduce alone, ms | 36 small all-reduces alone, ms |")
     print("|---|---|---|---|---|")
     for name, findings in found.items():
         step_s = _find_median(findings, "step_s")
@@ -115,7 +115,7 @@ def _format_ms(seconds: float | None) -> str:
 
 
 def measure(directory: str) -> int:
-    """Measures what `task.json` says, in each of its processes; the first one writes."""
+    """Measures the case in `task.json`, in each of its processes; the first writes the result."""
     task = json.loads((Path(directory) / "task.json").read_text())
     case = Case(**task["case"])
     if case.cores == 1 and case.processes == 1:
@@ -170,20 +170,20 @@ def measure(directory: str) -> int:
 
 
 def _measure_small_sums(trainer: Any) -> float:
-    """Returns the seconds of the sums over the replicas by which batches are normalized."""
+    """Returns the seconds of the all-reduces by which batches are normalized over replicas."""
     import tensorflow as tf
 
     from tfdist.models.layers import FusedBatchNormalization
 
     layers = [x for x in trainer.model.layers if isinstance(x, FusedBatchNormalization)]
-    # Forwards a row of each replica: a count, means and variances; backwards two sums.
+    # Forward, a row per replica with a count, means and variances; backward, two sums.
     sizes = [2 * (2 * layer.gamma.shape[0] + 1) for layer in layers]
     sizes += [2 * layer.gamma.shape[0] for layer in reversed(layers)]
 
     def reduce() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         last = tf.reduce_sum(layers[0].gamma.value) * 0.0
-        for size in sizes:  # each waits for the one before, as layers do
+        for size in sizes:  # each waits for the previous one, as layers do
             values = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.fill([size], last))
             last = values[0]
         return last

@@ -186,7 +186,7 @@ def test_no_flags_no_cluster():
         ("a:1,A:1", "worker:0", "worker 0 and worker 1 have the same address A:1. Give each"),
         ("a:1,ps=a:1", "worker:0", "worker 0 and ps 0 have the same address"),
         ("chief=a:1,b:1", "chief:0", "describes 2 chiefs. Keep one"),
-        ("ps=a:1", "ps:0", "no worker and no chief. Add at least one"),
+        ("ps=a:1", "ps:0", "neither a worker nor a chief. Add a worker"),
     ],
 )
 def test_parse_hosts_errors(hosts, task, message):
@@ -450,8 +450,8 @@ def test_no_slurm_step_no_cluster(environ):
         ({"SLURM_STEP_TASKS_PER_NODE": "2(3)"}, "not of the form 2(x3),1"),
         ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID=0, found 1. Start"),
         ({"SLURM_NODEID": "0"}, "SLURM_NODEID=1, found 0. Start"),
-        ({"SLURM_DISTRIBUTION": "plane=2"}, "SLURM_DISTRIBUTION=plane=2 is not known"),
-        ({"TFDIST_NUM_PS": "2"}, "3 tasks cannot hold a chief, a worker and 2 parameter servers"),
+        ({"SLURM_DISTRIBUTION": "plane=2"}, "SLURM_DISTRIBUTION=plane=2 is not supported"),
+        ({"TFDIST_NUM_PS": "2"}, "3 tasks are too few for a chief, a worker and 2 parameter"),
         ({"TFDIST_NUM_PS": "-1"}, "TFDIST_NUM_PS='-1' is not a whole number"),
         ({"TFDIST_PORT": "70000"}, "port '70000'"),
     ],

@@ -62,7 +62,7 @@ def test_the_grace_period_ends_the_process_whatever_it_does():
     process.send_signal(signal.SIGTERM)  # again, as some schedulers do: changes nothing
     _, err = process.communicate(timeout=15)
     assert process.returncode == 143
-    assert "The grace period of 0.2 s is over" in err
+    assert "The grace period of 0.2 s ended" in err
 
 
 def test_gives_the_handlers_back():

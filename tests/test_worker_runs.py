@@ -146,7 +146,7 @@ def test_a_worker_with_other_flags_is_refused(tmp_path, capfd):
     assert (result.status, result.restarts) == (2, 0)
     assert not run_dir.exists()
     output = "".join(capfd.readouterr())
-    assert "worker 1 was started with other flags or versions than worker 0: --seed 1" in output
+    assert "worker 1 was started with different flags or versions than worker 0: --seed 1" in output
     assert "Traceback" not in output
 
 
@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_the_workers_that_are_left(tmp_path, capfd):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["replicas"], summary["restarts"]) == (20, 1, 3)
     assert 4 <= summary["resumed_from_step"] < 20
-    assert "without worker-1, which failed again and again" in capfd.readouterr().err
+    assert "without worker-1, which failed repeatedly" in capfd.readouterr().err
 
 
 def find_task(hosts, index):

@@ -1,4 +1,4 @@
-"""`tfdist COMMAND ...`: every command under one name; `python -m tfdist.COMMAND` is the same."""
+"""Runs `tfdist COMMAND ...`, which is the same as `python -m tfdist.COMMAND ...`."""
 
 import runpy
 import sys
@@ -8,14 +8,14 @@ from tfdist.cli.arguments import print_help
 from tfdist.errors import make_unknown_name_error
 
 COMMANDS = {
-    "train": "train a model of a task under a strategy",
+    "train": "train a task's model under a strategy",
     "run": "run a Keras script, unchanged, under a strategy",
     "launch": "start a cluster on this machine, or join one",
     "evaluate": "score a finished run",
     "predict": "predict with a finished run",
-    "export": "write a finished run's servable",
+    "export": "export a finished run as a servable",
     "verify": "compare every strategy with one device",
-    "benchmark": "measure strategies beside baselines",
+    "benchmark": "measure the speed of strategies and baselines",
     "jobs": "write job files for Vertex AI, Kubernetes and Slurm",
 }
 

@@ -1,4 +1,4 @@
-"""Re-exports that import their module on first use (PEP 562)."""
+"""Lazy re-exports, which import their module on first use (PEP 562)."""
 
 import importlib
 from collections.abc import Callable, Mapping

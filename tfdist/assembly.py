@@ -1,4 +1,4 @@
-"""Turns options into the objects that commands work with."""
+"""Turns options into the objects that commands use."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from tfdist.training.options import TrainingOptions
 
 
 def resolve_options(options: TrainOptions) -> TrainOptions:
-    """Returns the options with everything that depends on the machine decided."""
+    """Returns the options with everything resolved that depends on the machine."""
     precision = devices.choose_precision(options.training.precision)
     return dataclasses.replace(
         options, training=dataclasses.replace(options.training, precision=precision)
@@ -23,7 +23,7 @@ def resolve_options(options: TrainOptions) -> TrainOptions:
 
 
 def configure_process(options: TrainOptions) -> None:
-    """Sets devices, memory, precision and seeds, before anything else is made."""
+    """Sets up devices, memory, precision and seeds; must run before anything else is made."""
     devices.configure_virtual_devices(options.strategy.virtual_devices)
     devices.configure_memory_growth()
     devices.configure_allocator()
@@ -44,11 +44,11 @@ def make_build_model(
     """Returns a function that builds and compiles a run's model.
 
     Args:
-      task: whose model it is.
-      training: how it learns.
-      info: what the model must know of the data.
-      total_steps: of the run.
-      initial: the weights to begin with, instead of the task's own.
+      task: the task that defines the model.
+      training: the training options.
+      info: what the model must know about the data.
+      total_steps: the number of steps of the run.
+      initial: the weights to start from, instead of the task's own.
     """
 
     def build_model() -> keras.Model:

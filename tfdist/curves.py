@@ -1,12 +1,12 @@
-"""Curves as SVG: text on any background, and no plotting library to install."""
+"""Draws curves as SVG, readable on any background and without a plotting library."""
 
 import html
 import math
 from collections.abc import Mapping, Sequence
 
-_WIDTH, _HEIGHT = 560, 300  # of the picture, in pixels
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 30, 40  # of the frame's margins, in pixels
-# Okabe and Ito's colors that are seen on white and on black (jfly.uni-koeln.de/color).
+_WIDTH, _HEIGHT = 560, 300  # the picture, in pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 30, 40  # the margins of the frame, in pixels
+# Those of Okabe and Ito's colors that are visible on white and black (jfly.uni-koeln.de/color).
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 _TICKS = 4
 
@@ -14,18 +14,18 @@ _TICKS = 4
 def make_curves(
     curves: Mapping[str, Sequence[float]], *, title: str = "", x_label: str = "epoch"
 ) -> str:
-    """Returns an SVG of one line a name; text and axes have the page's own color.
+    """Returns an SVG with one line per name; text and axes have the color of the page's text.
 
     Args:
-      curves: name -> values, the first of which belongs to 1 on the horizontal axis. Values
+      curves: name -> values; the first value is drawn at 1 on the horizontal axis. Values
         that are not finite are left out.
-      title: above the picture.
+      title: the title above the picture.
       x_label: what the horizontal axis counts.
 
     Raises:
       ValueError: no curve has a finite value.
 
-    Source: the colors are those of Okabe and Ito, Color Universal Design (2008).
+    Source: Okabe and Ito, Color Universal Design (2008), for the colors.
     """
     points = {
         name: [(x, y) for x, y in enumerate(map(float, values), 1) if math.isfinite(y)]
@@ -75,7 +75,7 @@ def make_curves(
 
 
 def stack_curves(pictures: Sequence[str]) -> str:
-    """Returns what `make_curves` made as one SVG, one picture above the other."""
+    """Returns one SVG that stacks pictures of `make_curves` vertically."""
     parts = [
         f'<g transform="translate(0 {index * _HEIGHT})">{picture}</g>'
         for index, picture in enumerate(pictures)

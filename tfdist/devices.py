@@ -1,7 +1,7 @@
-"""Physical and virtual devices, precision and determinism of this process.
+"""Configures and lists this process's devices, precision and determinism.
 
-Everything here changes the process and is called by the commands, before the first
-tensor is made; the factories in `tfdist.strategies` only look devices up.
+Commands call the `configure_*` functions, which change the process, before the first
+tensor is made. The factories in `tfdist.strategies` only look devices up.
 """
 
 import ctypes
@@ -23,15 +23,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 def configure_virtual_devices(count: int) -> None:
     """Splits the CPU, or every GPU, into `count` logical devices.
 
-    Lets every single-machine strategy be tried without accelerators.
+    With them, every single-machine strategy can be tried without accelerators.
 
     Args:
-      count: logical devices to make of the machine's GPUs together, or of its CPU where
-        it has no GPU; 0 leaves the devices as they are.
+      count: the total number of logical devices to make of all GPUs, or of the CPU if
+        there is no GPU; 0 leaves the devices as they are.
 
     Raises:
-      TfdistError: `count` is negative or does not divide over the GPUs, or TensorFlow has
-        already started its devices.
+      TfdistError: `count` is negative or not a multiple of the number of GPUs, or TensorFlow
+        has already started its devices.
     """
     if count == 0:
         return
@@ -39,7 +39,7 @@ def configure_virtual_devices(count: int) -> None:
     physical = gpus or tf.config.list_physical_devices("CPU")
     if count < 1 or count % len(physical):
         raise TfdistError(
-            f"`virtual_devices={count}` does not divide over {len(physical)} "
+            f"`virtual_devices={count}` does not divide evenly among {len(physical)} "
             f"{physical[0].device_type}s. Give a positive multiple of {len(physical)}."
         )
     share = count // len(physical)
@@ -50,23 +50,23 @@ def configure_virtual_devices(count: int) -> None:
             )
     except RuntimeError as error:
         raise TfdistError(
-            f"Cannot make {count} virtual devices: TensorFlow's devices are already in use. "
-            "Ask for them before the first tensor, dataset or model is made."
+            f"Cannot create {count} virtual devices: TensorFlow's devices are already in use. "
+            "Request them before the first tensor, dataset or model is made."
         ) from error
 
 
 def configure_memory_growth() -> None:
-    """Lets every GPU take memory as it needs it instead of all of it at the start."""
+    """Lets every GPU allocate memory as needed instead of all of it at the start."""
     for gpu in tf.config.list_physical_devices("GPU"):
         if not tf.config.get_logical_device_configuration(gpu):
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def configure_allocator() -> None:
-    """Lets the C library keep the memory that a step frees, for the next one.
+    """Lets the C library keep the memory that a step frees for the next step.
 
-    glibc takes blocks of more than 32 MiB from the system each time and gives them back, so that
-    every step waits for their pages anew: mallopt(3). Another allocator is left as it is.
+    By default, glibc returns freed blocks of more than 32 MiB to the system, so that every step
+    waits for new pages; see mallopt(3). Other allocators are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -78,19 +78,19 @@ def configure_precision(precision: str) -> None:
     """Sets Keras's floating-point type and dtype policy for the whole process.
 
     Args:
-      precision: `float32`, `float64` (for comparisons: slow on GPUs), `mixed_bfloat16` or
-        `mixed_float16` (computation in these, float32 variables; float16 with a scaled loss, for
-        GPUs without bfloat16).
+      precision: `float32`, `float64` (for comparisons; slow on GPUs), or `mixed_bfloat16` or
+        `mixed_float16`, which compute in 16 bits and keep float32 variables; float16 scales the
+        loss and is for GPUs without bfloat16.
     """
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
 
 
 def choose_precision(precision: str) -> str:
-    """Returns the precision that `auto` stands for on this machine, any other as it is.
+    """Returns the precision that `auto` stands for on this machine, or any other unchanged.
 
-    `mixed_bfloat16` where the devices to compute on have it natively: TPUs, GPUs of compute
-    capability 8.0 and above, x86 CPUs with AVX512-BF16 or AMX-BF16; else `float32`.
+    `auto` is `mixed_bfloat16` if the computing devices support it natively: TPUs, GPUs of compute
+    capability 8.0 and above, x86 CPUs with AVX512-BF16 or AMX-BF16. Otherwise it is `float32`.
     """
     if precision != "auto":
         return precision
@@ -118,7 +118,7 @@ def configure_determinism(seed: int, *, deterministic: bool) -> None:
 
 
 def list_devices() -> tuple[str, ...]:
-    """Returns the names of the devices to compute on: accelerators, else the logical CPUs."""
+    """Returns the names of the computing devices: accelerators, or else the logical CPUs."""
     for kind in ACCELERATORS:
         devices = tf.config.list_logical_devices(kind)
         if devices:
@@ -129,15 +129,15 @@ def list_devices() -> tuple[str, ...]:
 def resolve_devices(
     names: Sequence[str] | None, *, purpose: str, name: str = "devices"
 ) -> tuple[str, ...]:
-    """Returns checked device names such as `GPU:0`; all computing devices when none is named.
+    """Returns checked device names such as `GPU:0`; all computing devices if none is named.
 
     Args:
       names: device names, `GPU:0` or `/device:GPU:0`; None or empty for `list_devices()`.
-      purpose: what the devices are for, the start of the error message.
-      name: of the parameter that names them.
+      purpose: what is built on the devices, for error messages.
+      name: the parameter that names the devices, for error messages.
 
     Raises:
-      TfdistError: a name that is malformed, given twice, or not there.
+      TfdistError: a name is malformed or given twice, or there is no such device.
     """
     if not names:
         return list_devices()
@@ -169,19 +169,19 @@ def resolve_devices(
 
 
 def measure_peak_memory() -> int:
-    """Returns the most memory in use so far, in bytes: of the GPUs, else of the process."""
+    """Returns the peak memory in bytes: the largest of the GPUs', or else the process's."""
     return max(measure_peak_memory_per_device().values())
 
 
 def measure_peak_memory_per_device() -> dict[str, int]:
-    """Returns the most memory in use so far, in bytes: of each GPU, else of the process (`CPU`)."""
+    """Returns device -> peak memory in bytes: of each GPU, or else of the process (`CPU`)."""
     gpus = [_shorten(gpu.name) for gpu in tf.config.list_logical_devices("GPU")]
     peaks = {gpu: tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus}
     return peaks or {"CPU": memory.measure_peak_memory()}
 
 
 def measure_process_age() -> float:
-    """Returns the seconds since this process was started; 0 where the system does not say."""
+    """Returns the seconds since this process started; 0 if the system does not say."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -195,9 +195,9 @@ def _make_logical_configuration(
 ) -> tf.config.LogicalDeviceConfiguration:
     if device.device_type != "GPU":
         return tf.config.LogicalDeviceConfiguration()
-    # Logical GPUs need a memory limit each; the card's size is not known before it is opened.
-    details_mib = 8192
-    return tf.config.LogicalDeviceConfiguration(memory_limit=details_mib // share)
+    # Each logical GPU needs a memory limit, but the GPU's size is unknown until it is opened.
+    total_mib = 8192
+    return tf.config.LogicalDeviceConfiguration(memory_limit=total_mib // share)
 
 
 def _shorten(name: str) -> str:

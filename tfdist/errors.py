@@ -1,4 +1,4 @@
-"""The errors a user can mend: one line, exit status 2."""
+"""Errors with one-line messages for the user."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _MAX_LISTED = 20
 
 
 class TfdistError(ValueError):
-    """Bad input, said in one line: what failed, what was found, what to do.
+    """Bad input. The message says in one line what failed, what was found and what to do.
 
     Commands print it without a traceback and exit with status 2.
     """
@@ -16,13 +16,13 @@ class TfdistError(ValueError):
 def make_unknown_name_error(
     kind: str, name: str, valid: Iterable[str], *, where_all: str = ""
 ) -> TfdistError:
-    """Returns the error for an unknown name: the valid ones, or of many the closest.
+    """Returns the error for an unknown name, which lists the valid or the closest names.
 
     Args:
-      kind: of the name.
-      name: what was given.
-      valid: the valid ones.
-      where_all: of many, a sentence that says where all are listed.
+      kind: what the name stands for, such as a flag.
+      name: the name that was given.
+      valid: the valid names; if there are many, only the closest are listed.
+      where_all: a sentence that says where to find all names, if there are many.
 
     >>> str(make_unknown_name_error("--strategy", "miror", ["one_device", "mirrored"]))
     "Unknown --strategy 'miror'. Valid: mirrored, one_device."
@@ -36,12 +36,12 @@ def make_unknown_name_error(
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 
 
-# What comes before and after the line that says what is wrong, where Keras runs a graph.
+# In errors from a graph, Keras puts these around the line that says what is wrong.
 _OF_GRAPHS = ("Graph execution error", "Detected at node", "Original stack trace")
 
 
 def shorten_error(error: BaseException) -> str:
-    """Returns the line in which an error says what is wrong, or its class where it says nothing.
+    """Returns the line of an error that says what is wrong, or its class if it has no message.
 
     >>> shorten_error(ValueError("no such thing\\n  at this place"))
     'no such thing'
@@ -59,4 +59,4 @@ def shorten_error(error: BaseException) -> str:
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on, said in one line; exit status 1."""
+    """Training cannot continue. Commands print the one-line message and exit with status 1."""

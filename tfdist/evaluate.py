@@ -1,4 +1,4 @@
-"""`python -m tfdist.evaluate`: the metrics of a finished run."""
+"""`python -m tfdist.evaluate`: computes the metrics of a finished run."""
 
 import sys
 

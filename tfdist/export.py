@@ -1,4 +1,4 @@
-"""`python -m tfdist.export`: a finished run as a servable."""
+"""`python -m tfdist.export`: exports a finished run as a servable."""
 
 import sys
 

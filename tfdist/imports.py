@@ -1,4 +1,4 @@
-"""Objects that users name in options: `package.module:NAME`, or `FILE.py:NAME`."""
+"""Imports objects that users name in options: `package.module:NAME`, or `FILE.py:NAME`."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from tfdist.errors import TfdistError
 
 
 def import_named(option: str, text: str) -> Any:
-    """Returns what an option names.
+    """Returns the object that an option names.
 
     Args:
       option: the parameter's name, for errors.
@@ -18,7 +18,7 @@ def import_named(option: str, text: str) -> Any:
         `FILE.py:NAME`.
 
     Raises:
-      TfdistError: it cannot be imported, or has no such name.
+      TfdistError: the module cannot be imported, or it has no such name.
     """
     place, _, name = text.rpartition(":")
     try:
@@ -26,7 +26,7 @@ def import_named(option: str, text: str) -> Any:
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise TfdistError(
             f"`{option}={text}`: {error}. Write package.module:NAME, with the package in the "
-            "present directory or installed, or FILE.py:NAME."
+            "current directory or installed, or FILE.py:NAME."
         ) from error
 
 
@@ -48,7 +48,7 @@ def _import_file(path: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module there
-    sys.path.insert(0, os.path.dirname(path))  # for what lies beside it, as for a script
+    sys.path.insert(0, os.path.dirname(path))  # it may import its neighbors, as a script may
     try:
         spec.loader.exec_module(module)
     except BaseException:

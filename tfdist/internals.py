@@ -1,6 +1,6 @@
-"""What is taken from private modules of Keras and TensorFlow; no other module imports them.
+"""Names from private modules of Keras and TensorFlow, which no other module imports.
 
-`tests/test_internals.py` says what is gone, or has another signature, in a new version.
+`tests/test_internals.py` fails if a new version removes one or changes its signature.
 """
 
 from keras.src import backend

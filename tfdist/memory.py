@@ -1,4 +1,4 @@
-"""How much memory this process uses, and how much more it may; found without TensorFlow."""
+"""Measures the memory that this process uses and may still use, without TensorFlow."""
 
 import contextlib
 import resource
@@ -11,10 +11,10 @@ _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the highest number of pages
 
 @dataclass(frozen=True, order=True)
 class FreeMemory:
-    """Memory that may still be taken.
+    """Memory that may still be used.
 
     Attributes:
-      bytes: how much.
+      bytes: the amount.
       where: what limits it, as in "on the machine".
     """
 
@@ -23,10 +23,10 @@ class FreeMemory:
 
 
 def measure_peak_memory() -> int:
-    """Returns the most memory that this process has had resident, in bytes.
+    """Returns the peak resident memory of this process, in bytes.
 
-    `getrusage` counts what was there before this program was started in the process, too: all of
-    a big parent.
+    `getrusage` is only the fallback: its value includes what the process used before it started
+    this program, which after a fork is all the memory of the parent.
     """
     with contextlib.suppress(OSError, StopIteration):
         return _read_status("self", "VmHWM")
@@ -34,20 +34,20 @@ def measure_peak_memory() -> int:
 
 
 def read_resident_memory(pid: int) -> int:
-    """Returns the memory that a process has resident, in bytes; 0 if it is gone."""
+    """Returns the resident memory of a process, in bytes; 0 if it is gone."""
     with contextlib.suppress(OSError, StopIteration):
         return _read_status(str(pid), "VmRSS")
     return 0
 
 
 def find_free_memory(root: Path = Path("/")) -> FreeMemory:
-    """Returns how much memory this process may still take, by whatever limits it most.
+    """Returns how much memory this process may still use, under the tightest limit.
 
-    The limits are the memory that the machine has available, those of this process's control groups
+    The limits are the machine's available memory, those of this process's control groups
     (containers, Slurm, systemd), and `ulimit -m`, which Linux itself does not enforce.
 
     Args:
-      root: where /proc and /sys are.
+      root: the directory of /proc and /sys.
 
     Raises:
       OSError: the system does not say.
@@ -64,7 +64,7 @@ def find_free_memory(root: Path = Path("/")) -> FreeMemory:
 
 
 def _list_cgroups(root: Path) -> Iterator[FreeMemory]:
-    """Yields what is left in each memory group that this process is in, of cgroup v1 and v2."""
+    """Yields the memory left in each of this process's control groups (cgroup v1 and v2)."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -76,7 +76,7 @@ def _list_cgroups(root: Path) -> Iterator[FreeMemory]:
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             else:
                 continue
-            # In a container the path may be the host's, of which only the top is there.
+            # In a container, the path may be the host's, of which only the root is visible.
             inner = Path(path.lstrip("/"))
             for top in tops:
                 for group in {top / part for part in (inner, *inner.parents)}:
@@ -89,7 +89,7 @@ def _read_cgroup(group: Path, limit: str, usage: str, cache: str) -> Iterator[Fr
         if most >= _UNLIMITED:
             return
         used = int((group / usage).read_text())
-        # Files that were read stay in memory, and in the group's usage, until it is needed.
+        # Usage includes the page cache, which the kernel frees when memory is needed.
         for line in (group / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
             if name == cache:

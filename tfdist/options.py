@@ -1,8 +1,8 @@
-"""What options are: frozen dataclasses whose fields are also the command line's flags.
+"""Options: frozen dataclasses whose fields are also the command line's flags.
 
-Standard library only. A field says once what a flag needs: its group, its help, its unit and
-what it may be. The module that consumes an option owns its dataclass; `tfdist.cli.flags` turns the
-fields into flags and the flags into these.
+A field defines everything about its flag: group, help text, unit and valid values. The module that
+uses an option owns its dataclass. `tfdist.cli.flags` defines flags from the fields and fills the
+dataclasses from parsed flags. This module needs only the standard library.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 
-_PATHS = ("DIR", "FILE", "DIR_OR_GLOB")  # options whose leading ~ is the home directory
+_PATHS = ("DIR", "FILE", "DIR_OR_GLOB")  # values in which a leading ~ is the home directory
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -21,23 +21,23 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
 
     Args:
       default: the default; its type, or the field's annotation, is the flag's type.
-      help_text: one line for `--help`, units included.
-      **metadata: `choices`, valid values shown in `--help`, and with `is_open` also
-        `package.module:NAME`; `minimum`, the lowest valid value, or `above`, the highest that no
-        longer is, all three of a list's members; `auto`, what the word auto stands for beside whole
-        numbers; `metavar`, how the value looks, one of `_PATHS` for a path; `result=False`, for
-        what may change when a run is continued because it does not change what the run computes;
-        `alike=True`, for what all workers must have alike although it does not; `grows=True`, for
-        what may grow when a finished run is continued.
+      help_text: the text for `--help`, units included.
+      **metadata: `choices`, the valid values, and with `is_open` also `package.module:NAME`;
+        `minimum`, the lowest valid value; `above`, a limit that values must exceed (these three
+        apply to each member of a list); `auto`, the whole number that the word auto stands for;
+        `metavar`, the form of the value, one of `_PATHS` for a path; `result=False` if the option
+        does not affect the result, so that it may change when a run is continued; `alike=True` if
+        all workers must nevertheless agree on it; `grows=True` if it may grow when a finished run
+        is continued.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
 class OptionGroup:
-    """A group of options: a frozen dataclass, whose paths are those of the user's own machine.
+    """A group of options: a frozen dataclass that expands `~` in its paths.
 
     Raises:
-      TfdistError: a value that is none of the option's choices, or out of its range.
+      TfdistError: a value is not one of the option's choices, or is out of range.
     """
 
     def __post_init__(self) -> None:
@@ -47,30 +47,30 @@ class OptionGroup:
             if value and item.metadata.get("metavar") in _PATHS:
                 value = os.path.expanduser(value)
                 if item.metadata["metavar"] == "DIR":
-                    # In a bucket, "run//model" is another file than "run/model".
+                    # In a bucket, "run//model" and "run/model" are different files.
                     value = value.rstrip("/") or "/"
                 object.__setattr__(self, item.name, value)
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["OptionGroup"]:
-        """Returns the group with the options that the choice of others brings.
+        """Returns the group's class, extended by the options that the given values add.
 
         Args:
-          chosen: option -> what is given for it.
+          chosen: option -> given value.
         """
         return cls
 
     def takes(self, item: dataclasses.Field) -> bool:
-        """Returns whether an option means something beside what the others are."""
+        """Returns whether an option has an effect, given the values of the others."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Everything that a command takes: a frozen dataclass whose fields are groups of options.
+    """All options of a command: a frozen dataclass whose fields are groups of options.
 
     Attributes:
-      rest: what else a command line has after these, for `--help`.
+      rest: what follows the options on the command line, for `--help`.
     """
 
     rest: ClassVar[str] = ""
@@ -87,19 +87,19 @@ class CommandOptions:
 
     @classmethod
     def list_groups(cls, chosen: Mapping[str, str] | None = None) -> dict[str, type]:
-        """Returns the groups' classes by their names, in the order of `--help`.
+        """Returns group -> class, in the order of `--help`.
 
         Args:
-          chosen: option -> what is given for it, which may bring others.
+          chosen: option -> given value; some values add other options.
         """
         groups: dict[str, Any] = {i.name: type(i.default) for i in dataclasses.fields(cls)}
         return {name: group.widen(chosen or {}) for name, group in groups.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Returns the options that `to_dict` gave, in whatever groups they were.
+        """Returns the options in a result of `to_dict`, regardless of their groups.
 
-        What is missing has its default.
+        Missing options get their defaults.
         """
         flat: dict[str, Any] = {}
         for fields in values.values():
@@ -118,13 +118,13 @@ class CommandOptions:
         )
 
     def select_result(self) -> dict[str, Any]:
-        """Returns the options that decide what is computed, as flag -> JSON value."""
+        """Returns the options that affect the result, as option -> JSON value."""
         return self._select(lambda limits: limits.get("result", True))
 
     def select_alike(self) -> dict[str, Any]:
-        """Returns the options that all workers must have alike, as flag -> JSON value.
+        """Returns the options on which all workers must agree, as option -> JSON value.
 
-        Those of the result, and those without which workers would wait for one another forever.
+        A difference in them would change the result, or make workers wait for each other forever.
         """
         return self._select(lambda m: m.get("result", True) or m.get("alike", False))
 
@@ -150,7 +150,7 @@ class CommandOptions:
 
 
 def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
-    """Returns the option of another group, possibly with another default or other metadata."""
+    """Returns a copy of another group's option, with the given default and metadata if any."""
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
     return field(default=value, metadata={**item.metadata, **metadata})

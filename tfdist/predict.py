@@ -1,4 +1,4 @@
-"""`python -m tfdist.predict`: what a finished run makes of new data."""
+"""`python -m tfdist.predict`: predicts on new data with a finished run."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a cloud's notice: how a run is asked to stop, and by when."""
+"""Stops a run on Ctrl-C, on SIGTERM, or when a cloud takes its machine away."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ _ASK_TIMEOUT_S = 5.0
 
 
 class StopSignals:
-    """Asks for a stop at the first Ctrl-C or SIGTERM; a context manager.
+    """Requests a stop at the first Ctrl-C or SIGTERM; a context manager.
 
-    A second Ctrl-C interrupts at once. After SIGTERM the process ends when the grace period is
-    over, whatever it is doing then: better with the last checkpoint than killed within the next.
+    A second Ctrl-C interrupts at once. After SIGTERM, the process exits when the grace period is
+    over, whatever it is doing; the last complete checkpoint remains.
 
     Args:
       request_stop: called at the first signal.
@@ -46,14 +46,14 @@ class StopSignals:
 
     @property
     def exit_status(self) -> int:
-        """130 after Ctrl-C; 143 after SIGTERM, and where another worker was told to stop."""
+        """130 after Ctrl-C; 143 after SIGTERM, or if another worker was told to stop."""
         return EXIT_INTERRUPTED if self._interrupted else EXIT_TERMINATED
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._interrupted = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            _say("Stopping after this step (Ctrl-C again: at once) ...")
+            _say("Stopping after this step (press Ctrl-C again to stop at once) ...")
         elif self._deadline is None:
             self._deadline = threading.Timer(self._grace_period_s, self._end)
             self._deadline.daemon = True
@@ -63,17 +63,17 @@ class StopSignals:
 
     def _end(self) -> None:
         _say(
-            f"tfdist: The grace period of {self._grace_period_s:g} s is over before the "
-            "checkpoint was written. The same command continues from the one before."
+            f"tfdist: The grace period of {self._grace_period_s:g} s ended before the "
+            "checkpoint was written. The same command continues from the previous checkpoint."
         )
         os._exit(EXIT_TERMINATED)
 
 
 def watch_for_maintenance() -> threading.Thread | None:
-    """Sends this process SIGTERM when Google Cloud announces that its machine will go.
+    """Sends this process SIGTERM when Google Cloud announces that it will stop the machine.
 
-    Asks the machine's metadata server every 5 s, in a thread that ends with the process; does
-    nothing elsewhere. A live migration is not a reason to stop.
+    A daemon thread asks the machine's metadata server every 5 s. On other machines, this does
+    nothing. A live migration is not a reason to stop.
 
     Returns:
       The thread, or None on other machines.
@@ -93,7 +93,7 @@ def _watch(host: str) -> None:
     pause = threading.Event()
     while not pause.wait(_ASK_EVERY_S):
         if _ask(host, "preempted") == "TRUE":
-            _say("Google Cloud takes this machine back.")
+            _say("Google Cloud is preempting this machine.")
         elif _ask(host, "maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
             _say("Google Cloud will shut this machine down for maintenance.")
         else:

@@ -1,6 +1,6 @@
 """`python -m tfdist.train`: trains a task under any strategy.
 
-TensorFlow is imported when a run starts, so that `--help` and a mistyped flag answer at once.
+TensorFlow is imported only when a run starts, so that `--help` and flag errors appear at once.
 """
 
 import sys
@@ -17,14 +17,14 @@ def main() -> int:
 
 
 def run_training(options: TrainOptions) -> int:
-    """Trains, or continues, a run and fills its directory.
+    """Starts or continues a run and fills its directory.
 
     Args:
-      options: the run.
+      options: the options of the run.
 
     Returns:
-      0, at once after `--dry_run`; after a checkpoint 130 for Ctrl-C and 143 for SIGTERM; 143
-      for a worker or parameter server whose chief is gone before the run was finished.
+      0 for a finished run or a dry run; 130 after Ctrl-C and 143 after SIGTERM, once a checkpoint
+      is written; 143 for a worker or parameter server whose chief ended before the run did.
 
     Raises:
       TfdistError: bad input; nothing was written.

@@ -1,17 +1,16 @@
-"""Programs that others wrote, each under Keras alone and under every strategy.
+"""Runs third-party programs, each under Keras alone and under every strategy.
 
     git clone https://github.com/keras-team/keras DIR/keras-team/keras
     python -m benchmarks.programs --examples=DIR [--programs=a,b] [--strategies=one,mirrored2]
         [--results=DIR [--again]] [--jobs=2] [--write-docs]
 
 Nothing is copied from them: their texts are read from the checkouts, at the commits that the
-adapters were written for. Small made data takes the place of downloads, and two epochs that of
-many. Under a strategy, each call of `fit`, `evaluate` and `predict` goes to `tfdist.Trainer`; the
-losses, metrics, predictions and weights are compared with those of Keras on one device. Where they
-differ, Keras trains once more from weights that are moved by their rounding, and a difference that
-is no more than ten times its own is one of rounding. Results
-stay in `--results`, and runs that are there are not run again. Exit status 1 where something
-differs or fails.
+adapters were written for. Small synthetic data replaces downloads, and the number of epochs is
+reduced to two. Under a strategy, each call of `fit`, `evaluate` and `predict` goes to
+`tfdist.Trainer`; the losses, metrics, predictions and weights are compared with those of Keras on
+one device. If they differ, Keras trains once more from weights that are perturbed by their
+rounding; a difference of at most ten times the one that this makes is due to rounding. Results are
+kept in `--results` and reused. The exit status is 1 if something differs or fails.
 """
 
 import argparse
@@ -35,22 +34,22 @@ from benchmarks.programs.record import compare
 from benchmarks.programs.report import Cell, make_page, make_table
 
 TIMEOUT_S = 400.0
-_ROUNDING = 10  # how often more than Keras by itself
+_ROUNDING = 10  # the largest ratio to the difference of Keras from itself
 ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--examples", required=True, help="where the checkouts are")
-    parser.add_argument("--programs", default="", help="only those, by name")
+    parser.add_argument("--examples", required=True, help="directory of the checkouts")
+    parser.add_argument("--programs", default="", help="names of the programs; empty: all")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="empty: only Keras")
-    parser.add_argument("--results", default="", help="kept there; a temporary directory else")
-    parser.add_argument("--again", action="store_true", help="run again all but Keras alone")
-    parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
-    parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="of one run")
+    parser.add_argument("--results", default="", help="a directory to keep and reuse results")
+    parser.add_argument("--again", action="store_true", help="run all again, except Keras alone")
+    parser.add_argument("--jobs", type=int, default=1, help="number of programs at a time")
+    parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="seconds per run")
     parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
     flags = parser.parse_args()
-    # The parts of one text have names with ", " in them.
+    # The names of a program's parts contain ", ".
     names = [name for name in re.split(",(?! )", flags.programs) if name] or list(PROGRAMS)
     if unknown := [name for name in names if name not in PROGRAMS]:
         parser.error(f"unknown program {unknown[0]!r}; valid: {', '.join(PROGRAMS)}")
@@ -73,7 +72,7 @@ def main() -> int:
     if flags.write_docs:
         page = ROOT / "docs" / "programs.md"
         page.write_text(make_page(rows, strategies), encoding="utf-8")
-    # What Keras alone cannot run here is no failure of a strategy.
+    # A program that Keras alone cannot run here is not a failure of a strategy.
     judged = [cell for row in rows.values() for name, cell in row.items() if name != KERAS]
     return int(any(cell.is_failure for cell in judged))
 
@@ -110,7 +109,7 @@ def _run_row(
 
 
 def read_program(examples: Path, program: Program) -> str:
-    """Returns the text that a checkout has at the adapter's commit.
+    """Returns the text of a program at the adapter's commit, from a checkout.
 
     Raises:
       OSError: there is no such checkout, commit or file.
@@ -132,7 +131,7 @@ def read_program(examples: Path, program: Program) -> str:
 def run_once(
     program: Program, text: str, strategy: str, *, results: Path, timeout_s: float
 ) -> dict:
-    """Runs a text in a process of its own, unless its result is there.
+    """Runs a text in a separate process, unless its result is already there.
 
     Returns:
       How it ended: `status`, `message`, `seconds`, and more.
@@ -199,7 +198,7 @@ def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
 
 
 def _excuse(cell: Cell, program: Program, end: dict, directory: Path) -> Cell:
-    """Returns a cell that differs, or one of rounding where Keras itself differs as much by it."""
+    """Returns the cell, marked as rounding if rounding makes Keras differ by a similar amount."""
     if end["status"] != "ended":
         return cell
     files = (directory / f"{name}.npz" for name in (KERAS, MOVED))
@@ -207,7 +206,7 @@ def _excuse(cell: Cell, program: Program, end: dict, directory: Path) -> Cell:
     if cell.loss_gap > _ROUNDING * own.loss or cell.weights_gap > _ROUNDING * own.weights:
         return cell
     text = (
-        f"{cell.loss_gap:.0e}, {cell.weights_gap:.0e}; Keras with weights moved by their rounding: "
+        f"{cell.loss_gap:.0e}, {cell.weights_gap:.0e}; Keras with weights perturbed by rounding: "
         f"{own.loss:.0e}, {own.weights:.0e}"
     )
     return dataclasses.replace(cell, kind="rounding", text=text)

@@ -1,4 +1,4 @@
-"""How a stranger's program is made short enough to run here, without copying it."""
+"""Adapts third-party programs so that they are short enough to run here, without copying them."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Keras kept copies of keras.io's examples, converted to Keras 3, until this commit's successor.
+# The last commit at which Keras had copies of keras.io's examples, converted to Keras 3.
 EXAMPLES_COMMIT = "2588a15440a10de8d0cc10b50c21ede333a2bd01"
 # The last commit of Keras 2 outside TensorFlow.
 KERAS_2_COMMIT = "f295e8ee39d4ba841ac281a9337d69c7bc5e0eb6"
@@ -15,32 +15,32 @@ GUIDES_COMMIT = "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program that someone else wrote, and what is put in place of its downloads.
+    """A third-party program, and what replaces its downloads.
 
-    The changes are made in this order, and each must find what it changes, so that an adapter
-    that no longer fits its program fails instead of doing nothing.
+    The changes are made in this order. Each must find what it changes, so that an adapter that
+    does not match its program fails instead of doing nothing.
 
     Attributes:
-      name: in the table.
-      path: of the file in its repository.
-      commit: of the repository, which the adapter was written for.
+      name: the name in the table.
+      path: the path of the file in its repository.
+      commit: the commit for which the adapter was written.
       repository: `owner/name` on GitHub.
-      replace: texts, and the texts that take their places, everywhere.
-      constants: names, and the values assigned to them, in place of every other value that the
-        program assigns outside functions.
-      instead: pieces of text; each statement at the top level that has one of them in it
-        becomes the given statement.
-      leave_out: from the first statement at the top level with a text to the one with another,
-        which stays.
-      stop_before: the program ends before the first statement at the top level with this text.
-      files: makes what the program would download, in the working directory.
-      names: what the program finds among its own names, such as a made data set.
-      examples: of the made data sets that come with Keras, for training and testing.
-      epochs: that each call of `fit` trains at most.
-      floatx: that Keras computes in; float32 where the program says so itself.
-      rounds_to: float32 where an operation computes in it whatever it is given, such as resizing.
+      replace: text -> replacement, everywhere.
+      constants: name -> value that replaces every value that the program assigns to the name
+        outside functions.
+      instead: piece of text -> statement that replaces each top-level statement that contains the
+        piece.
+      leave_out: start -> stop: the program is cut from the first top-level statement that contains
+        the start until the one that contains the stop.
+      stop_before: the program ends before the first top-level statement that contains this text.
+      files: writes what the program would download to the working directory.
+      names: global names that the program finds, such as a synthetic data set.
+      examples: the numbers of training and test examples in Keras's data sets, made synthetically.
+      epochs: the most epochs of each call of `fit`.
+      floatx: the precision of Keras; float32 if the program itself sets it.
+      rounds_to: float32 if an operation, such as resizing, always computes in float32.
       short_networks: whether the networks of `keras.applications` have fewer blocks.
-      needs: modules beside TensorFlow's own.
+      needs: required modules other than TensorFlow's own.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Program:
 
 
 class AdapterError(RuntimeError):
-    """An adapter does not fit the program's text."""
+    """An adapter does not match the program's text."""
 
 
 def adapt_text(text: str, program: Program) -> str:
     """Returns the program's text with the adapter's changes.
 
     Raises:
-      AdapterError: a change finds nothing to change.
+      AdapterError: the text has nothing that a change applies to.
 
     >>> adapt_text("steps = 500\\nplot(steps)\\n", Program(name="", path="", \\
     ...     constants={"steps": 2}, instead={"plot(": ""}))
@@ -78,7 +78,7 @@ def adapt_text(text: str, program: Program) -> str:
     """
     for old, new in program.replace.items():
         if old not in text:
-            raise AdapterError(f"{program.name}: the program does not say {old!r}")
+            raise AdapterError(f"{program.name}: the program does not contain {old!r}")
         text = text.replace(old, new)
     text = _set_constants(text, program)
     text = _replace_statements(text, program)
@@ -125,22 +125,22 @@ def _replace_statements(text: str, program: Program) -> str:
                 places.append((node, new))
                 break
     if missing := set(program.instead) - found:
-        raise AdapterError(f"{program.name}: no statement has {', '.join(sorted(missing))} in it")
+        raise AdapterError(f"{program.name}: no statement contains {', '.join(sorted(missing))}")
     return _splice(text, places)
 
 
 def _find_line(text: str, piece: str, program: Program) -> int:
-    """Returns how many lines come before the first statement that has a piece of text in it."""
+    """Returns how many lines precede the first statement that contains a piece of text."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if piece in (ast.get_source_segment(text, node) or ""):
             return node.lineno - 1
-    raise AdapterError(f"{program.name}: no statement has {piece!r} in it")
+    raise AdapterError(f"{program.name}: no statement contains {piece!r}")
 
 
 def _splice(text: str, places: list[tuple[Any, str]]) -> str:
-    """Puts texts in the places of nodes, from the last to the first."""
+    """Replaces nodes with texts, from the last to the first."""
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     offsets = [0]
     for line in lines:

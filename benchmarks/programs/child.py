@@ -1,12 +1,11 @@
-"""Runs one program once, in a process of its own.
+"""Runs one program once, in this process.
 
     python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
-        --floatx=float64
 
-`--strategy=keras` is Keras's own `fit` on one device, and `moved` the same with weights that are
-moved by their rounding before the first step. Writes `OUT.npz`, what training came to, and
-`OUT.json`, how it ended. In a cluster every worker runs the program, in the same directory, and the
-chief writes them; another worker only where it fails before the chief has.
+`--strategy=keras` is Keras's own `fit` on one device; `moved` does the same after it perturbs the
+weights by their rounding. Writes the results of training to `OUT.npz`, and how it ended to
+`OUT.json`. In a cluster, every worker runs the program in the same directory. The chief writes the
+files; another worker does so only if it fails before the chief has written them.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="the adapted text")
     parser.add_argument("--out", required=True)
     parser.add_argument("--floatx", default="float64")
-    parser.add_argument("--key", default="", help="written beside the result")
+    parser.add_argument("--key", default="", help="written with the result")
     flags = parser.parse_args()
     program = catalog.PROGRAMS.get(flags.program) or Program(name=flags.program, path="")
     began = time.monotonic()
@@ -58,7 +57,7 @@ def main() -> None:
         )
     except Exception as error:
         end = _describe(error)
-    # What another task has failed at comes first: it is gone, and so the chief fails, too.
+    # The failure of another task comes first: it is the reason why the chief fails, too.
     if (not is_chief and end["status"] == "ended") or (end["status"] != "ended" and out.exists()):
         return
     if end["status"] == "ended" and not any(call["call"] == "fit" for call in recorder.calls):
@@ -70,11 +69,7 @@ def main() -> None:
 
 
 def _enter_cluster(strategy: str) -> bool:
-    """Takes this process's part in the cluster of a strategy that has one, as `tfdist.run` does.
-
-    Returns:
-      Whether it is the chief, or alone. A server returns when the chief is gone, and ends.
-    """
+    """Enters the strategy's cluster, if any; returns whether this process is the chief or alone."""
     if strategy not in columns.CLUSTERS:
         return True
     config = resolve_cluster()
@@ -93,14 +88,14 @@ def run_program(
     recorder: Recorder,
     is_chief: bool = True,
 ) -> None:
-    """Executes a program's text in the working directory, which it may fill.
+    """Executes a program's text in the working directory, to which it may write.
 
     Args:
-      program: says what is made for it.
-      text: adapted.
-      strategy: of `columns`.
-      floatx: that Keras computes in.
-      recorder: gets what training comes to.
+      program: the program, which says what is made for it.
+      text: the adapted text.
+      strategy: a name in `columns`.
+      floatx: the precision of Keras.
+      recorder: collects the results of training.
       is_chief: whether this process makes the files that the program reads.
     """
     _start_tensorflow(floatx, 1 if strategy in columns.CLUSTERS else LOGICAL_CPUS)
@@ -126,15 +121,15 @@ def run_program(
 
 
 def _route(strategy: str, stack: contextlib.ExitStack) -> Any:
-    """Lets the program run in a strategy's scope, as `tfdist.run` does."""
+    """Enters a strategy's scope for the program, as `tfdist.run` does."""
     from tfdist import StepOptions
     from tfdist.run.routing import Routing
     from tfdist.training.workers import Workers
 
     made = columns.make_strategy(strategy)
-    # One step in flight: servers then give what one device gives.
+    # With one step in flight, parameter servers give the result of one device.
     routing = Routing(made, StepOptions(max_in_flight=int(strategy == "servers")))
-    Workers(made).wait_for_all()  # for the files that the chief makes
+    Workers(made).wait_for_all()  # until the chief has made the files
     stack.enter_context(made.scope())
     stack.enter_context(routing.open())
     return routing
@@ -155,7 +150,7 @@ def _start_tensorflow(floatx: str, cpus: int) -> None:
     def in_top_k_of_float32(targets: Any, predictions: Any, k: int) -> Any:
         return in_top_k(targets, tf.cast(predictions, tf.float32), k)
 
-    keras.src.backend.math.in_top_k = in_top_k_of_float32  # TensorFlow's takes nothing else
+    keras.src.backend.math.in_top_k = in_top_k_of_float32  # TensorFlow accepts only float32
 
 
 def _replace_downloads(program: Program, directory: Path) -> None:
@@ -175,7 +170,7 @@ def _replace_downloads(program: Program, directory: Path) -> None:
     _replace("keras.utils.get_file", lambda *args, **kwargs: _find_file(directory, args, kwargs))
     _replace("keras.utils.plot_model", lambda *_, **__: None)
     _replace("keras.backend.shape", keras.ops.shape)
-    # It ends the session that the strategy's scope lives in.
+    # The real function ends the session in which the strategy's scope is open.
     _replace("keras.backend.clear_session", lambda **_: None)
     _replace("keras.utils.clear_session", lambda **_: None)
     os.system = lambda command: 0  # type: ignore[assignment]
@@ -193,7 +188,7 @@ def _replace_downloads(program: Program, directory: Path) -> None:
 
 
 def _shorten_networks() -> None:
-    """Makes the large networks of `keras.applications` small: two blocks a stage, or one."""
+    """Shrinks the large networks of `keras.applications` to one or two blocks per stage."""
     from keras.src.applications import densenet, efficientnet, resnet
 
     def shorten(build: Callable[..., Any], *, narrower: int) -> Callable[..., Any]:
@@ -212,7 +207,7 @@ def _shorten_networks() -> None:
 
 
 def _replace(path: str, value: Any) -> None:
-    """Sets a name of Keras, under `keras` and under `tf.keras`."""
+    """Replaces an object of Keras, in both `keras` and `tf.keras`."""
     import keras
     import tensorflow as tf
 
@@ -267,7 +262,7 @@ def _find_file(directory: Path, args: tuple, kwargs: dict) -> str:
 
 
 def _open_addresses_as_files(directory: Path) -> None:
-    """Reads a table from the file of the same name, where its address is given."""
+    """Reads tables from the file of the same name if their URL is given."""
     import numpy as np
 
     def localize(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +282,7 @@ def _open_addresses_as_files(directory: Path) -> None:
 
 
 def _make_mover(dtype: str) -> Any:
-    """Returns a callback that moves every weight by its rounding, once, up or down."""
+    """Returns a callback that once perturbs every weight by its rounding, up or down."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -315,13 +310,13 @@ def _make_mover(dtype: str) -> Any:
 def _replace_training(
     program: Program, recorder: Recorder, *, routed: bool, mover: Any = None
 ) -> None:
-    """Makes Keras's methods shorter, and records what they find.
+    """Wraps Keras's methods, to shorten them and to record their results.
 
     Args:
-      program: what runs.
-      recorder: of what training comes to.
-      routed: whether they are a trainer's.
-      mover: a callback of every `fit`.
+      program: the program that runs.
+      recorder: collects the results of training.
+      routed: whether the methods are those of a trainer.
+      mover: a callback for every `fit`.
     """
     import keras
     import tensorflow as tf
@@ -352,7 +347,7 @@ def _replace_training(
         return history
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if depth and not routed:  # Keras's fit calls it, with arguments of its own
+        if depth and not routed:  # called by Keras's fit, with its own arguments
             return own["evaluate"](self, *args, **kwargs)
         results = call(
             "evaluate", self, _bind(own["evaluate"], self, args, kwargs) | {"verbose": 0}
@@ -371,7 +366,7 @@ def _replace_training(
 
 
 def _bind(method: Callable[..., Any], model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Returns all arguments by their names."""
+    """Returns all arguments by name."""
     parameters = [name for name in inspect.signature(method).parameters if name != "self"]
     return dict(zip(parameters, args, strict=False)) | kwargs
 
@@ -394,7 +389,7 @@ def _describe(error: Exception) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Returns a text without the codes of terminals, and without paths."""
+    """Returns a text without terminal codes and paths."""
     text = re.sub("\x1b\\[[0-9]*m", "", text)
     return re.sub(r"/\S*/", "", text)
 
@@ -402,4 +397,4 @@ def _plain(text: str) -> str:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to wait for
+    os._exit(0)  # do not wait for threads

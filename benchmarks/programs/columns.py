@@ -1,16 +1,16 @@
-"""The strategies of the table's columns."""
+"""The strategies in the columns of the table."""
 
 from typing import Any
 
 STRATEGIES = ("one", "mirrored2", "mirrored3", "central2", "workers2", "servers")
-# Keras alone: as it is, and with weights that are moved by their rounding before the first step.
+# Keras alone: unchanged, and with weights that are perturbed by their rounding.
 KERAS, MOVED = "keras", "moved"
 # What `tfdist.launch` starts for a strategy of several processes.
 CLUSTERS = {"workers2": ("--workers=2",), "servers": ("--workers=1", "--ps=1")}
 
 
 def make_strategy(name: str) -> Any:
-    """Returns the strategy of a column of the table, on logical CPUs or in a task of its cluster.
+    """Builds the strategy of a column, on logical CPUs or for this task of its cluster.
 
     Raises:
       ValueError: no strategy has this name.

@@ -1,4 +1,4 @@
-"""Small made data, of the shapes of what programs download."""
+"""Small synthetic data, with the shapes of the data that programs download."""
 
 import random
 import string
@@ -17,7 +17,7 @@ WORDS = (
 
 
 def make_images(count: int, shape: Sequence[int], classes: int, *, seed: int):
-    """Returns images: uint8 [count, *shape], and labels: uint8 [count], which fit each other."""
+    """Returns images: uint8 [count, *shape], and matching labels: uint8 [count]."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     rng.shuffle(labels)
@@ -38,7 +38,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def write_images(
     directory: Path, names: Iterable[str], shape: Sequence[int], *, classes: int = 4, seed: int = 0
 ) -> None:
-    """Writes images of a height, a width and channels, in the format of their names."""
+    """Writes images of shape [height, width, channels], in the format that their names imply."""
     import PIL.Image
 
     names = list(names)
@@ -128,7 +128,7 @@ def write_census(directory: Path, *, rows: int) -> None:
 
 
 def write_heart(path: Path, *, rows: int) -> None:
-    """Writes the table of patients of the heart disease data."""
+    """Writes the table of patients in the heart disease data."""
     rng = random.Random(0)
     header = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,target"
     lines = [header]
@@ -145,12 +145,12 @@ def write_heart(path: Path, *, rows: int) -> None:
 
 
 class MadeTfds:
-    """What `tensorflow_datasets.load` returns, made.
+    """A stand-in for `tensorflow_datasets` that loads synthetic data.
 
     Args:
-      shape: of an image.
-      classes: of the labels.
-      counts: examples of each data set that is returned, in order; the last goes on.
+      shape: the shape of an image.
+      classes: the number of classes.
+      counts: the number of examples in each returned data set, in order; the last number repeats.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, counts: Sequence[int]):
@@ -185,7 +185,7 @@ class MadeTfds:
 
 
 class _Info:
-    """Describes made data, as `tfds.core.DatasetInfo` does."""
+    """Describes synthetic data, as `tfds.core.DatasetInfo` does."""
 
     def __init__(self, made: MadeTfds):
         label = type("Label", (), {"num_classes": made.classes, "int2str": lambda _, i: f"n-{i}"})

@@ -1,4 +1,4 @@
-"""What a program's training came to, and whether two of them came to the same."""
+"""Records the results of a program's training, and compares two records."""
 
 import json
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# How far two runs may be apart, by what they compute in. Rounding is not the same where sums are
-# taken in another order, and an optimizer such as Adam divides it by itself.
+# How far two runs may be apart, by precision. Rounding differs if sums are taken in another order,
+# and an optimizer such as Adam amplifies it, because it divides small gradients by themselves.
 FIRST_EPOCH_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 LOSS_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
 WEIGHT_TOLERANCE = {"float64": 1e-7, "float32": 2e-2}
@@ -16,10 +16,10 @@ _MOST_VALUES = 100_000
 
 
 class Recorder:
-    """Collects what `fit`, `evaluate` and `predict` return, and the models that were fitted.
+    """Collects the results of `fit`, `evaluate` and `predict`, and the models that were fitted.
 
     Attributes:
-      routing: to the trainers, if there are any.
+      routing: the routing to trainers, if there is any.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Recorder:
         self._predictions += leaves
 
     def save(self, path: Path) -> None:
-        """Writes what was collected, with the models' weights as they are now."""
+        """Writes the collected results, with the models' current weights."""
         weights = [_sample(w) for model in self._models for w in model.get_weights()]
         np.savez(
             path,
@@ -59,7 +59,7 @@ class Difference:
     """How far two runs are apart.
 
     Attributes:
-      text: what differs first, or an empty text.
+      text: the first difference beyond the tolerances, or an empty text.
       loss: the largest relative difference of a loss or metric.
       weights: the relative difference of all weights.
     """
@@ -70,7 +70,7 @@ class Difference:
 
 
 def compare(reference: Path, other: Path, floatx: str) -> Difference:
-    """Compares two files of a `Recorder`."""
+    """Compares two files that `Recorder` saved."""
     first, second = np.load(reference), np.load(other)
     calls, others = json.loads(str(first["calls"])), json.loads(str(second["calls"]))
     worst, text = 0.0, ""
@@ -107,7 +107,7 @@ def _compare_calls(call: dict, other: dict, floatx: str, *, is_first: bool) -> t
             text = text or f"{name} has {len(theirs)} epochs instead of {len(ours)}"
             continue
         for epoch, (a, b) in enumerate(zip(np.ravel(ours), np.ravel(theirs), strict=True)):
-            # Of a share of examples, an example more or less: not of how few are right.
+            # The floor keeps one example more or less from being a large gap in a small share.
             is_share = floatx == "float32" and "loss" not in name
             gap = _get_relative_gap(a, b, floor=0.1 if is_share else 1e-6)
             worst = max(worst, gap)
@@ -118,7 +118,7 @@ def _compare_calls(call: dict, other: dict, floatx: str, *, is_first: bool) -> t
 
 def _get_tolerance(name: str, floatx: str, *, is_first: bool) -> float:
     if floatx == "float32" and "loss" not in name:
-        return 5e-2  # one example more or less on the right side
+        return 5e-2  # one example more or less may be classified correctly
     return (FIRST_EPOCH_TOLERANCE if is_first else LOSS_TOLERANCE)[floatx]
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """How a program did under a strategy.
+    """The result of a program under a strategy.
 
     Attributes:
       kind: equal, rounding, refused, differs, error or not run.
       text: the reason, or what differs.
-      fits: calls of `fit` that were compared.
-      floatx: that the program computed in.
-      seconds: that the run took.
+      fits: the number of calls of `fit` that were compared.
+      floatx: the precision of the program.
+      seconds: the duration of the run.
       loss_gap: the largest relative difference of a loss or metric.
       weights_gap: the relative difference of all weights.
-      check_s: seconds that the checks took that a step may be divided.
+      check_s: the seconds spent on checking whether the program's steps may be divided.
     """
 
     kind: str
@@ -44,7 +44,7 @@ Rows = Mapping[str, Mapping[str, Cell]]
 
 
 def make_table(rows: Rows, strategies: list[str]) -> str:
-    """Returns Markdown: a line for each program, and one of sums."""
+    """Returns a Markdown table with a line for each program, and one with totals."""
     lines = [
         f"| program | computes in | `fit` calls | check, s | {' | '.join(strategies)} |",
         "|---" * (4 + len(strategies)) + "|",
@@ -84,23 +84,23 @@ def _escape(text: str) -> str:
 
 
 _PAGE = """\
-# Programs that others wrote
+# Third-party programs
 
 Written by `python -m benchmarks.programs --examples=DIR --write-docs`.
 
-Each program is an example or a guide of Keras, run unchanged but for its data, which is small and
-made, and its length. It runs once with Keras's own `fit` on one device, and once under each
-strategy, where `fit`, `evaluate` and `predict` are those of `tfdist.Trainer`. The order of the
-data is the same; what is drawn at random, such as dropout, is drawn by the program.
+Each program is an example or a guide of Keras. It runs unchanged, except that its data is small and
+synthetic and that it trains for fewer epochs. It runs once with Keras's own `fit` on one device,
+and once under each strategy, where `tfdist.Trainer` provides `fit`, `evaluate` and `predict`. The
+order of the data is the same. The program itself draws random numbers, for dropout and the like.
 
-*Equal* means that all losses, metrics, predictions and weights are those of Keras, up to rounding:
-in brackets the largest relative difference of a loss or metric, and that of all weights.
-In float64 a loss may differ by 1e-9 in the first epoch, and by 1e-7 later, where an optimizer has
-divided rounding by itself, as the weights; in float32 a loss by 1e-4 in the first epoch and by 1e-2
-later, and the weights by 2e-2. *Rounding* is a larger difference, of at most ten times that of
-Keras from itself when its first weights are moved by their rounding. *Refused* gives tfdist's own
-words. *Check* is the most seconds that a strategy spent on finding out whether the program's steps
-may be divided; 0 where they are made of Keras's own parts.
+*Equal* means that all losses, metrics, predictions and weights equal those of Keras, up to
+rounding. The numbers in brackets are the largest relative difference of a loss or metric, and the
+relative difference of all weights. In float64, losses may differ by 1e-9 in the first epoch and by
+1e-7 later, because optimizers amplify rounding; weights may differ by 1e-7. In float32, losses may
+differ by 1e-4 in the first epoch and by 1e-2 later, and weights by 2e-2. *Rounding* is a larger
+difference, at most ten times the one between two runs of Keras whose initial weights differ by
+rounding. *Refused* quotes tfdist's error message. *Check* is the longest time, in seconds, that a
+strategy took to find out whether the steps may be divided; 0 for steps of Keras's own parts.
 
 {table}
 """

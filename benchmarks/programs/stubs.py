@@ -1,4 +1,4 @@
-"""Modules that draw, show or download: here they do nothing."""
+"""Stubs for modules that draw, show or download; they do nothing."""
 
 import importlib
 import importlib.abc
@@ -26,7 +26,7 @@ NAMES = (
 
 
 def install_stubs() -> None:
-    """Makes the modules of `NAMES` importable, whether or not they are there."""
+    """Makes the modules in `NAMES` importable as stubs, whether or not they are installed."""
     sys.meta_path.insert(0, _Finder())
 
 

@@ -25,7 +25,7 @@ NOT_TEXT = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", 
 
 @pytest.mark.parametrize("character", NOT_TEXT, ids=ascii)
 def test_control_characters_are_refused(character):
-    with pytest.raises(TfdistError, match="no printable text. Remove that character") as error:
+    with pytest.raises(TfdistError, match="not printable text. Remove that character") as error:
         check_arguments(["--epochs=1", f"--accelerator=a100{character}echo"])
     assert repr(character) in str(error.value)
     assert str(error.value).isprintable()
@@ -42,7 +42,7 @@ def test_each_command_refuses_a_line_break_in_any_flag(command, monkeypatch, cap
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert r"Cannot take the argument '--run_dir=a\necho INJECTED': it holds '\n'" in err
+    assert r"Cannot use the argument '--run_dir=a\necho INJECTED': it contains '\n'" in err
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_a_runs_own_options_are_read(tmp_path):
         ("a.toml", "epocs = 3", "Unknown flag '--epocs'. Did you mean --epochs"),
         ("a.toml", "epochs = ", "Cannot read --config="),
         ("a.toml", 'epochs = "x"', "--epochs=x is not a whole number"),
-        ("a.yaml", "- 1", "holds no options"),
-        ("a.txt", "", "write .toml, .yaml or .json"),
+        ("a.yaml", "- 1", "contains no options"),
+        ("a.txt", "", "must be .toml, .yaml or .json"),
     ],
 )
 def test_refuses_files_in_one_line(tmp_path, name, text, message):

@@ -314,7 +314,7 @@ def test_a_time_out_ends_all(script, capfd):
     assert result.timed_out
     assert result.status == 1
     assert all(task.ended for task in result.tasks)
-    assert "the time of 0.5 s was up" in capfd.readouterr().err
+    assert "timed out after 0.5 s" in capfd.readouterr().err
 
 
 def test_a_program_that_does_not_exist(path_with_spaces):
@@ -561,14 +561,14 @@ def test_isolation_that_is_demanded_and_impossible(path_with_spaces):
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "--isolate=always: no network of its own for the cluster (unshare: " in done.stderr
+    assert "--isolate=always: cannot give the cluster its own network (unshare: " in done.stderr
     assert not run_dir.exists()
 
 
 def test_isolation_that_is_impossible_is_said():
     done = run_without_namespaces("--workers=1", "--command=true")
     assert done.returncode == 0
-    assert done.stderr.count("no network of its own for the cluster (unshare: ") == 1
+    assert done.stderr.count("cannot give the cluster its own network (unshare: ") == 1
 
 
 def test_a_download_from_an_isolated_cluster_is_explained(script, capfd):

@@ -46,9 +46,9 @@ def test_says_what_would_be_run_and_writes_nothing(path_with_spaces, capfd):
     assert dry_run(*SMALL, "--strategy=mirrored", "--devices=CPU:0,CPU:1", f"--run_dir={run}") == 0
     said = {title: text.strip() for title, text in read(capfd).items()}
     assert said["strategy"] == "mirrored: 2 replicas on CPU:0, CPU:1"
-    assert said["global batch"] == "8 examples, 4 a replica at most"
+    assert said["global batch"] == "8 examples, at most 4 per replica"
     assert said["data"] == ("shapes, 40 training and 10 validation examples of 16x16, 4 classes")
-    assert said["steps"] == "10, 5 an epoch"
+    assert said["steps"] == "10, 5 per epoch"
     assert said["run directory"] == f"{run}, new"
     assert not run.exists()
 
@@ -59,7 +59,7 @@ def test_does_not_search_for_the_batch_size(tmp_path, capfd):
     said = {title: text.strip() for title, text in read(capfd).items()}
     assert said["global batch"] == "auto: found when training starts"
     assert said["steps"] == "known once the batch size is found"
-    assert said["memory"].startswith("of the smallest batch about ")
+    assert said["memory"].startswith("for the smallest batch, about ")
 
 
 def test_agrees_with_a_run_that_was_done(run_dir, capfd):
@@ -98,7 +98,7 @@ def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path):
         timeout=60,
     )
     assert "multi_worker_mirrored: 3 replicas on 3 workers like this one" in done.stdout
-    assert "8 examples, 3 a replica at most" in done.stdout
+    assert "8 examples, at most 3 per replica" in done.stdout
     assert "worker 1  10.0.0.2:2222  <- this process" in done.stdout
 
 
@@ -140,7 +140,7 @@ def test_knows_what_takes_less_memory(tmp_path, capfd):
     parts = read(capfd)
     assert dry_run(*flags, "--rematerialize") == 0
     again = read(capfd)
-    assert parts["global batch"].endswith("8 a replica at most, in 4 parts")
+    assert parts["global batch"].endswith("at most 8 per replica, in 4 micro-batches")
     find = lambda said: int(re.search(r"(\d+) activations", said["memory"])[1])  # noqa: E731
     assert find(parts) < find(whole)
     assert find(again) < find(whole)

@@ -26,7 +26,7 @@ def test_takes_all_cpus_without_accelerators():
 
 
 def test_refuses_nccl_on_cpus():
-    with pytest.raises(TfdistError, match="nccl` needs GPUs.*Take auto, hierarchical_copy"):
+    with pytest.raises(TfdistError, match="nccl` needs GPUs.*Use auto, hierarchical_copy"):
         make_mirrored(devices=["CPU:0", "CPU:1"], all_reduce="nccl")
 
 

@@ -21,7 +21,7 @@ def test_refuses_an_unknown_collective():
 
 @pytest.mark.skipif(tf.config.list_physical_devices("GPU") != [], reason="there are GPUs")
 def test_refuses_nccl_without_gpus():
-    with pytest.raises(TfdistError, match="nccl` needs GPUs, but this worker sees none. Take auto"):
+    with pytest.raises(TfdistError, match="nccl` needs GPUs, but this worker sees none. Use auto"):
         strategies.make_multi_worker_mirrored(collective="nccl")
 
 
@@ -46,7 +46,7 @@ def test_says_so_when_devices_are_in_use(monkeypatch, undivided_cpu):
         "TF_CONFIG",
         '{"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}',
     )
-    with pytest.raises(TfdistError, match="devices are already in use. Make the strategy first"):
+    with pytest.raises(TfdistError, match="devices are already in use. Create the strategy first"):
         strategies.make_multi_worker_mirrored()
 
 

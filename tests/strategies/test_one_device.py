@@ -11,5 +11,5 @@ def test_computes_on_the_named_device():
 
 
 def test_refuses_two_devices():
-    with pytest.raises(TfdistError, match=r"names 2 devices .* Name one, or take"):
+    with pytest.raises(TfdistError, match=r"names 2 devices .* Name one, or use"):
         make_one_device(devices=["CPU:0", "CPU:1"])

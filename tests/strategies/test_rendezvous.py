@@ -67,7 +67,7 @@ def test_refuses_a_worker_with_other_flags_or_versions(hosts):
     assert {type(error) for error in raised.values()} == {TfdistError}
     assert sorted(raised) == [0, 1, 2]
     for error in raised.values():
-        assert str(error).startswith("worker 2 was started with other flags or versions")
+        assert str(error).startswith("worker 2 was started with different flags or versions")
         assert "--seed 1 (worker 0: 0), TensorFlow 2.20.0 (worker 0: 2.21.0)" in str(error)
 
 
@@ -99,7 +99,7 @@ def test_says_so_when_the_port_is_taken(hosts):
     port = int(hosts.split(",")[0].split(":")[1])
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(TfdistError, match=f"port {port} of this task's .*in use. End what"),
+        pytest.raises(TfdistError, match=f"port {port} of this task's .*in use. End the"),
     ):
         wait_for_peers(parse_hosts(hosts, "worker:0"), timeout_s=5)
 

@@ -1,1 +1,1 @@
-"""The command line: arguments, flags, help, errors of one line, exit status."""
+"""The command line: arguments, flags, help, one-line errors, exit status."""

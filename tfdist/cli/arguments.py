@@ -1,4 +1,4 @@
-"""What all command lines have in common: arguments that are text, and readers that go away."""
+"""Functions for all command lines: checks and searches of arguments, and printing of help."""
 
 import os
 import re
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tfdist.errors import TfdistError
 
-# Control characters, line and paragraph separators, and bytes that are no UTF-8.
+# Control characters, line and paragraph separators, and bytes that are not UTF-8.
 _NOT_TEXT = frozenset({"Cc", "Zl", "Zp", "Cs"})
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
-    """Refuses arguments that are more than one line of text, before they get into files.
+    """Refuses arguments that are not one line of text, before they get into files.
 
     Raises:
       TfdistError: an argument holds a control character, such as a line break, or bytes that are
@@ -25,13 +25,13 @@ def check_arguments(arguments: Iterable[str]) -> None:
         for character in argument:
             if unicodedata.category(character) in _NOT_TEXT:
                 raise TfdistError(
-                    f"Cannot take the argument {argument!r}: it holds {character!r}, which is no "
-                    "printable text. Remove that character."
+                    f"Cannot use the argument {argument!r}: it contains {character!r}, which is "
+                    "not printable text. Remove that character."
                 )
 
 
 def find_flag(arguments: Sequence[str], name: str) -> str | None:
-    """Returns a flag's value among absl's, the last one as absl does; None if it is not there.
+    """Returns a flag's value, or None if it is not given; as in absl, the last one counts.
 
     >>> find_flag(["--epochs=3", "--epochs", "4"], "epochs")
     '4'
@@ -49,11 +49,11 @@ def find_flag(arguments: Sequence[str], name: str) -> str | None:
 
 
 def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> int:
-    """Returns how many arguments are flags and their values, before a program and its own.
+    """Returns how many arguments are flags and their values, before a program and its arguments.
 
     Args:
       arguments: the command line.
-      is_alone: whether a flag that is written without `=` has no value, by the text before it.
+      is_alone: returns whether a flag that is written without `=` has no value.
 
     >>> count_flags(["--flip", "--epochs", "3", "a.py", "--lr=2"], lambda flag: flag == "--flip")
     3
@@ -65,10 +65,10 @@ def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> in
 
 
 def print_help(text: str) -> None:
-    """Prints a text, as much of it as is read: `--help | head` closes the pipe early."""
+    """Prints a text. The reader may close the pipe early, as in `--help | head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What is buffered would fail again when the interpreter ends.
+        # Otherwise the buffered data would fail again when the interpreter exits.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Runs a command: help, errors of one line, exit status."""
+"""Runs a command: help, one-line errors, exit status."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -29,15 +29,15 @@ def run_command(
 
     Args:
       program: the module's name, for `--help`.
-      run: the command: options in, exit status out.
+      run: the command, which takes the options and returns the exit status.
       arguments: the command line without the program; `sys.argv` by default.
-      options_class: what the command takes; its group `run` says what is printed.
-      others: of other commands, whose parameters errors may name as well.
+      options_class: the class of the command's options; their group `run` says what is printed.
+      others: classes of other commands' options, which errors may name as well.
       needs_tensorflow: whether to start TensorFlow first, quietly.
 
     Returns:
-      What `run` returns; 2 after bad input, 1 after a failure that has its own message, 130
-      after a second Ctrl-C. Anything unforeseen keeps its traceback.
+      What `run` returns; 2 after bad input; 1 after a failure that has its own message; 130 if
+      Ctrl-C interrupts the command. Unexpected exceptions keep their traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument in ("--help", "-h", "-help") for argument in arguments):

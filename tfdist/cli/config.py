@@ -1,4 +1,4 @@
-"""Configuration files: options by their names, in TOML, JSON or YAML."""
+"""Configuration files: options by name, in TOML, JSON or YAML."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PRINT_CONFIG = "--print_config"
 
 
 def expand_config(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with those that `--config=FILE` holds before these, which win.
+    """Returns the options of `--config=FILE` followed by the arguments, which override them.
 
     Args:
       arguments: the command line.
@@ -30,7 +30,7 @@ def expand_config(arguments: Sequence[str]) -> list[str]:
 
 
 def format_config(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns options as TOML, a table for each group; what is None is left out.
+    """Returns options as TOML, with a table for each group; values of None are left out.
 
     Args:
       groups: group -> option -> value, as `CommandOptions.to_dict` returns them.
@@ -62,18 +62,18 @@ def _read(path: str) -> Any:
         ) from None
     except OSError as error:
         raise TfdistError(f"Cannot read --config={path}: {error.strerror}.") from error
-    except Exception as error:  # of one of three parsers
+    except Exception as error:  # from one of three parsers
         raise TfdistError(f"Cannot read --config={path}: {' '.join(str(error).split())}") from error
-    raise TfdistError(f"Cannot read --config={path}: write .toml, .yaml or .json.")
+    raise TfdistError(f"Cannot read --config={path}: the file must be .toml, .yaml or .json.")
 
 
 def _flatten(values: Any, path: str) -> dict[str, Any]:
-    """Returns the options of a file, in whatever groups they are.
+    """Returns the options in a file, regardless of their groups.
 
-    Of a run's own `options.json` those that decide its result are enough.
+    From a run's `options.json`, only the options that affect the result are used.
     """
     if not isinstance(values, Mapping):
-        raise TfdistError(f"--config={path} holds no options. Write name = value.")
+        raise TfdistError(f"--config={path} contains no options. Write name = value.")
     values = values.get("result", values)
     flat: dict[str, Any] = {}
     for name, value in values.items():

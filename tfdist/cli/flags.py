@@ -1,4 +1,4 @@
-"""The command line's flags, made from options, and the only reader of absl's FLAGS."""
+"""The command line's flags, made from options; the only module that uses absl's flags."""
 
 import dataclasses
 import re
@@ -24,11 +24,11 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
 
     Args:
       command: the class of the command's options.
-      arguments: the arguments, without the program's name. `--flagfile=FILE` works.
+      arguments: the arguments, without the program's name. They may include `--flagfile=FILE`.
 
     Raises:
-      TfdistError: an unknown flag (with the closest ones), a malformed value, or a control
-        character.
+      TfdistError: a flag is unknown (the closest ones are named), a value is malformed, or an
+        argument has a control character.
     """
     arguments = expand_flag_files(arguments)
     check_arguments(arguments)
@@ -38,7 +38,7 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
         for group in groups.values():
             presets = getattr(group, "presets", {})
             if presets and values["preset"].value in presets:
-                # Of a flag that is given twice, the last one counts.
+                # The last value of a flag counts, so arguments override presets.
                 values = _parse(groups, [*presets[values["preset"].value], *arguments])
         return command(
             **{
@@ -51,11 +51,11 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
 
 
 def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
-    """Returns what an error of the library says in the words of a command line.
+    """Returns the message of an error, with parameters written as flags.
 
     Args:
-      error: it names parameters, as in `epochs=0` in backquotes.
-      *commands: whose flags they are.
+      error: an error that names parameters in backquotes, such as `epochs=0`.
+      *commands: the commands whose flags they are.
     """
     names = {item.name for command in commands for item in _list_items(command.list_groups())}
 
@@ -66,11 +66,11 @@ def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
 
 
 def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, type]:
-    """Returns a command's groups, with the options that the choice of others brings."""
+    """Returns a command's groups, with the options that the given values add."""
     items = _list_items(command.list_groups())
     given = {item.name: find_flag(arguments, item.name) for item in items}
     if any(item.metadata.get("is_open") and ":" in (given[item.name] or "") for item in items):
-        start_tensorflow_quietly()  # which a module of the user's imports
+        start_tensorflow_quietly()  # the user's module imports it
     return command.list_groups({name: text for name, text in given.items() if text is not None})
 
 
@@ -99,7 +99,7 @@ def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagVa
 
 
 def expand_flag_files(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with those of their `--flagfile`s and their `--config`.
+    """Returns the arguments with those in `--flagfile` and `--config` files inserted.
 
     Raises:
       TfdistError: a file cannot be read.
@@ -114,7 +114,7 @@ def expand_flag_files(arguments: Sequence[str]) -> list[str]:
 def split_command(
     command: type[CommandOptions], arguments: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Returns the flags of a command, and what follows them: another command with its own.
+    """Returns a command's flags, and what follows them: another command and its arguments.
 
     >>> from tfdist.runs.options import TrainOptions
     >>> split_command(TrainOptions, ["--flip", "--epochs", "3", "a.py", "--lr=2"])
@@ -145,7 +145,7 @@ def format_help(program: str, command: type[CommandOptions], arguments: Sequence
     Args:
       program: the module's name.
       command: the class of the command's options.
-      arguments: the command line, whose choices may bring others.
+      arguments: the command line; some values add other options.
     """
     lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
     for group in _list_groups(command, arguments).values():
@@ -154,8 +154,8 @@ def format_help(program: str, command: type[CommandOptions], arguments: Sequence
             lines += _format_flag(item)
         lines.append("")
     lines += [
-        "--config=FILE reads options from TOML, YAML, JSON or a run's options.json; flags win.",
-        "--print_config prints them all. --flagfile=FILE reads flags, one a line.",
+        "--config=FILE reads options from TOML, YAML, JSON or a run's options.json; flags override",
+        "them. --print_config prints all options. --flagfile=FILE reads flags, one per line.",
     ]
     return "\n".join(lines)
 
@@ -237,7 +237,7 @@ def _make_value_error(message: str, items: Sequence[dataclasses.Field]) -> Tfdis
     expected = {bool: "true or false", int: "a whole number", float: "a number"}
     text = expected.get(_find_type(item), "understood")
     if item.metadata.get("auto") is not None:
-        text += ", nor auto"
+        text += " or auto"
     return TfdistError(f"{match[1]} is not {text}.")
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow without its chatter."""
+"""Starts TensorFlow without its log messages."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from tfdist import cluster
 
 
 def start_tensorflow_quietly() -> None:
-    """Imports TensorFlow and opens its devices without a word on standard error.
+    """Imports TensorFlow and opens its devices without output on standard error.
 
-    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some from
-    drivers that do not know of it, so that the file descriptor itself is put aside meanwhile.
+    TensorFlow 2.21 writes some lines before it reads `TF_CPP_MIN_LOG_LEVEL`, and some drivers
+    ignore that variable. So the file descriptor itself is redirected meanwhile.
     """
     cluster.quiet_environment()
     sys.stderr.flush()

@@ -1,19 +1,19 @@
 """Descriptions of clusters: flags, TF_CONFIG, Vertex AI, Slurm, Kubernetes -> `ClusterConfig`.
 
-A file holds each format. The `parse_*` functions are pure: they
-take a text or a mapping and give a `ClusterConfig`, or None where it names no cluster.
+Each format has a module. The `parse_*` functions are pure: they take a text or a mapping and
+return a `ClusterConfig`, or None if it describes no cluster.
 
-Environment variables of our own, for Slurm and Kubernetes:
+tfdist's own environment variables for Slurm and Kubernetes, with their defaults:
 
     TFDIST_NUM_PS        parameter servers among the tasks (0); if any, the first task is the chief
     TFDIST_NUM_WORKERS   workers, without the chief (Kubernetes only)
     TFDIST_PORT          first port (Slurm: derived from the job's id; Kubernetes: 2222)
     TFDIST_SERVICE       the headless Service through which the pods find one another (Kubernetes)
-    TFDIST_JOB           the Job's name (Kubernetes; taken from HOSTNAME if absent)
+    TFDIST_JOB           the Job's name (Kubernetes; derived from HOSTNAME)
 
-And one that tfdist.launch sets for its tasks:
+tfdist.launch sets one more for its tasks:
 
-    TFDIST_LAUNCH_DIR    where it keeps logs, the step reached and its record of restarts
+    TFDIST_LAUNCH_DIR    directory of the logs, the step reached and the record of restarts
 """
 
 from tfdist.cluster.config import (

@@ -35,7 +35,7 @@ class ClusterConfig:
 
     @property
     def num_workers(self) -> int:
-        """The processes that train: a chief counts, unless it coordinates parameter servers."""
+        """The number of processes that train, a chief included unless there are servers."""
         chiefs = 0 if self.num_ps else len(self.tasks.get("chief", ()))
         return len(self.tasks.get("worker", ())) + chiefs
 
@@ -68,7 +68,7 @@ class ClusterConfig:
         return addresses[self.index] if self.index < len(addresses) else None
 
     def to_tf_config(self) -> dict[str, Any]:
-        """Returns the value of TF_CONFIG; evaluators are no part of TensorFlow's cluster."""
+        """Returns the value of TF_CONFIG; evaluators are not part of TensorFlow's cluster."""
         cluster = {role: list(hosts) for role, hosts in self.tasks.items() if role != "evaluator"}
         return {"cluster": cluster, "task": {"type": self.role, "index": self.index}}
 
@@ -77,7 +77,7 @@ class ClusterConfig:
         return json.dumps(self.to_tf_config())
 
     def describe(self) -> str:
-        """Returns the cluster as lines to read, this process's task marked.
+        """Returns a readable description of the cluster, with this process's task marked.
 
         >>> from tfdist.cluster import parse_hosts
         >>> print(parse_hosts("a:2222,b:2222", "worker:1").describe())
@@ -103,17 +103,17 @@ class ClusterConfig:
 
 
 def check_cluster(config: ClusterConfig) -> None:
-    """Checks that a cluster is sound, whatever its strategy.
+    """Checks that a cluster is valid, regardless of its strategy.
 
     Raises:
-      TfdistError: an unknown role, a malformed or repeated address, or a task that is not in it.
+      TfdistError: a role is unknown, an address malformed or repeated, or this task not listed.
     """
     source = config.source
     for role in [*config.tasks, config.role]:
         if role not in ROLES:
             raise make_unknown_name_error(f"role in {source}:", role, ROLES)
     if not config.tasks.get("worker") and not config.tasks.get("chief"):
-        raise TfdistError(f"{source} describes no worker and no chief. Add at least one worker.")
+        raise TfdistError(f"{source} describes neither a worker nor a chief. Add a worker.")
     if len(config.tasks.get("chief", ())) > 1:
         raise TfdistError(
             f"{source} describes {len(config.tasks['chief'])} chiefs. Keep one and make the others "
@@ -131,7 +131,7 @@ def check_cluster(config: ClusterConfig) -> None:
             if other != name:
                 raise TfdistError(
                     f"{source}: {other} and {name} have the same address {address}. Give each task "
-                    "a port of its own."
+                    "its own port."
                 )
     number = len(config.tasks.get(config.role, ()))
     if config.index < 0 or (config.index >= number and (config.role != "evaluator" or number)):
@@ -190,11 +190,11 @@ def make_config(
     """Returns a checked cluster.
 
     Raises:
-      TfdistError: the index is no number, or the cluster is not sound.
+      TfdistError: the index is not a number, or the cluster is invalid.
     """
     if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index).strip(), re.ASCII):
         raise TfdistError(
-            f"{source}: the task's index is {index!r}. Write a whole number from 0 on, as in "
+            f"{source}: the task's index is {index!r}. Write a whole number, 0 or more, as in "
             "worker 0."
         )
     addresses = {name: tuple(hosts) for name, hosts in tasks.items()}
@@ -206,14 +206,14 @@ def make_config(
 def make_ranked_config(
     source: str, addresses: Sequence[str], rank: int, num_ps: int
 ) -> ClusterConfig:
-    """Returns the cluster of tasks that are only numbered: chief if any, workers, ps."""
+    """Returns the cluster of numbered tasks, whose order is chief (if any), workers, ps."""
     if not num_ps:
         return make_config(source, {"worker": addresses}, "worker", rank)
     first_ps = len(addresses) - num_ps
     if first_ps < 2:
         raise TfdistError(
-            f"{source}: {len(addresses)} tasks cannot hold a chief, a worker and {num_ps} parameter"
-            f" servers. Start {num_ps + 2} tasks or more, or lower TFDIST_NUM_PS."
+            f"{source}: {len(addresses)} tasks are too few for a chief, a worker and {num_ps} "
+            f"parameter servers. Start {num_ps + 2} tasks or more, or lower TFDIST_NUM_PS."
         )
     tasks = {"chief": addresses[:1], "worker": addresses[1:first_ps], "ps": addresses[first_ps:]}
     if rank == 0:
@@ -227,7 +227,7 @@ def parse_count(source: str, name: str, text: str) -> int:
     """Returns the number in a variable.
 
     Raises:
-      TfdistError: it is not a whole number.
+      TfdistError: the text is not a whole number.
     """
     if not re.fullmatch(r"\d+", text.strip(), re.ASCII):
         raise TfdistError(f"{source}: {name}={text!r} is not a whole number. Correct it.")
@@ -235,7 +235,7 @@ def parse_count(source: str, name: str, text: str) -> int:
 
 
 def count_servers(environ: Mapping[str, str]) -> int:
-    """Returns the parameter servers that TFDIST_NUM_PS asks for."""
+    """Returns the number of parameter servers that TFDIST_NUM_PS requests."""
     return parse_count("Environment", "TFDIST_NUM_PS", environ.get("TFDIST_NUM_PS") or "0")
 
 

@@ -16,9 +16,9 @@ def read_environment() -> Mapping[str, str]:
 
 
 def find_metadata_host() -> str | None:
-    """Returns where Google Cloud's metadata server answers, or None on other machines.
+    """Returns the host of Google Cloud's metadata server, or None on other machines.
 
-    GCE_METADATA_HOST names another one, as for Google's own libraries.
+    GCE_METADATA_HOST names another host, as for Google's own libraries.
     """
     named = os.environ.get("GCE_METADATA_HOST")
     if named:
@@ -31,23 +31,23 @@ def find_metadata_host() -> str | None:
 
 
 def find_tf_config() -> ClusterConfig | None:
-    """Returns the cluster that TF_CONFIG describes; None where there is none."""
+    """Returns the cluster that TF_CONFIG describes, or None if there is none."""
     return parse_tf_config(os.environ.get("TF_CONFIG", ""))
 
 
 def has_peers() -> bool:
-    """Returns whether TF_CONFIG describes several workers that train in step."""
+    """Returns whether TF_CONFIG describes several workers without parameter servers."""
     config = find_tf_config()
     return config is not None and config.num_workers > 1 and not config.num_ps
 
 
 def find_launch_dir() -> str | None:
-    """Returns where this task's launcher keeps its files, None without a launcher."""
+    """Returns the directory of this task's launcher, or None without a launcher."""
     return os.environ.get(LAUNCH_DIR)
 
 
 def set_tf_config(config: ClusterConfig) -> None:
-    """Sets TF_CONFIG of this process, for the parts of TensorFlow that read only that."""
+    """Sets this process's TF_CONFIG, for the parts of TensorFlow that read only that."""
     os.environ["TF_CONFIG"] = config.to_tf_config_json()
 
 
@@ -58,17 +58,17 @@ def set_environment_defaults(values: Mapping[str, str]) -> None:
 
 
 def set_tensorflow_log_level(level: int) -> None:
-    """Sets from which severity TensorFlow's C++ code logs: 0 all, 1 warnings, 2 errors, 3 fatal.
+    """Sets what TensorFlow's C++ code logs: 0 all, 1 from warnings on, 2 errors, 3 fatal errors.
 
-    It has its effect only before TensorFlow is imported.
+    This has an effect only before TensorFlow is imported.
     """
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = str(level)
 
 
 def quiet_environment() -> None:
-    """Silences TensorFlow's and gRPC's logs, except where the user has set a level.
+    """Silences TensorFlow's and gRPC's logs, unless the user has set a level.
 
-    It has its effect only before TensorFlow is imported. TensorFlow 2.21 still writes a few
-    lines to the standard error while it is imported, before it reads these.
+    This has an effect only before TensorFlow is imported. TensorFlow 2.21 still writes a few
+    lines to standard error while it is imported, before it reads these variables.
     """
     set_environment_defaults({"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"})

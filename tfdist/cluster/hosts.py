@@ -1,4 +1,4 @@
-"""Clusters as flags describe them: `--hosts` and `--task`."""
+"""Parses clusters from the flags `--hosts` and `--task`."""
 
 from tfdist.cluster.config import ClusterConfig, make_config
 from tfdist.errors import TfdistError
@@ -8,8 +8,8 @@ def parse_hosts(hosts: str, task: str) -> ClusterConfig | None:
     """Returns the cluster named by --hosts and --task, or None if both are empty.
 
     Args:
-      hosts: "host:port,..." workers in the order of their indices. "role=" before an address
-        gives the role of that address and of those after it.
+      hosts: "host:port,...", the workers in the order of their indices. "role=" before an address
+        sets the role of that address and of those after it.
       task: this process's "role:index".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Clusters of the pods of an indexed Job on Kubernetes."""
+"""Parses clusters from the variables in the pods of an indexed Job on Kubernetes."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ _PORT = 2222
 def parse_kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     """Returns the cluster of an indexed Job behind a headless Service, or None outside of one.
 
-    Pod i is `<job>-<i>.<service>:<port>`. The pods are the workers; with TFDIST_NUM_PS the first
-    is the chief, then come the workers, then the parameter servers. Without TFDIST_NUM_WORKERS
-    and TFDIST_SERVICE an indexed Job is not taken for a cluster.
+    Pod i is `<job>-<i>.<service>:<port>`. All pods are workers; with TFDIST_NUM_PS, the first pod
+    is the chief, followed by the workers and then the parameter servers. Without
+    TFDIST_NUM_WORKERS and TFDIST_SERVICE, an indexed Job is not a cluster.
 
     Raises:
       TfdistError: only one of the two is set, or a value is malformed.

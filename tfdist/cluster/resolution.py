@@ -1,4 +1,4 @@
-"""Which of the descriptions of a cluster counts."""
+"""Chooses among the descriptions of a cluster."""
 
 from collections.abc import Mapping
 
@@ -18,19 +18,19 @@ def resolve_cluster(
     environ: Mapping[str, str] | None = None,
     has_servers: bool = True,
 ) -> ClusterConfig | None:
-    """Returns the cluster this process belongs to; None means a single process.
+    """Returns the cluster that this process belongs to; None means a single process.
 
-    Tried in this order: flags, TF_CONFIG, Vertex AI's CLUSTER_SPEC, Slurm, Kubernetes.
+    The order of precedence is: flags, TF_CONFIG, Vertex AI's CLUSTER_SPEC, Slurm, Kubernetes.
 
     Args:
       hosts: the flag --hosts.
       task: the flag --task.
       environ: the environment to read; this process's own by default.
-      has_servers: whether the strategy may have parameter servers. Vertex AI's pool 2 holds
-        them or Reduction Servers; else it is the latter, which TensorFlow does not see.
+      has_servers: whether the strategy may have parameter servers. If not, Vertex AI's pool 2
+        holds Reduction Servers, which TensorFlow does not see.
 
     Raises:
-      TfdistError: the first description found is wrong.
+      TfdistError: the first description found is invalid.
     """
     environ = read_environment() if environ is None else environ
     config = parse_hosts(hosts, task)

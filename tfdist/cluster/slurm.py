@@ -1,4 +1,4 @@
-"""Clusters as Slurm's variables describe them."""
+"""Parses clusters from Slurm's variables."""
 
 import itertools
 import re
@@ -11,11 +11,11 @@ _FIRST_PORT, _PORTS = 20000, 12000  # below Linux's ephemeral ports, from 32768
 
 
 def parse_slurm(environ: Mapping[str, str]) -> ClusterConfig | None:
-    """Returns the cluster of a Slurm step, a process per task, or None outside of one.
+    """Returns the cluster of a Slurm step, with one process per task, or None outside of a step.
 
-    Hosts come in Slurm's own order. All tasks are workers; with TFDIST_NUM_PS=n the first is
-    the chief and the last n are parameter servers. A batch script, which runs once for the
-    whole job, is no task of a cluster; neither is the only task of a step.
+    Hosts are in Slurm's own order. All tasks are workers; with TFDIST_NUM_PS=n, the first task
+    is the chief and the last n are parameter servers. A batch script, which runs once for the
+    whole job, is not a task of a cluster; neither is the only task of a step.
 
     Raises:
       TfdistError: the variables are malformed or contradict one another.
@@ -44,7 +44,7 @@ def parse_slurm(environ: Mapping[str, str]) -> ClusterConfig | None:
     if len(counts) != len(nodes) or sum(counts) != num_tasks:
         raise TfdistError(
             f"Slurm: {num_tasks} tasks on {len(nodes)} nodes ({node_list}), but the tasks per node "
-            f"are {counts}. Start the tasks with srun, or give the cluster by TF_CONFIG."
+            f"are {counts}. Start the tasks with srun, or describe the cluster in TF_CONFIG."
         )
     slots = _place_tasks(counts, environ.get("SLURM_DISTRIBUTION", "block"))
     task = parse_count(source, "SLURM_PROCID", environ["SLURM_PROCID"])
@@ -58,7 +58,7 @@ def parse_slurm(environ: Mapping[str, str]) -> ClusterConfig | None:
         if value is not None and value != str(expected):
             raise TfdistError(
                 f"Slurm: task {task} should have SLURM_{name}={expected}, found {value}. Start the "
-                "tasks with srun --distribution=block, or give the cluster by TF_CONFIG."
+                "tasks with srun --distribution=block, or describe the cluster in TF_CONFIG."
             )
     first_port = _find_first_port(environ)
     addresses = [f"{nodes[node]}:{first_port + local}" for node, local in slots]
@@ -91,7 +91,7 @@ def expand_node_list(text: str) -> list[str]:
 
 
 def _find_first_port(environ: Mapping[str, str]) -> int:
-    """Returns a port that differs between jobs, and steps of a job, that share a node."""
+    """Returns a port that normally differs between the jobs and steps that share a node."""
     if environ.get("TFDIST_PORT"):
         return parse_count("Slurm", "TFDIST_PORT", environ["TFDIST_PORT"])
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "0"
@@ -111,8 +111,8 @@ def _place_tasks(counts: Sequence[int], distribution: str) -> list[tuple[int, in
     if kind in ("", "*", "block"):
         return list(itertools.chain.from_iterable(by_node))
     raise TfdistError(
-        f"Slurm: SLURM_DISTRIBUTION={distribution} is not known here. Start the tasks with srun "
-        "--distribution=block or cyclic, or give the cluster by TF_CONFIG."
+        f"Slurm: SLURM_DISTRIBUTION={distribution} is not supported. Start the tasks with srun "
+        "--distribution=block or cyclic, or describe the cluster in TF_CONFIG."
     )
 
 
@@ -123,7 +123,7 @@ def _expand_task_counts(text: str) -> list[int]:
         if not match:
             raise TfdistError(
                 f"Slurm: SLURM_STEP_TASKS_PER_NODE={text!r} is not of the form 2(x3),1. Correct "
-                "it, or give the cluster by TF_CONFIG."
+                "it, or describe the cluster in TF_CONFIG."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -142,6 +142,6 @@ def _expand_ranges(text: str, ranges: str) -> Iterable[str]:
 
 def _node_list_error(text: str) -> TfdistError:
     return TfdistError(
-        f"Slurm: the node list {text!r} is not of the form n[1-3,07-10],m5. Correct it, or give "
-        "the cluster by TF_CONFIG."
+        f"Slurm: the node list {text!r} is not of the form n[1-3,07-10],m5. Correct it, or "
+        "describe the cluster in TF_CONFIG."
     )

@@ -1,4 +1,4 @@
-"""Clusters as TF_CONFIG describes them."""
+"""Parses clusters from TF_CONFIG."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from tfdist.errors import TfdistError
 def parse_tf_config(text: str) -> ClusterConfig | None:
     """Returns the cluster that TF_CONFIG describes, or None if it holds none.
 
-    The older role "master" is read as "chief", since TensorFlow rejects it now.
+    The older role "master" is read as "chief", because TensorFlow no longer accepts it.
 
     Raises:
-      TfdistError: the text is not JSON of the documented shape, names no task, or an evaluator
-        of no cluster.
+      TfdistError: the text is not JSON of the documented shape, names no task, or names an
+        evaluator without a cluster.
     """
     source = "TF_CONFIG"
     value = parse_json_object(source, text)
@@ -39,10 +39,10 @@ def parse_tf_config(text: str) -> ClusterConfig | None:
 
 
 def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
-    """Returns the JSON object in a variable; an empty one if there is nothing.
+    """Returns the JSON object in a variable, or an empty one if the variable is empty.
 
     Raises:
-      TfdistError: it is not a JSON object.
+      TfdistError: the text is not a JSON object.
     """
     if not text.strip():
         return {}
@@ -61,10 +61,10 @@ def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
 
 
 def parse_tasks(source: str, cluster: Any) -> dict[str, tuple[str, ...]]:
-    """Returns role -> addresses of a cluster as JSON has it.
+    """Returns role -> addresses of a cluster in decoded JSON.
 
     Raises:
-      TfdistError: it has another shape.
+      TfdistError: the JSON has another shape.
     """
     if not isinstance(cluster, Mapping):
         raise TfdistError(

@@ -1,4 +1,4 @@
-"""Clusters as Vertex AI's CLUSTER_SPEC describes them."""
+"""Parses clusters from Vertex AI's CLUSTER_SPEC."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _VERTEX_ROLES = {f"workerpool{position}": role for position, role in enumerate(R
 
 
 def parse_vertex(text: str) -> ClusterConfig | None:
-    """Returns the cluster of Vertex AI's CLUSTER_SPEC, or None for a job of one replica.
+    """Returns the cluster in Vertex AI's CLUSTER_SPEC, or None for a job with a single replica.
 
     Worker pools 0 to 3 are chief, workers, parameter servers, evaluators. Two shapes are read:
     `{"cluster": {"workerpool0": ["host:port"]}, "task": {"type": "workerpool0", "index": 0}}`
@@ -42,7 +42,7 @@ def parse_vertex(text: str) -> ClusterConfig | None:
 
 
 def without_reduction_servers(config: ClusterConfig) -> ClusterConfig:
-    """Returns a cluster without what is in Vertex AI's pool 2.
+    """Returns a cluster without the tasks in Vertex AI's pool 2.
 
     Raises:
       TfdistError: this process is in that pool.

@@ -1,4 +1,4 @@
-"""The files of a job: one module a target, from a `Job` to texts."""
+"""The files of a job; one module per target turns a `Job` into texts."""
 
 from tfdist.jobs.files import JobFiles, make_job_files, write_job_files
 from tfdist.jobs.job import Job, make_job

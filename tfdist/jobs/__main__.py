@@ -1,9 +1,9 @@
-"""`python -m tfdist.jobs`: job files for Vertex AI, Kubernetes and Slurm.
+"""`python -m tfdist.jobs`: writes job files for Vertex AI, Kubernetes and Slurm.
 
     python -m tfdist.jobs --target=slurm --workers=4 -- --strategy=multi_worker_mirrored ...
 
-What follows `--` are the flags of tfdist.train; or those of tfdist.run, a script of your own and
-its arguments. Nothing is submitted.
+The flags of tfdist.train follow `--`; or those of tfdist.run, your own script and its arguments.
+Nothing is submitted.
 """
 
 import functools
@@ -31,11 +31,11 @@ def main() -> int:
 
 
 def run_jobs(options: JobsOptions, *, arguments: Sequence[str]) -> int:
-    """Writes a job's files and says how to submit them.
+    """Writes a job's files and prints how to submit them.
 
     Args:
-      options: the command's.
-      arguments: what follows `--`.
+      options: the options of the command.
+      arguments: the arguments after `--`.
 
     Returns:
       0.

@@ -1,4 +1,4 @@
-"""The files of a job, for any target, and how they get to the disk."""
+"""Makes and writes the files of a job, for any target."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ from tfdist.jobs.vertex import make_vertex_files
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What a job is submitted with.
+    """The files of a job, and how to submit it.
 
     Attributes:
       texts: file name -> content.
-      commands: what submits the job, each a way of its own, with {output} for the directory.
+      commands: alternative commands that submit the job, with {output} for the directory.
     """
 
     texts: dict[str, str]
@@ -34,15 +34,15 @@ def make_job_files(job: Job) -> JobFiles:
 
 
 def write_job_files(files: JobFiles, output: str) -> list[str]:
-    """Writes the files, over those that an earlier call left, and returns their paths.
+    """Writes the files, replacing those of an earlier call, and returns their paths.
 
     Raises:
-      TfdistError: the directory is a bucket's.
-      OSError: it cannot be written.
+      TfdistError: the directory is in a bucket.
+      OSError: a file cannot be written.
     """
     if "://" in output:
         raise TfdistError(
-            f"--output={output}: job files are for the machine that submits them. Give a local "
+            f"--output={output}: job files must be on the machine that submits them. Give a local "
             "directory."
         )
     directory = Path(output)

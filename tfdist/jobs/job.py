@@ -1,4 +1,4 @@
-"""What a job is, whatever it will run on, and whether it makes sense."""
+"""The description of a job for any target, and the checks of its options."""
 
 import math
 import re
@@ -21,14 +21,14 @@ _DEFAULT_ACCELERATORS = {"vertex": "NVIDIA_TESLA_T4", "kubernetes": "nvidia.com/
 
 @dataclass(frozen=True)
 class Job:
-    """A cluster that trains, and the command of every task of it.
+    """A cluster that trains, and the command that every task runs.
 
     Attributes:
       target: one of `TARGETS`.
-      name: a DNS label.
-      image: the container image; empty where there are no containers.
-      cluster: what a task needs.
-      accelerator: the accelerators' kind, in the target's words.
+      name: the name of the job, a DNS label.
+      image: the container image; empty for targets without containers.
+      cluster: the number of tasks and the resources of each.
+      accelerator: the kind of accelerator, as the target names it.
       work: what every task runs.
     """
 
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def num_tasks(self) -> int:
-        """All tasks: with parameter servers there is a chief besides the workers."""
+        """The number of tasks, including the chief that parameter servers add."""
         return sum(self.count_roles().values())
 
     @property
     def grace_period_s(self) -> int:
-        """Seconds from SIGTERM until a task may be killed: its own grace period and a margin."""
+        """Seconds from SIGTERM until a task may be killed: its own grace period plus a margin."""
         return math.ceil(self.work.grace_period_s) + _MARGIN_S
 
     def count_roles(self) -> dict[str, int]:
@@ -60,12 +60,12 @@ def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
     """Returns the job that a command line describes.
 
     Args:
-      options: the command's.
-      arguments: the flags of `tfdist.train`; or those of `tfdist.run`, a script and its own.
+      options: the options of the command.
+      arguments: flags of `tfdist.train`; or flags of `tfdist.run`, a script and its arguments.
 
     Raises:
-      TfdistError: an unknown flag or target, a number out of range, or flags that cannot be where
-        the job will run.
+      TfdistError: a flag or target is unknown, a number is out of range, or a flag does not suit
+        the target.
     """
     cluster, target = options.cluster, options.cluster.target
     if target not in TARGETS:
@@ -100,20 +100,20 @@ def _check_numbers(cluster: ClusterOptions) -> None:
         if value < least:
             raise TfdistError(f"--{name}={value} is too small: give {least} or more.")
     if cluster.time_limit_h <= 0:
-        raise TfdistError(f"--time_limit_h={cluster.time_limit_h:g} is no time: give hours.")
+        raise TfdistError(f"--time_limit_h={cluster.time_limit_h:g} is not positive: give hours.")
     if cluster.accelerator and not cluster.accelerators_per_worker:
         raise TfdistError(
-            f"--accelerator={cluster.accelerator}, but no worker has any. Add "
+            f"--accelerator={cluster.accelerator} is given, but workers have no accelerators. Add "
             "--accelerators_per_worker=1."
         )
 
 
 def _check_name(name: str) -> None:
-    # Kubernetes makes pods' host names of it, which have 63 characters at most.
+    # Kubernetes derives pods' host names from it, which have at most 63 characters.
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", name):
         raise TfdistError(
-            f"--name={name} is no name for a job. Take up to 50 lower-case letters, digits and "
-            "hyphens, a letter first."
+            f"--name={name} is not a valid job name. Use up to 50 lowercase letters, digits and "
+            "hyphens, with a letter first and no hyphen last."
         )
 
 
@@ -122,8 +122,8 @@ def _check_strategy(job: Job) -> None:
     traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
     if traits.is_remote:
         raise TfdistError(
-            f"--strategy={strategy}: no job files are written for TPUs. Start tfdist.train on the "
-            "TPU VM with --tpu=local."
+            f"--strategy={strategy}: job files for TPUs are not supported. Start tfdist.train on "
+            "the TPU VM with --tpu=local."
         )
     if traits.has_servers != bool(job.cluster.ps):
         raise TfdistError(
@@ -132,7 +132,7 @@ def _check_strategy(job: Job) -> None:
         )
     if job.num_tasks > 1 and job.work.finds_batch_size:
         raise TfdistError(
-            f"--global_batch_size=auto is found by one process alone, and this job has "
+            f"--global_batch_size=auto works only in a single process, but this job has "
             f"{job.num_tasks}. Give a number."
         )
     roles = job.count_roles()
@@ -149,8 +149,8 @@ def _check_strategy(job: Job) -> None:
 def _check_accelerator(job: Job, pattern: str, example: str) -> None:
     if not re.fullmatch(pattern, job.accelerator):
         raise TfdistError(
-            f"--accelerator={job.accelerator!r} is no kind of accelerator as --target={job.target} "
-            f"names it. Write it as in --accelerator={example}."
+            f"--accelerator={job.accelerator!r} is not how --target={job.target} names a kind of "
+            f"accelerator. Write it as in --accelerator={example}."
         )
 
 
@@ -159,13 +159,13 @@ def _check_vertex(job: Job) -> None:
     if not re.fullmatch(r"[A-Z0-9_]+", job.accelerator):
         name = re.sub(r"[^A-Z0-9]+", "_", job.accelerator.upper())
         raise TfdistError(
-            f"--accelerator={job.accelerator} is not how Vertex AI writes it. Write {name}."
+            f"--accelerator={job.accelerator} is not Vertex AI's spelling. Write {name}."
         )
     run_dir, data_dir = job.work.run_dir, job.work.directories.get("data_dir")
     if "run_dir" in job.work.directories and not run_dir.startswith("gs://"):
         raise TfdistError(
-            f"--run_dir={run_dir} is a directory of a machine that Vertex AI deletes after the "
-            "job. Give a bucket's, as in --run_dir=gs://BUCKET/RUN."
+            f"--run_dir={run_dir} is on a machine that Vertex AI deletes after the job. Give a "
+            "directory in a bucket, as in --run_dir=gs://BUCKET/RUN."
         )
     if data_dir and not data_dir.startswith(("gs://", "/gcs/")):
         raise TfdistError(
@@ -182,8 +182,8 @@ def _check_kubernetes(job: Job) -> None:
     for flag, path in job.work.directories.items():
         if path and "://" not in path and not path.startswith(f"{CONTAINER_STORAGE}/"):
             raise TfdistError(
-                f"--{flag}={path} is inside a pod, where the others do not see it. Give a bucket's "
-                f"path, or one below {CONTAINER_STORAGE}, where the shared volume is, as in "
+                f"--{flag}={path} is inside a pod, where other pods cannot see it. Give a path in "
+                f"a bucket, or below {CONTAINER_STORAGE}, where the shared volume is, as in "
                 f"--{flag}={CONTAINER_STORAGE}/{path.strip('/')}."
             )
 
@@ -192,15 +192,15 @@ def _check_slurm(job: Job) -> None:
     _check_accelerator(job, r"[-_.:A-Za-z0-9]*", "a100")
     if job.image:
         raise TfdistError(
-            f"--image={job.image}: the Slurm script uses no container but the environment that it "
-            "is submitted from. Leave --image out."
+            f"--image={job.image}: the Slurm script does not use a container, but the environment "
+            "that it is submitted from. Leave --image out."
         )
 
 
 def _check_image(job: Job, example: str) -> None:
     if not job.image:
         raise TfdistError(
-            f"--target={job.target} needs --image, a container image with tfdist. Make one with "
+            f"--target={job.target} needs --image, a container image with tfdist. Build one with "
             f"the Dockerfile, push it, and give --image={example}."
         )
 

@@ -1,6 +1,6 @@
 """A Kubeflow TFJob, and an indexed Job for clusters without Kubeflow.
 
-The pods of the indexed Job find one another as `tfdist.cluster.parse_kubernetes` says.
+The pods of the indexed Job find one another as `tfdist.cluster.parse_kubernetes` describes.
 
 Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/ (indexed Jobs, pod failure
 policy, success policy) and https://www.kubeflow.org/docs/components/trainer/legacy-v1/
@@ -14,12 +14,12 @@ from tfdist.stopping import EXIT_TERMINATED
 
 _JOB, _TF_JOB, _STORAGE = "job.yaml", "tfjob.yaml", "storage.yaml"
 _PORT = 2222
-USER = 1000  # the Dockerfile's
+USER = 1000  # as in the Dockerfile
 _EXIT_BAD_INPUT = 2
 
 
 def make_kubernetes_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns file name -> text, and the commands that submit them, one a kind of job."""
+    """Returns file name -> text, and the commands that submit them, one per kind of job."""
     guards = [make_network_policy(job), make_disruption_budget(job)]
     texts = {
         _JOB: dump_documents(
@@ -27,7 +27,7 @@ def make_kubernetes_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
             [*guards, make_service(job), make_indexed_job(job)],
         ),
         _TF_JOB: dump_documents(
-            "A TFJob, for clusters with Kubeflow's training operator: instead of job.yaml.",
+            "A TFJob, for clusters with Kubeflow's training operator; it replaces job.yaml.",
             [*guards, make_tf_job(job)],
         ),
     }
@@ -39,10 +39,10 @@ def make_kubernetes_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def make_indexed_job(job: Job) -> dict[str, Any]:
-    """Returns a Job whose pod i has the name by which `parse_kubernetes` knows task i.
+    """Returns a Job whose pod i has the name that `parse_kubernetes` expects of task i.
 
-    Bad input ends it; a pod that was stopped is started again; failures count against a limit.
-    With parameter servers it is done when the chief, pod 0, is.
+    Bad input ends the Job. A pod that was stopped is restarted; failures count toward a limit.
+    With parameter servers, the Job is done when the chief, pod 0, is.
     """
     environment = {
         "TFDIST_SERVICE": job.name,
@@ -81,8 +81,8 @@ def make_indexed_job(job: Job) -> dict[str, Any]:
 def make_tf_job(job: Job) -> dict[str, Any]:
     """Returns a TFJob, whose operator sets TF_CONFIG in every pod.
 
-    Its policy `ExitCode` starts a pod again after statuses from 128 on, without a limit, and
-    ends the job after others: 2, but 1 as well.
+    Its policy `ExitCode` restarts a pod after exit statuses of 128 and above, without a limit. Any
+    other failure ends the job: status 2, but also status 1.
     """
     kinds = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
     return {
@@ -91,7 +91,7 @@ def make_tf_job(job: Job) -> dict[str, Any]:
         "metadata": _make_metadata(job),
         "spec": {
             "runPolicy": {"cleanPodPolicy": "Running"},
-            # Without a chief, a worker's success is not yet the others'.
+            # Without a chief, the success of one worker does not imply that of the others.
             "successPolicy": "" if job.cluster.ps else "AllWorkers",
             "tfReplicaSpecs": {
                 kinds[role]: {
@@ -123,7 +123,7 @@ def make_service(job: Job) -> dict[str, Any]:
 
 
 def make_network_policy(job: Job) -> dict[str, Any]:
-    """Returns what lets only the job's own pods reach its pods, on any port (NCCL takes any)."""
+    """Returns a policy that lets only the job's own pods reach its pods, on any port, for NCCL."""
     own = {"matchLabels": _make_labels(job)}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -138,7 +138,7 @@ def make_network_policy(job: Job) -> dict[str, Any]:
 
 
 def make_disruption_budget(job: Job) -> dict[str, Any]:
-    """Returns what keeps nodes from being drained under the job: one pod less stops it all."""
+    """Returns a budget that keeps nodes from being drained: losing one pod would stop the job."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -152,7 +152,7 @@ def make_disruption_budget(job: Job) -> dict[str, Any]:
 
 
 def make_claim(job: Job) -> dict[str, Any]:
-    """Returns a claim for a volume that all pods write to."""
+    """Returns a claim for a volume that all pods can write to."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -193,7 +193,7 @@ def _make_pod_template(
         mounts.append({"name": "storage", "mountPath": CONTAINER_STORAGE})
     if with_accelerators and cluster.accelerators_per_worker:
         resources[job.accelerator] = str(cluster.accelerators_per_worker)
-        # NCCL's shared memory between a pod's GPUs; a container has 64 MiB otherwise.
+        # NCCL needs shared memory between a pod's GPUs; a container's default is 64 MiB.
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
     container["resources"] = {"requests": resources, "limits": resources.copy()}
@@ -214,7 +214,7 @@ def _make_pod_template(
     return {
         "metadata": {
             "labels": _make_labels(job),
-            # A sidecar would neither end with the training nor let gRPC through.
+            # A sidecar would not end with the training, and would block gRPC.
             "annotations": {"sidecar.istio.io/inject": "false"},
         },
         "spec": spec,

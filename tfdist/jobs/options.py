@@ -1,4 +1,4 @@
-"""What `python -m tfdist.jobs` takes; see `tfdist.options`."""
+"""The options of `python -m tfdist.jobs`; see `tfdist.options`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,39 +8,39 @@ from tfdist.options import CommandOptions, OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(OptionGroup):
-    """Where it will run."""
+    """Where the job runs."""
 
     target: str = option("", "vertex, kubernetes or slurm", metavar="NAME")
-    workers: int = option(1, "processes that train")
-    ps: int = option(0, "parameter servers; with any, a chief is added")
-    cpus_per_worker: int = option(4, "kubernetes, slurm: processor cores a task")
-    memory_gib_per_worker: int = option(16, "kubernetes, slurm: memory a task, in GiB")
-    accelerators_per_worker: int = option(0, "accelerators a worker")
+    workers: int = option(1, "number of processes that train")
+    ps: int = option(0, "number of parameter servers; they add a chief")
+    cpus_per_worker: int = option(4, "kubernetes, slurm: CPU cores per task")
+    memory_gib_per_worker: int = option(16, "kubernetes, slurm: memory per task, in GiB")
+    accelerators_per_worker: int = option(0, "accelerators per worker")
     accelerator: str = option(
         "",
-        "their kind: NVIDIA_TESLA_T4 (vertex, its default), nvidia.com/gpu (kubernetes, its "
-        "default), or as the cluster calls it (slurm; any kind by default)",
+        "kind of accelerator: NVIDIA_TESLA_T4 (the default on vertex), nvidia.com/gpu (the default "
+        "on kubernetes), or the cluster's name for it (slurm; any kind by default)",
         metavar="KIND",
     )
     machine: str = option("n1-standard-8", "vertex: machine type; it must suit the accelerator")
-    region: str = option("us-central1", "vertex: where", metavar="REGION")
-    time_limit_h: float = option(24.0, "vertex, slurm: hours until one start is ended")
+    region: str = option("us-central1", "vertex: region", metavar="REGION")
+    time_limit_h: float = option(24.0, "vertex, slurm: time limit of one start, in hours")
     retries: int = option(
-        3, "kubernetes, slurm: starts after failures; bad input is never tried again"
+        3, "kubernetes, slurm: number of restarts after failures; bad input is never retried"
     )
     storage_gib: int = option(100, "kubernetes: size of the volume for the run directory, in GiB")
     claim: str = option(
-        "", "kubernetes: an existing volume claim instead; many nodes must be able to write to it"
+        "", "kubernetes: an existing volume claim to use instead; many nodes must be able to write"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(OptionGroup):
-    """What it writes."""
+    """What the command writes."""
 
     name: str = option("tfdist", "the job's name")
     image: str = option(
-        "", "vertex, kubernetes: container image, made with the Dockerfile", metavar="IMAGE"
+        "", "vertex, kubernetes: container image, built with the Dockerfile", metavar="IMAGE"
     )
     output: str = option("jobs", "directory for the job's files", metavar="DIR")
     quiet: bool = option(False, "print nothing but errors")
@@ -48,7 +48,7 @@ class FileOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class JobsOptions(CommandOptions):
-    """Everything that `python -m tfdist.jobs` takes before `--`.
+    """All options of `python -m tfdist.jobs`, which precede `--`.
 
     Attributes:
       cluster, files: the groups.

@@ -1,4 +1,4 @@
-"""An sbatch script, as `tfdist.cluster.parse_slurm` reads the steps that it starts.
+"""An sbatch script that starts steps for `tfdist.cluster.parse_slurm` to read.
 
 Source: the manual pages sbatch(1) and srun(1), https://slurm.schedmd.com
 """
@@ -12,7 +12,7 @@ from tfdist.jobs.job import Job
 _FILE = "train.sbatch"
 # Slurm may send the signal up to 60 s early, never late.
 _SIGNAL_MARGIN_S = 30
-# How long tasks may run on after the first has ended.
+# How long the other tasks may run after the first one has ended.
 _WAIT_S = 60
 
 
@@ -22,7 +22,7 @@ def make_slurm_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def make_script(job: Job) -> str:
-    """Returns the script: one task a worker and, with servers, a chief first and them last."""
+    """Returns the script: a task per worker; parameter servers come last and add a chief, first."""
     cluster = job.cluster
     directives = {
         "job-name": job.name,
@@ -40,8 +40,8 @@ def make_script(job: Job) -> str:
     head = "\n".join(_make_directive(name, str(value)) for name, value in directives.items())
     command = " \\\n  ".join(map(shlex.quote, job.work.arguments))
     return f"""#!/bin/bash
-# The tasks use the environment that this is submitted from, and a directory that all nodes see.
-# Status 0: done. 2: bad input. 143: stopped after a checkpoint, before the time limit for example.
+# The tasks use the environment from which this is submitted, and a directory that all nodes see.
+# Status 0: done. 2: bad input. 143: stopped after a checkpoint, for example before the time limit.
 {head}
 #SBATCH --requeue
 
@@ -68,10 +68,10 @@ exit "$status"
 
 
 def _make_directive(name: str, value: str) -> str:
-    """Returns a line for sbatch, which reads quotes as a shell does, but no value of two lines.
+    """Returns a line for sbatch, which reads quotes as a shell does, but no multi-line values.
 
     Raises:
-      TfdistError: the value has a line break, after which the script would go on.
+      TfdistError: the value has a line break; the rest would become part of the script.
     """
     if len(f"{value}.".splitlines()) > 1:
         raise TfdistError(

@@ -1,7 +1,7 @@
-"""A Vertex AI CustomJob, as `gcloud ai custom-jobs create --config` takes it.
+"""A Vertex AI CustomJob, in the form that `gcloud ai custom-jobs create --config` reads.
 
-The run directory is the job's base output directory: `--run_dir` is not passed on, and
-`tfdist.train` takes it from the AIP_ variables that Vertex AI sets for that directory.
+The run directory is the job's base output directory: `--run_dir` is not passed on, but
+`tfdist.train` finds it in the AIP_ variables that Vertex AI sets for that directory.
 
 Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec and
 https://cloud.google.com/vertex-ai/docs/training/distributed-training
@@ -31,9 +31,9 @@ def make_vertex_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
 def make_custom_job(job: Job) -> dict[str, Any]:
     """Returns the CustomJobSpec.
 
-    Worker pools have fixed places: 0 is the chief, 1 the workers, 2 the parameter servers, 3 an
-    evaluator, of which tfdist has none. Without parameter servers the chief is a worker. Only
-    workers have accelerators.
+    Worker pools have fixed roles: pool 0 is the chief, 1 the workers, 2 the parameter servers and
+    3 the evaluator, which tfdist does not have. Without parameter servers, the chief is a worker.
+    Only workers have accelerators.
     """
     roles = job.count_roles()
     if job.cluster.ps:
@@ -45,7 +45,7 @@ def make_custom_job(job: Job) -> dict[str, Any]:
         "workerPoolSpecs": pools,
         "scheduling": {
             "timeout": f"{round(job.cluster.time_limit_h * 3600)}s",
-            # Workers in step are lost together; parameter servers' workers may come back.
+            # Synchronous workers fail together; a worker of parameter servers may come back.
             "restartJobOnWorkerRestart": not job.cluster.ps,
         },
         **(

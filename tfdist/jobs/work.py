@@ -1,4 +1,4 @@
-"""What every task of a job runs: a task of `tfdist.train`, or a script by `tfdist.run`."""
+"""What every task of a job runs: `tfdist.train`, or a script under `tfdist.run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from tfdist.training.options import AUTO_BATCH_SIZE, RunOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A command, and what of its flags a job must know.
+    """A command, and the values of its flags that a job must know.
 
     Attributes:
       command: the program.
-      arguments: of it, without files of flags.
-      strategy: as of `--strategy`.
-      run_dir: where the run goes; empty for a script.
-      directories: option -> directory that all tasks read or write, the run's among them.
+      arguments: its arguments, with files of flags expanded.
+      strategy: the value of `--strategy`.
+      run_dir: the run directory; empty for a script.
+      directories: option -> directory that all tasks read or write, the run directory included.
       grace_period_s: seconds from SIGTERM until a task may be killed.
-      finds_batch_size: whether it must be alone to find its batch size.
+      finds_batch_size: whether it searches for its batch size, which takes a single process.
     """
 
     command: tuple[str, ...]
@@ -34,10 +34,10 @@ class Work:
 
 
 def make_work(arguments: Sequence[str]) -> Work:
-    """Returns what a command line means: flags of `tfdist.train`, or of `tfdist.run` and a script.
+    """Returns the work in a command line: flags of `tfdist.train`, or of `tfdist.run` and a script.
 
     Raises:
-      TfdistError: an unknown flag, or a value that cannot be understood.
+      TfdistError: a flag is unknown, or a value is malformed.
     """
     flags, script = split_command(ScriptOptions, arguments)
     if script and script[0].endswith(".py"):

@@ -1,4 +1,4 @@
-"""Objects as YAML."""
+"""Writes objects as YAML."""
 
 import re
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
     """Returns the documents as one YAML text.
 
     Args:
-      comment: a line or more for the top, without "#".
-      documents: what they hold, in this order.
+      comment: one or more lines for the top, without "#".
+      documents: the documents, in this order.
     """
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.dump_all(
@@ -27,13 +27,13 @@ def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what occurs twice twice, instead of a reference to the first."""
+    """Writes repeated objects in full instead of as references to the first."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # Other readers than PyYAML take 1e-3 for a number, and y for a truth value.
+        # Readers other than PyYAML take 1e-3 for a number and y for a Boolean.
         style = '"' if _LOOKS_LIKE_ANOTHER_TYPE.match(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

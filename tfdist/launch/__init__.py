@@ -1,4 +1,4 @@
-"""Clusters of processes on this machine: tasks, the processes that own them, logs, restarts."""
+"""Clusters of processes on this machine: tasks, the agent that owns them, logs, restarts."""
 
 from tfdist._lazy import lazy_exports
 

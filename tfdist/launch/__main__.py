@@ -1,4 +1,4 @@
-"""Start a cluster of processes on this machine, or join one of several machines by hand.
+"""Start a cluster of processes on this machine, or join a cluster of several machines.
 
     python -m tfdist.launch --workers=2 -- --strategy=multi_worker_mirrored --run_dir=runs/demo
     python -m tfdist.launch --workers=2 --ps=1 -- --strategy=parameter_server --run_dir=runs/demo
@@ -6,12 +6,12 @@
     python -m tfdist.launch --hosts=a:2222,b:2222 --task=worker:0 -- --strategy=...
     python -m tfdist.launch --check --hosts=a:2222,b:2222 --task=worker:0
 
-What follows `--` are the flags of tfdist.train; a script runs in every task instead, by this
-interpreter, and makes its strategy itself (or under tfdist.run, which makes it). The chief's
-output is shown as it comes; each task's is in <run_dir>/logs. When a task fails, it is named, its
-last lines are shown, and the others are ended; with --max_restarts all start again from the newest
-checkpoint. A worker of parameter servers is started again alone, or done without, while the others
-train on.
+The flags of tfdist.train follow `--`. A script runs in every task instead, with this interpreter,
+and builds its strategy itself (or runs under tfdist.run, which builds it). The chief's output is
+shown as it is written; each task's output is in <run_dir>/logs. When a task fails, the launcher
+names it, shows its last lines and ends the others; with --max_restarts, all tasks start again from
+the newest checkpoint. A worker of parameter servers is restarted alone, or left out, while the
+others keep training.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ def _run_command(argv: Sequence[str]) -> int:
     if local.workers is None:
         raise TfdistError(
             "Nothing to start. Give --workers=2 for a cluster on this machine, or --hosts and "
-            "--task to join one of several machines."
+            "--task to join a cluster of several machines."
         )
     return run_local_cluster(**dataclasses.asdict(local), **common).status
 
@@ -94,11 +94,11 @@ def _run_command(argv: Sequence[str]) -> int:
 def _find_command(
     rest: Sequence[str], command: Sequence[str]
 ) -> tuple[list[str], list[str] | None]:
-    """Returns the flags of tfdist.train, and what is run instead of it.
+    """Returns the flags of tfdist.train, and the command to run instead of it, if any.
 
     Args:
-      rest: what follows the flags of this command.
-      command: what `--command` says.
+      rest: the arguments after the flags of this command.
+      command: the arguments in `--command`.
     """
     if rest[:1] == ["--"] or not rest:
         train_flags = list(rest[1:])
@@ -107,30 +107,30 @@ def _find_command(
             check_arguments(train_flags)
         return train_flags, list(command) or None
     if command:
-        raise TfdistError(f"--command and the script {rest[0]!r} are both given. Give one.")
+        raise TfdistError(f"--command and the script {rest[0]!r} are both given. Give only one.")
     if not os.path.isfile(rest[0]):
         raise TfdistError(f"Cannot find the script {rest[0]!r}. tfdist.train's flags go after --.")
     return [], [sys.executable, *rest]
 
 
 def _check_alone(local: LocalClusterOptions) -> None:
-    """Refuses what means a cluster on this machine beside a list of hosts."""
+    """Refuses flags of a local cluster that are given together with --hosts."""
     if local.min_workers is not None:
         raise TfdistError(
-            "--min_workers does not go with --hosts: the launcher of one machine cannot tell "
-            "the others to do without a worker. Leave it out, and shorten --hosts by hand."
+            "--min_workers cannot be used with --hosts: the launcher on one machine cannot tell "
+            "the others to continue without a worker. Leave it out, and shorten --hosts by hand."
         )
     if local.workers is not None or local.ps or local.chief or local.evaluator:
         raise TfdistError(
-            "--hosts lists the whole cluster, so --workers, --ps, --chief and --evaluator do "
-            "not go with it. Leave them out, or leave out --hosts and --task."
+            "--hosts lists the whole cluster, so --workers, --ps, --chief and --evaluator cannot "
+            "be used with it. Leave them out, or leave out --hosts and --task."
         )
 
 
 def _find_cluster_to_check(
     hosts: str, task: str
 ) -> tuple[ClusterConfig | None, tuple[str, int] | None]:
-    """Returns the cluster and this process's task in it, if it is known."""
+    """Returns the cluster and this process's task in it, each None if unknown."""
     if hosts and not task:
         tasks = parse_host_list(hosts)
         config = ClusterConfig(tasks, next(iter(tasks)), 0, "--hosts")

@@ -1,17 +1,17 @@
 """The process that owns a launcher's tasks, so that none outlives it.
 
-`tfdist.launch` runs this file as a program of its own. The keeper enters the network namespace
-(which must not happen to a notebook's process), starts the tasks, and ends them when one fails,
-when those that matter are done, when the time is up, or when the launcher goes away, be it by
-`kill -9`: the pipe between them breaks. The failure of a replaceable task it only reports. It
-adopts the orphans among its descendants, so that it finds every process that a task has left
-behind. If the keeper itself is killed, the kernel kills the tasks.
+`tfdist.launch` runs this file as a separate program, the agent. It enters a network namespace
+(which a notebook's process must not do) and starts the tasks. It ends them when one fails, when
+the essential ones are done, when the time is up, or when the launcher is gone, even by `kill -9`,
+because the pipe between them then breaks. It only reports the failure of a replaceable task. It
+adopts the orphans among its descendants, so that it finds every process that a task leaves
+behind. If the agent itself is killed, the kernel kills the tasks.
 
-It speaks JSON, a line a message. In: `{"isolate": "auto"}`; then `{"tasks": [...], "grace_s": 20,
-"timeout_s": null}`; then, any time, `{"signal": 2}` to pass a signal on, `{"end": true}` to end all
-as after a failure, `{"kill": true}`, `{"kill_task": "worker-0"}`, `{"start": {...}}` with a task.
-Out: events, `{"event": "exited", "task": "worker-0", "status": 0, "ended": false}` and the like.
-The standard library is all it needs.
+The protocol is JSON, one message per line. Input: `{"isolate": "auto"}`; then `{"tasks": [...],
+"grace_s": 20, "timeout_s": null}`; then, at any time, `{"signal": 2}` to pass a signal on, `{"end":
+true}` to end all tasks as after a failure, `{"kill": true}`, `{"kill_task": "worker-0"}`, or
+`{"start": {...}}` with a task. Output: events such as `{"event": "exited", "task": "worker-0",
+"status": 0, "ended": false}`. The agent needs only the standard library.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ import sys
 import time
 from typing import Any
 
-_END_GRACE_S = 5.0  # for the others, once the cluster is done or the time is up
-_FAILED_GRACE_S = 2.0  # for the others, once one task has failed, which they would wait for forever
-_ORPHAN_GRACE_S = 2.0  # once the launcher is gone
-_LEFTOVER_GRACE_S = 1.0  # for what a task that is done has left behind
+_END_GRACE_S = 5.0  # for the other tasks, once the cluster is done or the time is up
+_FAILED_GRACE_S = 2.0  # for the other tasks, once one has failed: they would hang forever
+_ORPHAN_GRACE_S = 2.0  # for all tasks, once the launcher is gone
+_LEFTOVER_GRACE_S = 1.0  # for processes that finished tasks have left behind
 _TICK_S = 0.5
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -40,7 +40,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def main() -> None:
-    """Runs the protocol on the standard input and output until every task is gone."""
+    """Runs the protocol on standard input and output until every task is gone."""
     launcher = os.getppid()
     on_linux = sys.platform.startswith("linux")
     if on_linux:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 class _Messages:
-    """The launcher's messages, and the wake-ups by SIGCHLD."""
+    """Reads the launcher's messages; SIGCHLD interrupts its waits."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -77,13 +77,13 @@ class _Messages:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Returns the messages there are, after a message, a child's end or the time-out."""
+        """Waits for a message, a child's end or the timeout; returns the pending messages."""
         self._read(0 if self._pending else timeout_s)
         messages, self._pending = self._pending, []
         return messages
 
     def wait(self) -> dict[str, Any] | None:
-        """Returns the next message alone, or None when the launcher is gone."""
+        """Returns the next message, or None if the launcher is gone."""
         while not self._pending and not self.closed:
             self._read(_TICK_S)
         return self._pending.pop(0) if self._pending else None
@@ -106,7 +106,7 @@ class _Messages:
 
 
 class _Keeper:
-    """The tasks, from their start to the end of the last of their descendants."""
+    """Runs the tasks until the last of their descendants has ended."""
 
     def __init__(self, messages: _Messages, launcher: int) -> None:
         self._messages = messages
@@ -118,7 +118,7 @@ class _Keeper:
         self._kill_at = float("inf")
 
     def run(self, request: dict[str, Any]) -> None:
-        """Starts the tasks and returns when nothing is left of them."""
+        """Starts the tasks and returns once none of their processes is left."""
         grace_s = request["grace_s"]
         end_grace_s = min(grace_s, _END_GRACE_S)
         failed_grace_s = min(grace_s, _FAILED_GRACE_S)
@@ -199,7 +199,7 @@ class _Keeper:
         return True
 
     def _end(self, number: int, grace_s: float) -> None:
-        """Sends a signal to every task, once, and sets when they are killed."""
+        """Sends every task a signal, at most once, and sets the time at which they are killed."""
         if not self._ending:
             self._ending = True
             self._signal(number)
@@ -216,7 +216,7 @@ class _Keeper:
                 os.killpg(self._running[name].pid, signal.SIGKILL)
 
     def _reap(self) -> tuple[bool, bool]:
-        """Reports the tasks that have ended; returns whether the cluster is done, or failed."""
+        """Reports tasks that have ended; returns whether the cluster is done and if it failed."""
         statuses = _reap_children()
         failed = False
         for name, process in list(self._running.items()):
@@ -230,26 +230,26 @@ class _Keeper:
         return not self._ending and done, not self._ending and failed
 
     def _end_leftovers(self) -> None:
-        """Ends what the tasks have started and left behind."""
+        """Ends the processes that the tasks have left behind."""
         for number, seconds in ((signal.SIGTERM, _LEFTOVER_GRACE_S), (signal.SIGKILL, 10.0)):
             until = time.monotonic() + seconds
-            signalled: set[int] = set()
+            signaled: set[int] = set()
             while time.monotonic() < until:
                 _reap_children()
                 left = _find_descendants(os.getpid())
                 if not left:
                     return
-                for pid in left - signalled:
+                for pid in left - signaled:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
-                signalled |= left
+                signaled |= left
                 time.sleep(0.01)
 
 
 def _isolate() -> str:
-    """Moves this process to a network of its own; returns what prevents it, or ""."""
-    # Tried in a child first: from a namespace whose loopback cannot be brought up there is no way
-    # back.
+    """Moves this process to its own network; returns what prevents it, or ""."""
+    # Try it in a child first: there is no way back from a namespace whose loopback cannot be
+    # brought up.
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -269,7 +269,7 @@ def _enter_network_namespace() -> str:
     step = "unshare"
     try:
         if libc.unshare(_CLONE_NEWNET) != 0:
-            # Without root's rights: in a user namespace in which this user stays the same.
+            # Without root privileges, this takes a user namespace in which the user stays the same.
             if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
@@ -305,14 +305,14 @@ def _reap_children() -> dict[int, int]:
 
 
 def _find_descendants(ancestor: int) -> set[int]:
-    """Returns the living descendants of a process, as /proc tells them."""
+    """Returns the pids of a process's living descendants, read from /proc."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # After the name in parentheses, which may itself hold some: state, parent.
+                # The state and the parent follow the name, whose parentheses may contain others.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found: set[int] = set()
@@ -325,7 +325,7 @@ def _find_descendants(ancestor: int) -> set[int]:
 
 
 def _report(**event: Any) -> None:
-    """Writes an event; the launcher may be gone, the tasks must be ended all the same."""
+    """Writes an event. If the launcher is gone, the tasks must still be ended."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(event).encode() + b"\n")
 

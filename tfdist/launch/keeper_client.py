@@ -16,7 +16,7 @@ _FAREWELL_S = 15.0
 
 
 class KeeperProcess:
-    """The pipes to `tfdist.launch.keeper`, and what it has told."""
+    """The pipes to `tfdist.launch.keeper`, and what it has reported."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", isolate: str) -> None:
         self.process = process
@@ -28,19 +28,19 @@ class KeeperProcess:
         while not ready and not self.done:
             ready = self.poll(1.0)
         if not ready:
-            raise RuntimeError("tfdist's keeper process did not start")
+            raise RuntimeError("tfdist's agent process did not start")
         self.isolated: bool = ready[0]["isolated"]
         self.problem: str = ready[0]["problem"]
 
     def send(self, **message: Any) -> None:
-        """Sends a message; a keeper that is gone is noticed by `poll`."""
+        """Sends a message. If the agent is gone, `poll` notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Returns the events there are, after one or the time-out; sets `done` at the end."""
+        """Waits for an event or the timeout; returns the pending events, sets `done` at the end."""
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         if not select.select([pipe], [], [], timeout_s)[0]:
@@ -60,8 +60,8 @@ class KeeperProcess:
 
 @contextlib.contextmanager
 def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
-    """Starts a keeper, and at the end of the context waits until all its tasks are ended."""
-    # Its own session: a terminal's Ctrl-C reaches the launcher, which passes it on.
+    """Starts an agent; on exit from the context, waits until all its tasks have ended."""
+    # In its own session, so that a terminal's Ctrl-C reaches only the launcher, which passes it on.
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", keeper_program.__file__],
         stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
         yield keeper
     finally:
         with contextlib.suppress(OSError):
-            process.stdin.close()  # whatever still runs is ended now
+            process.stdin.close()  # the agent now ends all tasks that still run
         try:
             process.wait(_FAREWELL_S)
         except BaseException:
@@ -85,7 +85,7 @@ def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
             raise
         finally:
             process.stdout.close()
-            # A keeper that was killed has left its tasks to the kernel, and their children to us.
+            # If the agent was killed, the kernel has killed its tasks, but not their children.
             for pid in keeper.pids.values() if keeper and process.returncode else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ class Logs:
         self._new: list[Path] = []
         self.shown: bytes = b""
         try:
-            # Of a bucket (gs://...) only TensorFlow's file system can write; the logs stay here.
+            # Only TensorFlow's file system can write to a bucket (gs://...); the logs stay local.
             if run_dir and "://" not in str(run_dir):
                 root = Path(run_dir).absolute()
             else:
@@ -34,16 +34,16 @@ class Logs:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TfdistError(
-                f"Cannot write the logs in {error.filename}: {error.strerror}. Choose another "
+                f"Cannot write logs to {error.filename}: {error.strerror}. Choose another "
                 "--run_dir."
             ) from None
 
     def path(self, name: str) -> Path:
-        """Returns where a task's log is."""
+        """Returns the path of a task's log."""
         return self.directory / f"{name}.log"
 
     def open(self, name: str) -> Path:
-        """Returns a task's log, from whose present end on it is read."""
+        """Creates a task's log if needed and returns its path; it is read from its current end."""
         path = self.path(name)
         try:
             if not path.exists():
@@ -67,7 +67,7 @@ class Logs:
             return b""
 
     def follow(self, path: Path) -> Iterator[bytes]:
-        """Yields what is new in a log, possibly nothing, each time."""
+        """Yields what was added to a log since the last time, possibly nothing."""
         with path.open("rb") as file:
             file.seek(self._offsets[path])
             while True:
@@ -76,16 +76,16 @@ class Logs:
                 yield data
 
     def remove_new(self) -> None:
-        """Removes the files and directories that would not be there without this start."""
+        """Removes the files and directories that these logs created."""
         for path in self._new:
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # something else is in there
+        with contextlib.suppress(OSError):  # not empty
             for path in self._parents:
                 path.rmdir()
 
 
 class Output:
-    """Bytes to a text stream as they are, carriage returns included, if it lets us."""
+    """Writes bytes to a text stream, unchanged (carriage returns included) if it has a buffer."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -93,7 +93,7 @@ class Output:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Writes and flushes; a reader who has gone away must not stop the training."""
+        """Writes and flushes; a reader that closes the pipe must not stop the training."""
         if not data and not last:
             return
         try:
@@ -105,13 +105,13 @@ class Output:
                 self._stream.write(self._decoder.decode(data, last))
                 self._stream.flush()
         except BrokenPipeError:
-            # What is buffered would fail again when the interpreter ends.
+            # Otherwise the buffered data would fail again when the interpreter exits.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def last_lines(data: bytes) -> list[str]:
-    """Returns the last lines as a terminal would show them: without what was overwritten."""
+    """Returns the last lines as a terminal would show them, without overwritten ones."""
     lines = data.decode("utf-8", "replace").replace("\b", "").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.endswith("\r"))
     return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]

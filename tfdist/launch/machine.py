@@ -1,4 +1,4 @@
-"""This machine's cores and GPUs, and how tasks share them; found without TensorFlow."""
+"""Divides this machine's cores and GPUs among tasks, without TensorFlow."""
 
 import contextlib
 import itertools
@@ -27,8 +27,8 @@ def divide_machine(
     shares = divide_gpus(gpus, len(computing))
     if 0 < len(gpus) < len(computing):
         say(
-            f"{len(computing)} workers share {len(gpus)} GPU(s). NCCL wants one GPU a worker: use "
-            "--collective=ring, or fewer workers."
+            f"{len(computing)} workers share {len(gpus)} GPU(s), but NCCL requires one per worker. "
+            "Use --collective=ring, or fewer workers."
         )
     environments: list[Environment] = []
     for config, own_cores in zip(configs, cores, strict=True):
@@ -36,7 +36,7 @@ def divide_machine(
         threads = max(1, len(own_cores))
         defaults = {
             "TF_NUM_INTRAOP_THREADS": str(threads),
-            # One thread for whole operations would let one that waits for a peer stop all others.
+            # With one inter-op thread, an operation that waits for a peer would block all others.
             "TF_NUM_INTEROP_THREADS": str(max(2, threads)),
             "OMP_NUM_THREADS": str(threads),
         }
@@ -46,7 +46,7 @@ def divide_machine(
             if len(gpus) < len(computing):
                 defaults["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
         environment = defaults | environment
-        # A proxy for the outside world must not get what goes over the loopback.
+        # Loopback traffic must not go through a proxy.
         without = environment.get("no_grpc_proxy") or environment.get("no_proxy")
         environment["no_grpc_proxy"] = f"{without},127.0.0.1" if without else "127.0.0.1"
         environments.append((complete_environment(environment, config), own_cores or None))
@@ -54,7 +54,7 @@ def divide_machine(
 
 
 def complete_environment(environ: Mapping[str, str], config: ClusterConfig) -> dict[str, str]:
-    """Returns an environment in which a task knows its cluster and finds tfdist."""
+    """Returns an environment in which a task knows its cluster and can import tfdist."""
     return {
         **find_sources(environ),
         "TF_CONFIG": config.to_tf_config_json(),
@@ -63,9 +63,9 @@ def complete_environment(environ: Mapping[str, str], config: ClusterConfig) -> d
 
 
 def find_sources(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which a process finds tfdist."""
+    """Returns an environment in which a process can import tfdist."""
     environment = dict(environ)
-    # Where tfdist is used from its sources, without being installed.
+    # A process started elsewhere does not find a source tree that is not installed.
     sources = Path(__file__).resolve().parents[2]
     if not {"site-packages", "dist-packages"} & set(sources.parts):
         paths = [path for path in (environment.get("PYTHONPATH"), str(sources)) if path]
@@ -79,7 +79,7 @@ def without_gpus_of(
     environments: Sequence[Environment],
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """Returns an environment without the GPUs that one task had to itself, for the next start."""
+    """Returns an environment without the GPUs of one task, for the next start."""
     shares = {
         config.task_name: environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
         for config, (environment, _) in zip(configs, environments, strict=True)
@@ -91,7 +91,7 @@ def without_gpus_of(
 
 
 def divide_cores(cores: Sequence[int], num_tasks: int) -> list[list[int]]:
-    """Returns each task's cores, neighbors together; the first tasks get what is left over.
+    """Returns each task's cores, which are contiguous; the first tasks get the remainder.
 
     >>> divide_cores([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
@@ -106,7 +106,7 @@ def divide_cores(cores: Sequence[int], num_tasks: int) -> list[list[int]]:
 
 
 def divide_gpus(gpus: Sequence[str], num_workers: int) -> list[list[str]]:
-    """Returns each worker's GPUs: equally many, as collectives need; shared where there are fewer.
+    """Returns each worker's GPUs: the same number for all, or shared ones if there are too few.
 
     >>> divide_gpus(["0", "1", "2", "3", "4"], 2)
     [['0', '1'], ['2', '3']]
@@ -120,10 +120,10 @@ def divide_gpus(gpus: Sequence[str], num_workers: int) -> list[list[str]]:
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES may name, found without TensorFlow."""
+    """Returns the names of the visible GPUs, as CUDA_VISIBLE_DEVICES accepts them."""
     if "CUDA_VISIBLE_DEVICES" in environ:
         names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
-        # As CUDA reads it: what follows an invalid name is invisible.
+        # CUDA ignores all names from the first invalid one on.
         valid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
         return names[:valid]
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
@@ -140,7 +140,7 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse_nvidia_smi(text: str) -> list[str]:
-    """Returns the GPUs in the output of `nvidia-smi -L`, a divided one (MIG) by its parts.
+    """Returns the GPUs in the output of `nvidia-smi -L`; a MIG GPU is listed by its instances.
 
     >>> parse_nvidia_smi("GPU 0: A (UUID: GPU-1)\\nGPU 1: B (UUID: GPU-2)\\n")
     ['0', '1']

@@ -21,7 +21,7 @@ class LocalCluster:
 
     Args:
       counts: role -> number of tasks.
-      evaluator: whether to add one.
+      evaluator: whether to add an evaluator.
       isolate: one of `ISOLATION`.
     """
 
@@ -32,12 +32,12 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def keeper(self) -> Iterator[KeeperProcess]:
-        """Starts a keeper, with a network of its own if there is to be one."""
+        """Starts an agent, in its own network if one is wanted and possible."""
         with keeper_process(self._isolate) as keeper:
             if self._isolate == "always" and not keeper.isolated:
                 raise TfdistError(
-                    f"--isolate=always: no network of its own for the cluster ({keeper.problem}). "
-                    "Use --isolate=auto behind a firewall, or allow network namespaces."
+                    f"--isolate=always: cannot give the cluster its own network ({keeper.problem})."
+                    " Use --isolate=auto behind a firewall, or allow network namespaces."
                 )
             yield keeper
 
@@ -45,7 +45,7 @@ class LocalCluster:
     def place(
         self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
     ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
-        """Yields every task's configuration and environment, on ports that are held."""
+        """Yields every task's configuration and environment, and holds the tasks' ports."""
         number = sum(self._counts.values())
         with contextlib.ExitStack() as stack:
             ports: Sequence[int]
@@ -58,7 +58,7 @@ class LocalCluster:
             yield configs, divide_machine(configs, environ)
 
     def resize(self, workers: int) -> None:
-        """Sets the number of workers of the next start."""
+        """Sets the number of workers for the next start."""
         self._counts["worker"] = workers
 
 
@@ -73,15 +73,15 @@ class OneTask:
         self._config = config
 
     def keeper(self) -> contextlib.AbstractContextManager[KeeperProcess]:
-        """Starts a keeper in the machine's own network."""
+        """Starts an agent in the machine's own network."""
         return keeper_process("never")
 
     @contextlib.contextmanager
     def place(
         self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
     ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
-        """Yields the task's configuration and environment, with the whole machine."""
+        """Yields the configuration and environment of the task, which gets the whole machine."""
         yield [self._config], [(complete_environment(environ, self._config), None)]
 
     def resize(self, workers: int) -> None:
-        """Does nothing: only a launcher that sees all tasks can do with fewer."""
+        """Does nothing: only a launcher of all tasks can reduce the number of workers."""

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster's addresses, host by host: `python -m tfdist.launch --check`."""
+"""Checks the addresses of a cluster, host by host: `python -m tfdist.launch --check`."""
 
 import dataclasses
 import errno
@@ -15,13 +15,13 @@ _RETRY_S = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class AddressCheck:
-    """What was found at one task's address.
+    """The result of checking one task's address.
 
     Attributes:
       task: role and index, as in "worker 0".
       address: its "host:port".
       ok: whether nothing is wrong with it.
-      found: what was found and, if it is wrong, what to do.
+      found: what was found and, if something is wrong, what to do.
     """
 
     task: str
@@ -35,7 +35,7 @@ def run_check(
 ) -> int:
     """Prints the cluster and what `check_cluster` finds; returns 0 if nothing is wrong, else 1."""
     if config is None:
-        print("No cluster in the flags or the environment: a single process.")
+        print("No cluster in the flags or the environment: this is a single process.")
         return 0
     print(config.describe() if own else config.describe().replace("  <- this process", ""))
     checks = check_cluster(config, own=own, wait_s=wait_s)
@@ -50,15 +50,15 @@ def run_check(
 def check_cluster(
     config: ClusterConfig, *, own: tuple[str, int] | None, wait_s: float = 5.0
 ) -> list[AddressCheck]:
-    """Returns what is found at every task's address.
+    """Resolves and probes every task's address, and returns the results.
 
-    Names are resolved. Other tasks' ports are connected to until they answer or the time is up.
-    This process's own port is bound and listened on for as long, so that checks that run on all
-    machines at once find one another before any training is started.
+    This process connects to the other tasks' ports until they answer or the time is up. Meanwhile
+    it listens on its own port, so that checks that run on all machines at the same time find one
+    another before any training starts.
 
     Args:
       config: the cluster.
-      own: this process's role and index, None if it is none of the tasks.
+      own: this process's role and index, None if it is not one of the tasks.
       wait_s: how long to wait for the other tasks.
     """
     deadline = time.monotonic() + wait_s
@@ -72,7 +72,7 @@ def check_cluster(
     def probe(position: int, address: str, is_own: bool) -> None:
         found[position] = _probe(address, is_own, len(tasks) > 1, deadline)
 
-    # Daemons: a name service that does not answer must not hold up the end.
+    # Daemon threads, because a name service that does not answer must not delay the exit.
     threads = [
         threading.Thread(target=probe, args=(position, address, (role, index) == own), daemon=True)
         for position, (role, index, address) in enumerate(tasks)
@@ -81,7 +81,7 @@ def check_cluster(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline + _CONNECT_TIMEOUT_S + 1 - time.monotonic()))
-    unknown = (False, "no answer from the name service. Check /etc/resolv.conf, or use addresses.")
+    unknown = (False, "no name service answers. Check /etc/resolv.conf, or use IP addresses.")
     checks = [
         AddressCheck(f"{role} {index}", address, *found.get(position, unknown))
         for position, (role, index, address) in enumerate(tasks)
@@ -94,7 +94,7 @@ def _probe(address: str, is_own: bool, has_peers: bool, deadline: float) -> tupl
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return False, f"{host} is not resolved ({error.strerror or error}). Check the name and DNS."
+        return False, f"cannot resolve {host} ({error.strerror or error}). Check the name and DNS."
     resolved = str(infos[0][4][0])
     if is_own:
         return _probe_own(infos[0][0], resolved, port, has_peers, deadline)
@@ -113,15 +113,15 @@ def _probe_own(
             if error.errno == errno.EADDRNOTAVAIL:
                 return False, f"{resolved} is not an address of this machine. Check --task."
             if error.errno == errno.EADDRINUSE:
-                return False, "the port is in use here. End what listens on it, or take another."
-            return False, f"cannot be listened on here ({error.strerror}). Take another port."
+                return False, "the port is in use. End the process that uses it, or choose another."
+            return False, f"cannot listen on this port ({error.strerror}). Choose another."
         while has_peers and time.monotonic() < deadline:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 listener.accept()[0].close()
             except OSError:
                 break
-    return True, "this machine, the port is free"
+    return True, "this machine; the port is free"
 
 
 def _probe_peer(resolved: str, port: int, deadline: float) -> tuple[bool, str]:
@@ -130,14 +130,14 @@ def _probe_peer(resolved: str, port: int, deadline: float) -> tuple[bool, str]:
             with socket.create_connection((resolved, port), _CONNECT_TIMEOUT_S):
                 return True, f"{resolved} answers"
         except TimeoutError:
-            problem = "does not answer. Check that the machine is up and no firewall is between."
+            problem = "does not answer. Check that the machine is up and no firewall blocks it."
         except ConnectionRefusedError:
             problem = (
-                "is reached, but nothing listens on the port. Start that task, or run --check "
+                "is reachable, but nothing listens on the port. Start that task, or run --check "
                 "there at the same time."
             )
         except OSError as error:
-            problem = f"is not reached ({error.strerror or error}). Check the network."
+            problem = f"is not reachable ({error.strerror or error}). Check the network."
         if time.monotonic() >= deadline:
             return False, f"{resolved} {problem}"
         time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
@@ -152,7 +152,7 @@ def _mark_mixed_loopbacks(checks: list[AddressCheck]) -> list[AddressCheck]:
         dataclasses.replace(
             check,
             ok=False,
-            found="a loopback address, which other machines cannot reach. Use the machine's own.",
+            found="a loopback address, which other machines cannot reach. Use another address.",
         )
         if loopback
         else check

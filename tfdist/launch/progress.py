@@ -1,8 +1,8 @@
-"""The step that a run has reached, where the launcher sees it, and the record of its restarts.
+"""The files that tell the launcher the step of a run and record its restarts.
 
-Both are files beside the tasks' logs, so that they outlive tasks and launcher alike. The chief
-writes the step after every step; the launcher adds a line to the record for every failure, and
-the chief one for every time that it continues a run, with the steps that it has to do again.
+They are beside the tasks' logs, so that they outlive the tasks and the launcher. The chief writes
+the step after every step. The launcher adds a line to the record for every failure; the chief adds
+one whenever it continues a run, with the number of steps that it must repeat.
 """
 
 import contextlib
@@ -32,31 +32,31 @@ class StepFile:
             return 0
 
     def read_stamp(self) -> int:
-        """Returns when the step was written last, in the file system's nanoseconds; 0 if never."""
+        """Returns when the step was last written, in the file system's nanoseconds; 0 if never."""
         try:
             return self._path.stat().st_mtime_ns
         except OSError:
             return 0
 
     def write(self, step: int) -> None:
-        """Writes a step in place, in microseconds: it need survive this process, not a crash."""
+        """Writes a step in place, which takes microseconds but may not survive a system crash."""
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
         os.pwrite(self._file, b"%020d\n" % step, 0)
 
 
 def append_record(directory: str | os.PathLike[str], line: Mapping[str, Any]) -> None:
-    """Adds a line to the record of restarts; a full disk must not end the run that goes on."""
+    """Adds a line to the record of restarts. Errors are ignored: a full disk must not end a run."""
     with contextlib.suppress(OSError), open(_record(directory), "a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def summarize_record(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns what a run's summary says of its failures and restarts.
+    """Returns the entries of a run's summary about its failures and restarts.
 
     Returns:
-      restarts: how often a task or the cluster was started again; restart_causes: a line a
-      failure; lost_steps: steps done more than once.
+      `restarts`, the number of restarts of a task or the cluster; `restart_causes`, one line per
+      failure; `lost_steps`, the number of steps that were repeated.
     """
     lines = list(_read_record(directory))
     failures = [line for line in lines if "cause" in line]

@@ -1,4 +1,4 @@
-"""What the launcher says."""
+"""The launcher's messages."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _NO_NETWORK = ("name resolution", "Name or service not known", "Network is unrea
 
 
 def say(text: str) -> None:
-    """Prints a line to the standard error."""
+    """Prints a line to standard error."""
     print(f"tfdist.launch: {text}", file=sys.stderr, flush=True)
 
 
@@ -25,34 +25,34 @@ def announce(
     isolate: str,
     stream: bool,
 ) -> None:
-    """Says what is started, and whether it can be reached from outside."""
+    """Reports which tasks start, and whether other machines can reach them."""
     if stream:
         names = " ".join(config.task_name for config in configs)
         network = ", in a network of their own" if keeper.isolated else ""
         say(f"{names}{network}; logs in {logs.directory}")
     if isolate == "auto" and not keeper.isolated:
         say(
-            f"no network of its own for the cluster ({keeper.problem}): TensorFlow's servers, "
-            "which ask for no password, listen on every interface. Use a firewall."
+            f"cannot give the cluster its own network ({keeper.problem}). TensorFlow's servers, "
+            "which require no password, listen on every interface. Use a firewall."
         )
 
 
 def report_replacement(failure: Failure, then: str, restarts: Restarts) -> None:
-    """Says what becomes of a worker of parameter servers that has failed."""
+    """Reports what happens to a failed worker of parameter servers."""
     what = {
-        "replaced": f"Starting it again ({restarts.budget}); the others train on.",
-        "dropped": "Going on without it.",
+        "replaced": f"Starting it again ({restarts.budget}); the others keep training.",
+        "dropped": "Continuing without it.",
         "ended": "Ending the cluster.",
     }
     say(f"{failure.task} {failure.cause}. {what[then]}")
 
 
 def report_restart(result: ClusterResult, logs: Logs, restarts: Restarts, *, stream: bool) -> None:
-    """Names the task that failed first and says how the cluster starts again."""
+    """Names the task that failed first and reports the restart of the cluster."""
     if not stream:
         return
     _report_first_failed(result, logs)
-    failed = f", without {restarts.dropped}, which failed again and again,"
+    failed = f", without {restarts.dropped}, which failed repeatedly,"
     without = failed if restarts.dropped else ""
     say(f"starting the cluster again{without} from the newest checkpoint ({restarts.budget}).")
 
@@ -64,22 +64,22 @@ def report_failure(
     if not stream:
         return
     if result.timed_out:
-        say(f"the time of {timeout_s:g} s was up: all tasks were ended. Logs in {logs.directory}")
+        say(f"timed out after {timeout_s:g} s: all tasks were ended. Logs in {logs.directory}")
     lines = _report_first_failed(result, logs)
     if result.isolated and any(sign in line for sign in _NO_NETWORK for line in lines):
         say(
-            "the cluster has a network of its own, without the outside. If the task needs that, "
-            "say for a download, use --isolate=never."
+            "the cluster has its own network, without access to the outside. If the task needs "
+            "access, for example to download something, use --isolate=never."
         )
 
 
 def _report_first_failed(result: ClusterResult, logs: Logs) -> list[str]:
-    """Returns the lines of the task's log that it has shown."""
+    """Names the task that failed first, shows its last lines and returns them."""
     task = next((task for task in result.tasks if task.name == result.first_failed), None)
     if task is None:
         return []
     lines = _select_lines(task, logs)
-    where = f" Its last lines (all: {task.log}):" if lines and task.status != 2 else ""
+    where = f" Its last lines (full log: {task.log}):" if lines and task.status != 2 else ""
     say(f"{task.name} failed first: it {result.cause}.{where}")
     for line in lines:
         print(f"[{task.name}] {line}", file=sys.stderr)
@@ -91,6 +91,6 @@ def _select_lines(task: TaskResult, logs: Logs) -> list[str]:
     lines = last_lines(logs.read(task.log))
     if task.status != 2:
         return lines
-    # Bad input costs one line.
+    # Bad input is reported in one line.
     seen = set(last_lines(logs.shown))
     return [line for line in lines if line not in seen]

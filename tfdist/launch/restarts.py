@@ -1,4 +1,4 @@
-"""What follows a failure: the task is replaced, the cluster starts again, or all is over."""
+"""Decides what follows a failure: the task or the cluster is restarted, or the cluster ends."""
 
 import dataclasses
 import datetime
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from tfdist.launch.progress import StepFile, append_record
 
-# What would be the same again: bad input (2), a program that cannot be started (126, 127), and
-# what somebody asked for: Ctrl-C and SIGTERM, as a shell says them and as the kernel does.
+# A restart does not help with bad input (2) or a program that cannot start (126, 127), and is not
+# wanted after Ctrl-C and SIGTERM, as a shell or the kernel reports them.
 _FINAL_STATUSES = {2, 126, 127, 130, 143, -signal.SIGINT, -signal.SIGTERM}
-# So often in a row, with no new step in between, a worker fails before its place counts as lost.
+# A worker's slot counts as lost after this many failures in a row without a new step in between.
 _FAILURES_OF_A_LOST_PLACE = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A task that has failed by itself.
+    """A task that failed by itself.
 
     Attributes:
       task: its name.
       status: the exit status; minus the signal's number if a signal ended it.
-      cause: how, as in "was ended by SIGKILL".
+      cause: how it failed, as in "was ended by SIGKILL".
     """
 
     task: str
@@ -31,19 +31,19 @@ class Failure:
 
 
 class Restarts:
-    """Counts, decides and records the restarts of one launcher.
+    """Decides on, counts and records the restarts of one launcher.
 
     Args:
-      max_restarts: how often tasks or the cluster are started again, all together.
-      workers: tasks of that role at first.
-      min_workers: with fewer the cluster is ended.
+      max_restarts: the total number of restarts, of tasks and of the cluster.
+      workers: the number of workers at first.
+      min_workers: the fewest workers to continue with.
       reports_steps: whether the chief writes every step, as `tfdist.train` does.
-      directory: where the record goes.
+      directory: the directory of the record.
 
     Attributes:
-      workers: tasks of that role at the next start.
-      count: restarts so far.
-      dropped: the worker that the next start does without, None if it is like the last.
+      workers: the number of workers at the next start.
+      count: the number of restarts so far.
+      dropped: the worker that the next start leaves out, None if there is none.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Restarts:
 
     @property
     def budget(self) -> str:
-        """The restarts used, as in "restart 1 of 3"."""
+        """The number of restarts so far and in all, as in "restart 1 of 3"."""
         return f"restart {self.count} of {self._max_restarts}"
 
     def replace(self, failure: Failure) -> str:
-        """Decides on a worker without which the others can go on.
+        """Decides what follows the failure of a worker that the others can do without.
 
         Returns:
-          "replaced": start it again; "dropped": go on without it; "ended": end the cluster.
+          "replaced": start it again; "dropped": continue without it; "ended": end the cluster.
         """
         if failure.status in _FINAL_STATUSES:
             then = "ended"
@@ -92,23 +92,23 @@ class Restarts:
         return then
 
     def restart(self, failure: Failure) -> bool:
-        """Decides whether a cluster that was ended by a failure starts again, and how large."""
+        """Decides whether a cluster starts again after a failure, and with how many workers."""
         again = failure.status not in _FINAL_STATUSES and self.count < self._max_restarts
         if again:
             self.count += 1
             self._gone.clear()
             self._stamp = self._steps.read_stamp()
             self._shrink_if_lost(failure.task)
-        if failure.status != 2:  # bad input leaves nothing
+        if failure.status != 2:  # bad input leaves no files behind
             self._record(failure, "restarted" if again else "ended")
         return again
 
     def _may_train(self) -> bool:
-        """Whether the others train by now: before that they wait for all of them."""
+        """Returns whether the others may be training; before that, they wait for every worker."""
         return not self._reports_steps or self._steps.read_stamp() != self._stamp
 
     def _shrink_if_lost(self, task: str) -> None:
-        """Drops a worker that has failed again and again, if enough are left."""
+        """Drops a worker that has failed repeatedly, if enough workers remain."""
         step = self._steps.read()
         last, times = self._streak
         times = times + 1 if task == last and step <= self._best_step else 1
@@ -121,7 +121,7 @@ class Restarts:
         ):
             self.workers -= 1
             self.dropped = task
-            self._streak = ("", 0)  # the others have new numbers
+            self._streak = ("", 0)  # the remaining workers are renumbered
 
     def _record(self, failure: Failure, then: str) -> None:
         append_record(

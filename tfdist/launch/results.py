@@ -12,7 +12,7 @@ class TaskResult:
     Attributes:
       name: role and index, as in "worker-0".
       status: the exit status; minus the signal's number if a signal ended it; None if unknown.
-      ended: whether the launcher ended it, because another had failed or the cluster was done.
+      ended: whether the launcher ended it because another task failed or the cluster was done.
       log: the file that holds its output.
     """
 
@@ -27,13 +27,13 @@ class ClusterResult:
     """How a cluster ended.
 
     Attributes:
-      tasks: one result a task, of the last start.
+      tasks: one result per task of the last start.
       first_failed: the name of the task that failed first, None if none did.
-      cause: how it failed, as in "was ended by SIGKILL" or "was silent for 60 s".
-      timed_out: whether the time was up.
-      isolated: whether the cluster had a network of its own.
-      seconds: how long it ran, all starts together.
-      restarts: how often tasks or the cluster were started again.
+      cause: how it failed, as in "was ended by SIGKILL" or "hung for 60 s".
+      timed_out: whether the tasks were ended by the timeout.
+      isolated: whether the cluster had its own network.
+      seconds: how long it ran, over all starts.
+      restarts: the number of restarts of tasks and of the cluster.
     """
 
     tasks: tuple[TaskResult, ...]
@@ -51,11 +51,11 @@ class ClusterResult:
         if self.first_failed is None:
             return 1 if self.timed_out else 0
         status = statuses[self.first_failed] or 1
-        return status if status > 0 else 128 - status  # as a shell says it
+        return status if status > 0 else 128 - status  # as a shell reports it
 
 
 def describe_status(status: int) -> str:
-    """Returns a process's end in words.
+    """Returns a description of how a process ended.
 
     >>> describe_status(-9), describe_status(1)
     ('was ended by SIGKILL', 'exited with status 1')

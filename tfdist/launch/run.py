@@ -20,7 +20,7 @@ from tfdist.launch.supervise import Outcome, Supervisor
 from tfdist.launch.tasks import make_configs
 from tfdist.strategies.registry import STRATEGIES, validate_cluster
 
-# Longer than a file server's short breaks, in which nothing of a task runs either.
+# Longer than a short outage of a file server, during which none of a task's threads run either.
 STALL_TIMEOUT_S = 120.0
 
 _MAX_STARTS_FOR_A_PORT = 3
@@ -28,7 +28,7 @@ _MAX_STARTS_FOR_A_PORT = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What a local cluster and a single task have in common; see `run_local_cluster`."""
+    """The arguments that a local cluster and a single task share; see `run_local_cluster`."""
 
     train_flags: Sequence[str]
     run_dir: str | os.PathLike[str] | None
@@ -51,38 +51,38 @@ class _Launch:
             raise TfdistError(f"--max_restarts={self.max_restarts} is negative. Use 0 or more.")
         if self.stall_timeout_s is not None and not self.stall_timeout_s >= 0:
             raise TfdistError(
-                f"--stall_timeout_s={self.stall_timeout_s:g} is negative. Use 0 for never."
+                f"--stall_timeout_s={self.stall_timeout_s:g} is negative. Use 0 to turn it off."
             )
 
     @property
     def strategy(self) -> str:
-        """The strategy that the flags name, "" if they do not."""
+        """The strategy that the flags name, or "" if they name none."""
         return find_flag(self.train_flags, "strategy") or ""
 
     @property
     def argv(self) -> list[str]:
-        """What every task runs."""
+        """The command line that every task runs."""
         return [*(self.command or [sys.executable, "-m", "tfdist.train"]), *self.train_flags]
 
     @property
     def silence_s(self) -> float:
-        """After how much silence a task is killed; 0 for never."""
+        """Seconds that a task may hang before it is killed; 0 for no limit."""
         if self.stall_timeout_s is not None:
             return self.stall_timeout_s
         return 0.0 if self.command else STALL_TIMEOUT_S
 
     def make_logs(self) -> Logs:
-        """Makes the directory of the logs."""
+        """Creates the directory of the logs and returns them."""
         run_dir = self.run_dir or find_flag(self.train_flags, "run_dir")
         return Logs(os.path.expanduser(run_dir) if run_dir else None)
 
     def make_environment(self, logs: Logs) -> dict[str, str]:
-        """Returns the tasks' environment, but for what differs between them."""
+        """Returns the part of the environment that all tasks share."""
         environ = read_environment() if self.environ is None else self.environ
         return {**environ, LAUNCH_DIR: str(logs.directory)}
 
     def find_time_left(self, began: float) -> float | None:
-        """Returns the seconds until the time is up, None if there is no end."""
+        """Returns the seconds until the timeout, or None without one."""
         if self.timeout_s is None:
             return None
         return max(0.0, self.timeout_s - (time.monotonic() - began))
@@ -106,54 +106,54 @@ def run_local_cluster(
     stream: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> ClusterResult:
-    """Runs a cluster of processes on this machine until it is done, and ends all of them.
+    """Runs a cluster of processes on this machine until it is done, then ends all of them.
 
-    Every process gets TF_CONFIG, its share of the cores (where there is at least one a task) and as
+    Every process gets TF_CONFIG, its share of the cores (if there is at least one per task), as
     many threads (TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS, unless they are
     set), and its share of the GPUs (CUDA_VISIBLE_DEVICES). This process's environment and signal
     handlers stay as they are.
 
     The cluster is done when the chief and the workers are; with parameter servers, when the chief
-    is. What still runs then is ended. So are all when one task fails, and on KeyboardInterrupt,
-    which is passed on as SIGINT first.
+    is. Tasks that still run then are ended. All tasks are also ended when one of them fails, and
+    on KeyboardInterrupt, which is first passed on as SIGINT.
 
-    After a failure that may go away all tasks are started again, `max_restarts` times; a worker
-    of parameter servers alone is, and the others train on meanwhile. A worker that fails
-    three times in a row, with no new step in between, is left out if `min_workers` are left.
+    After a failure that may not recur, all tasks are restarted, up to `max_restarts` times. A
+    worker of parameter servers is restarted alone while the others keep training. A worker that
+    fails three times in a row without a new step in between is left out if `min_workers` remain.
 
-    TensorFlow's servers ask for no password and listen on every network interface. So the tasks
-    get a network of their own, with nothing but a loopback, where the kernel allows it. Tasks that
-    download something then need `isolate="never"`.
+    TensorFlow's servers require no password and listen on every network interface. Where the
+    kernel allows it, the tasks therefore get their own network, with only a loopback interface.
+    Tasks that download something then need `isolate="never"`.
 
-    Without it, each task's port is held by a socket that is bound with SO_REUSEADDR and never
-    listens: no other process is given the port, and the task, whose server sets SO_REUSEADDR as
-    gRPC's does, can listen on it.
+    Without such a network, each task's port is held by a socket that is bound with SO_REUSEADDR
+    and never listens: no other process is assigned the port, but the task can listen on it, because
+    its server also sets SO_REUSEADDR, as gRPC does.
 
     Args:
-      workers: how many workers.
-      ps: how many parameter servers; with any there is a chief, too.
-      chief: whether to add a chief; so does --strategy=parameter_server among the flags.
-      evaluator: whether to add an evaluator, without an address in the cluster, to a `command`
-        that has one: tfdist.train has none.
+      workers: the number of workers.
+      ps: the number of parameter servers; they add a chief.
+      chief: whether to add a chief; --strategy=parameter_server among the flags adds one too.
+      evaluator: whether to add an evaluator, which has no address in the cluster; only for a
+        `command` that has one, as tfdist.train has none.
       train_flags: the flags of the command.
-      run_dir: where logs/ goes; the flags' --run_dir by default. A temporary directory if there
-        is none or if it is a bucket.
-      command: what every process runs; `python -m tfdist.train` by default.
-      isolate: "auto", "always" (refuse to start without) or "never".
-      timeout_s: after how long all tasks are ended.
-      grace_s: how long tasks may take to end after SIGINT or SIGTERM before SIGKILL.
-      max_restarts: how often tasks are started again, all failures together: not after bad
-        input, Ctrl-C or SIGTERM.
-      min_workers: with fewer the cluster is ended; by default all of them, 1 where there are
+      run_dir: the directory for logs/; the flags' --run_dir by default. A temporary directory is
+        used if there is none or it is in a bucket.
+      command: the command that every process runs; `python -m tfdist.train` by default.
+      isolate: "auto", "always" (fails if isolation is not possible) or "never".
+      timeout_s: seconds until all tasks are ended.
+      grace_s: seconds that tasks may take to end after SIGINT or SIGTERM before SIGKILL.
+      max_restarts: the number of restarts, over all failures; bad input, Ctrl-C and SIGTERM cause
+        none.
+      min_workers: the fewest workers to continue with; by default all of them, or 1 with
         parameter servers.
-      stall_timeout_s: after how much silence, none of its threads having run, a task is killed;
-        0 for never. By default 120 s, and never with a `command`, which may well sleep.
+      stall_timeout_s: seconds that a task may hang, with none of its threads running, before it is
+        killed; 0 for no limit. By default 120 s, or no limit with a `command`, which may sleep.
       stream: whether to show the chief's output and what failed.
-      environ: the tasks' environment; this process's by default.
+      environ: the tasks' environment; this process's own by default.
 
     Raises:
-      TfdistError: a bad argument, an evaluator of tfdist.train, or no isolation where it is
-        demanded.
+      TfdistError: an argument is invalid, tfdist.train is given an evaluator, or isolation is
+        demanded but not possible.
     """
     launch = _Launch(
         train_flags=train_flags,
@@ -168,8 +168,8 @@ def run_local_cluster(
     )
     if evaluator and command is None:
         raise TfdistError(
-            "--evaluator: tfdist.train has no evaluator, for the workers evaluate the validation "
-            "data after every epoch. Leave it out, or give --command, a program that has one."
+            "--evaluator: tfdist.train has no evaluator, because the workers evaluate the "
+            "validation data after every epoch. Leave it out, or give a --command that has one."
         )
     if isolate not in ISOLATION:
         raise make_unknown_name_error("--isolate", isolate, ISOLATION)
@@ -179,7 +179,7 @@ def run_local_cluster(
     if min_workers is None:
         min_workers = 1 if has_ps else workers
     _check_counts(counts, min_workers)
-    # Everything that can be refused is refused before anything is started or written.
+    # Refuse all that can be refused before anything is started or written.
     validate_cluster(make_configs(counts, range(1, sum(counts.values()) + 1))[0], launch.strategy)
     cluster = LocalCluster(counts, evaluator=evaluator, isolate=isolate)
     return _run(launch, cluster, workers=workers, min_workers=min_workers)
@@ -198,13 +198,13 @@ def run_task(
     stream: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> ClusterResult:
-    """Runs one task of a cluster of several machines in the foreground, and ends it.
+    """Runs one task of a cluster of several machines in the foreground until it is done.
 
-    The arguments are those of `run_local_cluster`. When a task fails, those of the other machines
-    fail with it; each machine's launcher starts its own again, and they wait for one another.
+    For the arguments, see `run_local_cluster`. When a task fails, the tasks on the other machines
+    fail too; each machine's launcher restarts its own task, and the tasks wait for one another.
 
     Raises:
-      TfdistError: a bad argument, or a cluster that does not suit the strategy.
+      TfdistError: an argument is invalid, or the cluster does not suit the strategy.
     """
     launch = _Launch(
         train_flags=train_flags,
@@ -217,7 +217,7 @@ def run_task(
         stream=stream,
         environ=environ,
     )
-    # A program of one's own may have what tfdist.train has not, such as an evaluator.
+    # Another program may have what tfdist.train lacks, such as an evaluator.
     validate_cluster(config, launch.strategy or ("auto" if command is None else ""))
     return _run(launch, OneTask(config), workers=1, min_workers=1)
 
@@ -225,7 +225,7 @@ def run_task(
 def _run(
     launch: _Launch, cluster: LocalCluster | OneTask, *, workers: int, min_workers: int
 ) -> ClusterResult:
-    """Runs a cluster, again after a failure that may go away."""
+    """Runs a cluster, and restarts it after a failure that may not recur."""
     began = time.monotonic()
     logs: Logs | None = None
     starts_for_a_port = 1
@@ -260,7 +260,7 @@ def _run(
         result = _make_result(outcome, paths, keeper.isolated, seconds, restarts.count)
         if _port_was_taken(result, logs) and starts_for_a_port < _MAX_STARTS_FOR_A_PORT:
             starts_for_a_port += 1
-            say("a port was taken by another process. Starting again on other ports.")
+            say("another process took a port. Starting again on other ports.")
             continue
         if outcome.failure is None or not restarts.restart(outcome.failure):
             break

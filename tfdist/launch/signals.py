@@ -19,13 +19,13 @@ class SignalError(KeyboardInterrupt):
 
 
 def signal_number(interrupt: KeyboardInterrupt) -> int:
-    """Returns the signal behind an interrupt."""
+    """Returns the number of the signal that caused an interrupt."""
     return interrupt.number if isinstance(interrupt, SignalError) else signal.SIGINT
 
 
 @contextlib.contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Raises `SignalError` on SIGINT, SIGTERM and SIGHUP (unless nohup ignores that)."""
+    """Raises `SignalError` on SIGINT, SIGTERM and, unless it is ignored as by nohup, SIGHUP."""
 
     def stop(number: int, _: Any) -> None:
         raise SignalError(number)

@@ -1,9 +1,9 @@
-"""Which tasks have gone silent: no thread of theirs has run for a while.
+"""Detects tasks that hang: none of their threads has run for a while.
 
-A process that is stopped, frozen, or stuck in the kernel looks alive: its connections stay open.
-But even one that only waits for its peers wakes up now and then, TensorFlow's servers and the
-waits of this package several times a second. So the kernel's count of the switches to and from
-its threads tells the two apart, whatever the task runs.
+A process that is stopped, frozen, or stuck in the kernel looks alive, because its connections stay
+open. But a process that only waits for its peers still wakes up now and then: TensorFlow's servers
+and the waits of this package do so several times a second. So the kernel's count of context
+switches tells the two apart, whatever the task runs.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _SAMPLE_S = 1.0
 
 
 class SilenceWatch:
-    """Says for how long each task has been silent. Without /proc, never."""
+    """Measures how long each task has hung. Without /proc, it reports no task."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}
@@ -23,10 +23,10 @@ class SilenceWatch:
         self._silent: dict[str, float] = {}
 
     def measure(self, pids: Mapping[str, int]) -> dict[str, float]:
-        """Returns task -> seconds of silence, from a sample at most a second old.
+        """Returns task -> seconds without activity, from a sample at most a second old.
 
         Args:
-          pids: task -> process, the leader of a session of its own.
+          pids: task -> pid of its process, which leads a session of its own.
         """
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
@@ -44,7 +44,7 @@ class SilenceWatch:
 
 
 def _count_switches(sessions: set[int]) -> dict[int, int]:
-    """Returns session -> context switches of all threads of all its processes."""
+    """Returns session -> number of context switches of all threads of its processes."""
     counts: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for pid in filter(str.isdigit, os.listdir("/proc")):

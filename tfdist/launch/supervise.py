@@ -1,4 +1,4 @@
-"""Runs the tasks of one start, and sees to those that fail or fall silent."""
+"""Runs the tasks of one start, and handles those that fail or hang."""
 
 import dataclasses
 import sys
@@ -18,8 +18,8 @@ from tfdist.launch.tasks import is_essential, is_replaceable
 
 _POLL_S = 0.05
 _REPORT_SILENCE_S = 10.0
-# TensorFlow gives a worker up after some 7 seconds without a heartbeat, and then the others fail:
-# who has been silent for this long when another fails is to blame.
+# TensorFlow gives up on a worker after about 7 s without a heartbeat, and then the others fail. So
+# a task that has hung for this long when another one fails is to blame.
 _BLAME_SILENCE_S = 4.0
 
 
@@ -28,9 +28,9 @@ class Outcome:
     """How one start of the tasks ended.
 
     Attributes:
-      exits: task -> the keeper's last event of its end.
+      exits: task -> the agent's last "exited" event.
       failure: the first failure that ended the others, None if all went well.
-      timed_out: whether the time was up.
+      timed_out: whether the tasks were ended by the timeout.
     """
 
     exits: Mapping[str, Mapping[str, Any]]
@@ -42,12 +42,12 @@ class Supervisor:
     """The launcher's side of one start of the tasks.
 
     Args:
-      keeper: owns the processes.
-      configs, environments: one a task.
-      argv: what every task runs.
-      logs: where they write.
+      keeper: the agent, which owns the processes.
+      configs, environments: one per task.
+      argv: the command line that every task runs.
+      logs: the logs of the tasks.
       restarts: decides what follows a failure.
-      stall_timeout_s: after how much silence a task is killed; 0 for never.
+      stall_timeout_s: seconds that a task may hang before it is killed; 0 for no limit.
       stream: whether to show the first task's output.
     """
 
@@ -89,11 +89,11 @@ class Supervisor:
         self._finished = False
 
     def run(self, *, grace_s: float, timeout_s: float | None) -> Outcome:
-        """Runs the tasks until the last is gone; a KeyboardInterrupt is raised after that.
+        """Runs the tasks until the last one has ended, and only then raises KeyboardInterrupt.
 
         Args:
-          grace_s: how long tasks may take to end after SIGINT or SIGTERM before SIGKILL.
-          timeout_s: after how long all tasks are ended.
+          grace_s: seconds that tasks may take to end after SIGINT or SIGTERM before SIGKILL.
+          timeout_s: seconds until all tasks are ended.
         """
         stop: KeyboardInterrupt | None = None
         tasks = list(self._tasks.values())
@@ -114,7 +114,7 @@ class Supervisor:
         if stop is not None:
             raise stop
         if not self._finished:
-            raise RuntimeError("tfdist's keeper process was killed; its tasks were killed with it")
+            raise RuntimeError("tfdist's agent process was killed; its tasks were killed with it")
         return Outcome(self._exits, self._failure, self._timed_out)
 
     def _handle(self, event: dict[str, Any]) -> None:
@@ -146,12 +146,12 @@ class Supervisor:
             self._keeper.send(end=True)
 
     def _find_culprit(self, name: str, status: int) -> Failure:
-        """Returns the failure itself, or the silence of another task that it came of."""
+        """Returns the failure itself, or the hang of another task that caused it."""
         silent = self._silence.measure(self._keeper.pids)
         if status == 1 and silent:
             longest = max(silent, key=lambda task: silent[task])
             if silent[longest] >= _BLAME_SILENCE_S:
-                return Failure(longest, status, f"was silent for {silent[longest]:.0f} s")
+                return Failure(longest, status, f"hung for {silent[longest]:.0f} s")
         return Failure(name, status, self._stalled.get(name, describe_status(status)))
 
     def _watch_silence(self) -> None:
@@ -161,14 +161,14 @@ class Supervisor:
             if seconds >= min(_REPORT_SILENCE_S, self._stall_timeout_s) and name not in self._told:
                 self._told.add(name)
                 say(
-                    f"{name} has been silent for {seconds:.0f} s: none of its threads has run. "
-                    f"After {self._stall_timeout_s:g} s it is killed."
+                    f"{name} has hung for {seconds:.0f} s: none of its threads has run. "
+                    f"It will be killed after {self._stall_timeout_s:g} s."
                 )
             elif seconds == 0 and name in self._told and name not in self._stalled:
                 self._told.discard(name)
-                say(f"{name} runs again.")
+                say(f"{name} is running again.")
             if seconds >= self._stall_timeout_s and name not in self._stalled:
-                self._stalled[name] = f"was silent for {seconds:.0f} s"
+                self._stalled[name] = f"hung for {seconds:.0f} s"
                 self._keeper.send(kill_task=name)
 
     def _show(self, *, last: bool = False) -> None:

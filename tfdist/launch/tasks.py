@@ -1,4 +1,4 @@
-"""The tasks of a cluster on this machine: their addresses, and what each one is for."""
+"""The tasks of a cluster on this machine: their addresses and roles."""
 
 import contextlib
 import socket
@@ -10,12 +10,12 @@ from tfdist.cluster import ClusterConfig
 def make_configs(
     counts: Mapping[str, int], ports: Sequence[int], *, evaluator: bool = False
 ) -> list[ClusterConfig]:
-    """Returns one configuration a task; the chief, or worker 0, comes first.
+    """Returns one configuration per task; the chief, or worker 0, comes first.
 
     Args:
       counts: role -> number of tasks.
-      ports: one a task, of the loopback.
-      evaluator: whether to add one, without an address.
+      ports: ports on the loopback interface, one per task.
+      evaluator: whether to add an evaluator, which has no address.
     """
     addresses = iter([f"127.0.0.1:{port}" for port in ports])
     tasks = {role: tuple(next(addresses) for _ in range(n)) for role, n in counts.items()}
@@ -26,28 +26,28 @@ def make_configs(
 
 
 def computes(config: ClusterConfig) -> bool:
-    """Returns whether a task trains: not the coordinator of parameter servers, nor those."""
+    """Returns whether a task trains: a worker, or a chief without parameter servers."""
     return config.role == "worker" or (config.role == "chief" and not config.num_ps)
 
 
 def is_essential(config: ClusterConfig) -> bool:
-    """Returns whether the cluster is not done before this task is."""
+    """Returns whether the cluster is done only after this task is."""
     if config.num_ps:
         return config.role == "chief"
     return config.role in ("chief", "worker")
 
 
 def is_replaceable(config: ClusterConfig) -> bool:
-    """Returns whether the others train on when this task fails: a worker of parameter servers."""
+    """Returns whether the others keep training when a task fails: a worker of parameter servers."""
     return config.role == "worker" and config.num_ps > 0
 
 
 @contextlib.contextmanager
 def hold_ports(number: int) -> Iterator[list[int]]:
-    """Yields free ports that are given to no other process as long as the context lasts.
+    """Yields free ports that no other process is assigned while the context lasts.
 
     Linux lets a second socket bind and listen if both have SO_REUSEADDR and the first does not
-    listen, but hands a bound port out to nobody, for listening or for connecting.
+    listen, but it never assigns a bound port, neither for listening nor for connecting.
     """
     with contextlib.ExitStack() as stack:
         ports = []

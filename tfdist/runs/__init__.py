@@ -1,1 +1,1 @@
-"""A run of `tfdist.train`: its options, its plan, and what serves it alone."""
+"""A run of `tfdist.train`: its options, its plan, and the modules that only it uses."""

@@ -1,4 +1,4 @@
-"""What a training command would do, found out without starting or writing anything."""
+"""Describes what a training command would do, without starting or writing anything."""
 
 import math
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ _FILES = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What training takes on one replica, in bytes.
+    """The memory that training uses on one replica, in bytes.
 
     Attributes:
       state: weights, their gradients and the optimizer's variables.
-      activations: every layer's output for the rows that the replica computes at a time, which
-        the backward pass needs; or those between stages and those of the largest one. Workspaces
-        of kernels and the framework itself come on top. None for a subclass of `keras.Model`,
-        which does not say what its layers return.
+      activations: every layer's output for the examples that the replica computes at a time, which
+        the backward pass needs; with rematerialization, the outputs between stages and those in
+        the largest stage. Kernels' workspaces and the framework itself come on top. None for a
+        subclass of `keras.Model`, which does not say what its layers return.
     """
 
     state: int
@@ -51,14 +51,14 @@ class MemoryEstimate:
 
 
 def describe_dry_run(options: TrainOptions) -> str:
-    """Returns what a command would do, as lines to read.
+    """Returns a readable description of what a command would do.
 
-    Everything is resolved as training does, and the model is built in this process; no server is
-    started, no data are read or downloaded, and no file is written.
+    Everything is resolved as in training, and the model is built in this process. No server is
+    started, no data is read or downloaded, and no file is written.
 
     Raises:
-      TfdistError: what training would refuse before its first step; of several workers'
-        strategies and the pixels of the data, only starting finds that out.
+      TfdistError: training would refuse the command before its first step. Errors in the examples
+        themselves, or between several workers, are found only by a real start.
     """
     plan = make_plan(options)
     options, cluster = plan.options, plan.cluster
@@ -66,7 +66,7 @@ def describe_dry_run(options: TrainOptions) -> str:
     name, replicas, where = _find_replicas(options, cluster)
     asynchronous = plan.traits.has_servers
     sharing = 1 if asynchronous else replicas
-    # Until it is found, the smallest that it may be.
+    # For `auto`, the smallest possible batch stands in until the size is found.
     size = training.global_batch_size or sharing * step.micro_batches
     check_global_batch(size, num_replicas=sharing, micro_batches=step.micro_batches)
     rows = math.ceil(size / sharing)
@@ -93,17 +93,17 @@ def describe_dry_run(options: TrainOptions) -> str:
         model, math.ceil(rows / step.micro_batches), rematerialize=step.rematerialize
     )
     is_found = training.global_batch_size != AUTO_BATCH_SIZE
-    unknown = "the data are there" if is_found else "the batch size is found"
+    unknown = "the data is read" if is_found else "the batch size is found"
     lines = {
-        "cluster": cluster.describe() if cluster else "none: this process by itself",
+        "cluster": cluster.describe() if cluster else "none: this is a single process",
         "strategy": f"{name}: {where}",
         "global batch": _describe_batch(options, rows, asynchronous=asynchronous),
         "data": data.text,
         "steps": f"{total_steps or f'known once {unknown}'}"
-        + (f", {epoch_steps} an epoch" if epoch_steps else ""),
+        + (f", {epoch_steps} per epoch" if epoch_steps else ""),
         "model": f"{task.describe_model()}, {model.count_params():,} parameters, "
         f"{training.precision}",
-        "memory": ("" if is_found else "of the smallest batch ") + _describe_memory(memory),
+        "memory": ("" if is_found else "for the smallest batch, ") + _describe_memory(memory),
         "run directory": _describe_run_directory(options),
         "files": ", ".join(
             name
@@ -122,19 +122,19 @@ def describe_dry_run(options: TrainOptions) -> str:
 def estimate_memory(
     model: keras.Model, num_rows: int, *, rematerialize: bool = False
 ) -> MemoryEstimate:
-    """Returns what a training step of a compiled model takes.
+    """Returns the memory that a training step of a compiled model uses.
 
     Args:
-      model: a built model; its optimizer's variables are made.
-      num_rows: examples that one replica computes at a time.
-      rematerialize: whether activations are computed again, stage by stage.
+      model: a built model; its optimizer's variables are created.
+      num_rows: the number of examples that one replica computes at a time.
+      rematerialize: whether activations are recomputed, stage by stage.
     """
     model.optimizer.build(model.trainable_variables)
     state = sum(
         _count_bytes(variable.shape, variable.dtype)
         for variable in [
             *model.weights,
-            *model.trainable_variables,  # a gradient each
+            *model.trainable_variables,  # each has a gradient
             *model.optimizer.variables,
         ]
     )
@@ -153,10 +153,10 @@ def estimate_memory(
 
 
 def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
-    """Returns a structure of `tf.TensorSpec`, of a batch of inputs.
+    """Returns a structure of `tf.TensorSpec` for a batch of inputs.
 
     Raises:
-      TfdistError: only reading the data tells.
+      TfdistError: the inputs are known only after reading the data.
     """
     if data.element_spec is not None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data.element_spec)
@@ -164,7 +164,7 @@ def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise TfdistError(
-            "Cannot describe this model before its data are here. Leave out --dry_run."
+            "Cannot describe this model before its data is read. Leave out --dry_run."
         )
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
     return specs[0] if len(specs) == 1 else specs
@@ -173,13 +173,13 @@ def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
 def _describe_memory(memory: MemoryEstimate) -> str:
     state = f"{_to_mib(memory.state)} weights, gradients and optimizer"
     if memory.activations is None:
-        return f"{state} (MiB a replica); activations come on top"
+        return f"{state} (MiB per replica); activations come on top"
     total = _to_mib(memory.state + memory.activations)
-    return f"about {total} MiB a replica: {state}, {_to_mib(memory.activations)} activations"
+    return f"about {total} MiB per replica: {state}, {_to_mib(memory.activations)} activations"
 
 
 def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tuple[str, int, str]:
-    """Returns the strategy's name, how many replicas it has, and a text about them."""
+    """Returns the strategy's name, its number of replicas, and a description of them."""
     name = options.strategy.strategy
     traits = find_strategy(name).traits
     if traits.is_local:
@@ -187,7 +187,7 @@ def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tupl
         places = [d.rpartition("device:")[2] for d in strategy.extended.worker_devices]
         return name, len(places), f"{_count(len(places), 'replica')} on {', '.join(places)}"
     if traits.is_remote:
-        return name, 1, "as many replicas as the TPU has cores, which only connecting tells"
+        return name, 1, "as many replicas as the TPU has cores, known only after connecting"
     workers = cluster.num_workers if cluster else 1
     accelerators = [d for d in list_devices() if d.partition(":")[0] in ACCELERATORS]
     each = 1 if traits.has_servers else max(1, len(accelerators))
@@ -200,10 +200,10 @@ def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tupl
 
 def _describe_batch(options: TrainOptions, rows: int, *, asynchronous: bool) -> str:
     training, step = options.training, options.step
-    parts = f", in {step.micro_batches} parts" if step.micro_batches > 1 else ""
+    parts = f", in {step.micro_batches} micro-batches" if step.micro_batches > 1 else ""
     if training.global_batch_size == AUTO_BATCH_SIZE:
         return f"auto: found when training starts{parts}"
-    share = "a whole one for each worker" if asynchronous else f"{rows} a replica at most"
+    share = "a whole batch for each worker" if asynchronous else f"at most {rows} per replica"
     return f"{training.global_batch_size} examples, {share}{parts}"
 
 

@@ -1,4 +1,4 @@
-"""What `python -m tfdist.train` takes."""
+"""The options of `python -m tfdist.train`."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TRAINING, _STEP, _RUN = TrainingOptions(), StepOptions(), RunOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(CommandOptions):
-    """Everything that `python -m tfdist.train` takes.
+    """All options of `python -m tfdist.train`.
 
     Attributes:
       strategy, task, training, step, run: the groups.
@@ -29,10 +29,10 @@ class TrainOptions(CommandOptions):
     run: RunOptions = _RUN
 
     def check(self) -> None:
-        """Refuses what each flag's own limits let through.
+        """Checks the values that need more than a range or a list of choices.
 
         Raises:
-          TfdistError: a value that cannot be understood.
+          TfdistError: a value is invalid.
         """
         self.parse_checkpoint_every()
         self.parse_profile()
@@ -45,18 +45,18 @@ class TrainOptions(CommandOptions):
         (0, 90.0)
 
         Raises:
-          TfdistError: it is neither.
+          TfdistError: the value is neither.
         """
         text = self.run.checkpoint_every
         match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", text)
         if match is None:
             raise TfdistError(
-                f"--checkpoint_every={text} is neither steps, as in 500, nor seconds, as in 90s."
+                f"--checkpoint_every={text} is neither steps nor seconds. Write 500 or 90s."
             )
         return int(match[1] or 0), float(match[2] or 0)
 
     def parse_profile(self) -> tuple[int, int] | None:
-        """Returns the first and the last step to trace; None for none.
+        """Returns the first and the last step to trace, or None.
 
         >>> TrainOptions(run=RunOptions(profile=(10, 12))).parse_profile()
         (10, 12)
@@ -75,7 +75,7 @@ class TrainOptions(CommandOptions):
         loop = self.step.steps_per_loop
         if loop > 1:
             raise TfdistError(
-                f"--profile traces single steps, and --steps_per_loop={loop} runs several at a "
+                f"--profile traces single steps, but --steps_per_loop={loop} runs several at a "
                 "time. Leave one of them out."
             )
         return steps[0], steps[1]

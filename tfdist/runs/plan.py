@@ -1,4 +1,4 @@
-"""A run before anything of it is built: what train and a dry run begin with."""
+"""A run before it is built, with which both training and a dry run begin."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ class Plan:
     """A run whose process is configured.
 
     Attributes:
-      options: everything that depends on the machine, the cluster or an earlier start is decided,
-        but for a batch size that is to be found.
-      run: its directory.
-      cluster: that this process belongs to; None for a process by itself.
-      traits: of the strategy.
-      task: what is trained.
+      options: the options, with everything resolved that depends on the machine, the cluster or
+        an earlier start, except a batch size that must still be found.
+      run: the run directory.
+      cluster: the cluster that this process belongs to; None for a single process.
+      traits: the strategy's traits.
+      task: the task that is trained.
     """
 
     options: TrainOptions
@@ -35,10 +35,10 @@ class Plan:
 
 
 def make_plan(options: TrainOptions) -> Plan:
-    """Joins the cluster, configures this process and decides what the options leave open.
+    """Joins the cluster, configures this process and resolves what the options leave open.
 
     Raises:
-      TfdistError: the options do not fit one another, the machine or the cluster.
+      TfdistError: the options do not suit one another, the machine or the cluster.
     """
     options.check()
     options = assembly.resolve_options(options)
@@ -52,11 +52,11 @@ def make_plan(options: TrainOptions) -> Plan:
 
 
 def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]:
-    """Returns the steps of an epoch, and of the run.
+    """Returns the number of steps per epoch, and of the run.
 
     Args:
-      training: with a batch size.
-      num_examples: of training.
+      training: the training options, with a batch size.
+      num_examples: the number of training examples.
     """
     epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
     return epoch_steps, training.max_steps or training.epochs * epoch_steps

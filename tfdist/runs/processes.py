@@ -1,4 +1,4 @@
-"""What every command does before it trains: its cluster, its strategy, and what must be alike."""
+"""Joins the cluster and builds the strategy, which every command does before it trains."""
 
 import dataclasses
 from typing import Any, Protocol, TypeVar
@@ -20,11 +20,11 @@ from tfdist.strategies.registry import (
 
 
 class HasStrategy(Protocol):
-    """A command's options, of which one group is the strategy's."""
+    """The options of a command that has a group for the strategy."""
 
     @property
     def strategy(self) -> StrategyOptions:
-        """The group."""
+        """The strategy's options."""
 
     def select_alike(self) -> dict[str, Any]:
         """See `CommandOptions`."""
@@ -34,13 +34,13 @@ Options = TypeVar("Options", bound=HasStrategy)
 
 
 def join_cluster(options: HasStrategy) -> cluster.ClusterConfig | None:
-    """Finds the cluster this process belongs to and tells TensorFlow of it.
+    """Finds the cluster that this process belongs to and sets TF_CONFIG for TensorFlow.
 
     Returns:
-      The cluster, or None for a process by itself.
+      The cluster, or None for a single process.
 
     Raises:
-      TfdistError: the cluster is wrong, or does not suit the strategy.
+      TfdistError: the cluster is invalid, or does not suit the strategy.
     """
     name = options.strategy.strategy
     has_peers = name != AUTO and find_strategy(name).traits.has_workers
@@ -54,10 +54,10 @@ def join_cluster(options: HasStrategy) -> cluster.ClusterConfig | None:
 
 
 def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> Options:
-    """Returns the options with the strategy that `auto` stands for, by its name.
+    """Returns the options with `auto` replaced by the name of the strategy.
 
     Args:
-      options: the run's. A process by itself has configured its devices by them.
+      options: the run's options; a single process must already have configured its devices.
       config: what `join_cluster` returned.
     """
     if options.strategy.strategy != AUTO:
@@ -74,7 +74,7 @@ def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
 
 
 def list_alike(options: HasStrategy) -> dict[str, str]:
-    """Returns what all workers of a run must have alike, by name."""
+    """Returns name -> value on which all workers of a run must agree."""
     flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
     versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}
     return {**flags, **versions, "Keras": keras.__version__}

@@ -1,4 +1,4 @@
-"""A run of `tfdist.train`: its trainer, its callbacks, and what it leaves."""
+"""A run of `tfdist.train`: its trainer, its callbacks, and the files it writes."""
 
 import contextlib
 import json
@@ -30,18 +30,18 @@ from tfdist.training.progress import ReportSteps
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 
-_INPUT_LIMIT = 0.03  # of the time: what waits longer for its data is limited by them
+_INPUT_LIMIT = 0.03  # the input fraction above which the input limits the speed
 
 
 class TrainingRun:
     """A run in this process, ready to train.
 
     Args:
-      plan: what it is.
+      plan: the plan of the run.
       started: when the command began, by `time.perf_counter`.
 
     Raises:
-      TfdistError: the data, the model or the batch do not fit one another or the strategy.
+      TfdistError: the data, the model or the batch do not suit one another or the strategy.
     """
 
     def __init__(self, plan: Plan, *, started: float):
@@ -84,7 +84,7 @@ class TrainingRun:
         )
 
     def train(self) -> int:
-        """Trains to the end or to a stop, and returns the exit status."""
+        """Trains until the end or a stop, and returns the exit status."""
         trainer, options = self._trainer, self._options
         with contextlib.ExitStack() as held:
             if trainer.is_chief:
@@ -112,7 +112,7 @@ class TrainingRun:
             return 0
 
     def _describe(self) -> dict[str, Any]:
-        """Returns what `options.json` says."""
+        """Returns the content of `options.json`."""
         cluster = self._plan.cluster
         return {
             **self._options.to_dict(),
@@ -126,7 +126,7 @@ class TrainingRun:
         }
 
     def _fit(self) -> None:
-        """Trains in a run directory that is this process's own, until the end or a stop."""
+        """Trains until the end or a stop; the chief has claimed the run directory."""
         training, trainer = self._options.training, self._trainer
         verbose = 1 if trainer.is_chief and not self._options.run.quiet else 0
         if verbose:
@@ -146,7 +146,7 @@ class TrainingRun:
         )
 
     def _make_callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns what fills the run directory and shows the progress, on the chief."""
+        """Returns the chief's callbacks, which fill the run directory and show the progress."""
         trainer, run, task, options = self._trainer, self._run, self._task, self._options
         made = [
             make_display(trainer, self._throughput, total_steps=self._total_steps),
@@ -167,9 +167,9 @@ class TrainingRun:
         return made
 
     def _finish(self) -> None:
-        """Writes what a finished run leaves, and says where.
+        """Writes the model and the summary of a finished run, and prints where they are.
 
-        A run that was finished before keeps its model and its summary.
+        A run that was already finished keeps its model and its summary.
         """
         trainer, run = self._trainer, self._run
         before = _read_summary(run) if self._throughput.first_step_s is None else None
@@ -189,10 +189,10 @@ class TrainingRun:
             )
 
     def _save_best_model(self, *, is_kept: bool) -> dict[str, Any]:
-        """Saves the best model and its pictures; returns what is known of it.
+        """Saves the best model and its pictures; returns its entries of the summary.
 
         Args:
-          is_kept: whether the model that is there stays, byte for byte.
+          is_kept: whether the existing model is kept, byte for byte.
         """
         trainer, task, training = self._trainer, self._task, self._options.training
         final_hash, of_strategy = hash_weights(trainer.model), trainer.engine.summarize()
@@ -200,7 +200,7 @@ class TrainingRun:
         best_step = trainer.restore_best_checkpoint()
         metrics = task.evaluate(trainer, self._data, global_batch_size=training.global_batch_size)
         with tempfile.TemporaryDirectory() as directory:
-            # Saving may take all workers, who do not know whether the chief has the model already.
+            # Saving may need all workers, which do not know whether the chief already has a model.
             path = f"{directory}/model.keras" if is_kept else self._run.model
             trainer.save(path, convert=task.to_portable)
         if trainer.is_chief and not is_kept:
@@ -226,7 +226,7 @@ class TrainingRun:
         }
 
     def _measure_speed(self) -> dict[str, Any]:
-        """Returns what the summary says of the run's speed; all workers call it."""
+        """Returns the summary's entries about the speed; all workers must call it."""
         throughput, trainer = self._throughput, self._trainer
         launch_dir = find_launch_dir()
         rate = throughput.examples_per_second
@@ -243,7 +243,7 @@ class TrainingRun:
         }
 
     def _measure_share_of_all_reduce(self, examples_per_second: float) -> float | None:
-        """Returns what the sum of the gradients would take of a step if nothing else ran."""
+        """Returns the time of the gradients' all-reduce alone, as a fraction of a step."""
         seconds = self._trainer.engine.measure_all_reduce()
         if seconds is None or not examples_per_second:
             return None
@@ -252,7 +252,7 @@ class TrainingRun:
 
     def _describe_start(self) -> str:
         strategy, workers = self._trainer.strategy, self._trainer.workers
-        # What TensorFlow calls it is not what it is documented as.
+        # The class has another name than TensorFlow's documentation uses.
         name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
         kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})
         among = f"{workers.count} workers, " if workers.count > 1 else ""
@@ -279,7 +279,7 @@ def _describe_speed(summary: dict[str, Any]) -> str:
     if summary["share_of_all_reduce"]:
         text += f", of which all-reduce at most {summary['share_of_all_reduce']:.0%}"
     if waited > _INPUT_LIMIT:
-        text += ": the data are the limit (--cache, --profile)"
+        text += ": the input limits the speed (see --cache, --profile)"
     return text
 
 
@@ -288,7 +288,7 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """Returns what a run that was finished before left, None if a part of it is missing."""
+    """Returns the summary of a run that was already finished, None if a part of it is missing."""
     if not (run.is_finished and tf.io.gfile.exists(run.model)):
         return None
     with tf.io.gfile.GFile(f"{run.path}/summary.json") as file:

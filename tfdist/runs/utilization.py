@@ -1,22 +1,22 @@
-"""How much a run computed, and which share that is of what its devices can do."""
+"""Measures how much a run computes, and its MFU (model FLOPs utilization)."""
 
 import keras
 
 from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.training.trainer import Trainer
 
-_LAYERS = 3  # the costliest, whose convolutions say what the devices can do
+_LAYERS = 3  # the costliest, whose convolutions define the peak of the devices
 
 
 class Utilization(keras.callbacks.Callback):
-    """Measures what this process's device can do at most, before and after the timed steps.
+    """Measures the peak speed of this process's device, before and after the timed steps.
 
-    Other programs may slow either measurement, but none makes the device faster, so the larger
-    one counts. The first one comes after the first step, which is not timed.
+    Other programs may slow down either measurement, but none makes the device faster, so the larger
+    one counts. The first one follows the first step, which is not timed.
 
     Args:
-      trainer: whose model has the convolutions that are measured.
-      global_batch_size: examples a step.
+      trainer: trains the model whose convolutions are measured.
+      global_batch_size: the number of examples per step.
     """
 
     def __init__(self, trainer: Trainer, global_batch_size: int):
@@ -31,16 +31,16 @@ class Utilization(keras.callbacks.Callback):
             self._measure()
 
     def summarize(self, examples_per_second: float) -> dict[str, float]:
-        """Returns the run's operations a second, and their share of what the devices can do.
+        """Returns the run's floating-point operations per second, and its MFU.
 
-        All workers call it, and the chief's is returned: all must trace the same, or the numbers
-        of their collectives differ.
+        All workers must call it, although only the chief gets a result: they must trace the same
+        functions, or the numbers of their collectives differ.
 
         Args:
-          examples_per_second: what was measured; with 0 the device is not measured again.
+          examples_per_second: the measured speed; with 0, the device is not measured again.
 
         Returns:
-          Nothing on other workers, and where the operations of a model cannot be counted.
+          An empty dict on other workers, or if the operations of the model cannot be counted.
         """
         of_example = TRAINING_PASSES * count_flops(self._trainer.model)
         if not (self._trainer.is_chief and of_example):

@@ -1,4 +1,4 @@
-"""One thin factory a strategy, and the table of them."""
+"""The strategies, a thin factory for each, and the table of them."""
 
 from tfdist._lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""What a strategy is: its options, what the rest of tfdist asks of it, and how it is built."""
+"""The base class of strategies: their options, their traits, and how they are built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What the rest of tfdist asks of a strategy.
+    """The properties of a strategy on which the rest of tfdist depends.
 
     Attributes:
-      has_workers: several processes run the same program, each with replicas of its own.
+      has_workers: several processes run the same program, each with its own replicas.
       has_servers: a chief hands out steps to workers, and servers hold the variables, so that
         training is asynchronous.
-      trains_apart: each worker makes steps of its own between two averagings.
+      trains_apart: each worker trains by itself between two averagings of the weights.
       copies_variables: each replica has a copy of the variables.
       shares_variables: the replicas of a process share one copy of the variables.
-      fixes_shapes: XLA compiles its steps, which must know every shape.
+      fixes_shapes: XLA compiles its steps and must know every shape.
       is_single: it has one replica.
-      is_remote: its devices are those of another machine, which only connecting finds.
+      is_remote: its devices belong to another machine and are known only after connecting.
     """
 
     has_workers: bool = False
@@ -39,28 +39,28 @@ class Traits:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is one process with this machine's devices."""
+        """Whether it runs in one process on this machine's devices."""
         return not (self.has_workers or self.has_servers or self.is_remote)
 
     @property
     def has_processes(self) -> bool:
-        """Whether it is for several processes."""
+        """Whether it runs in several processes."""
         return self.has_workers or self.has_servers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(OptionGroup):
-    """The options of a strategy, and how it is built from them; a base class.
+    """Base class of strategies: the options of a strategy, and how it is built from them.
 
-    A strategy is one subclass in a file of its own, whose fields are its flags. It is listed in
+    A strategy is a subclass in a file of its own, whose fields are its flags. It is listed in
     `tfdist.strategies.registry`, or named by `--strategy=package.module:Class`.
 
     Attributes:
-      name: as `--strategy` takes it.
+      name: the value of `--strategy`.
       summary: what it is for, in a few words.
-      traits: what the rest of tfdist asks of it.
-      exact, exact_steps: options, its own and of `StepOptions`, with which it gives the result of
-        one device where others do not.
+      traits: the properties on which the rest of tfdist depends.
+      exact, exact_steps: values of its own options, and of `StepOptions`, with which its result
+        equals that of one device if other values change the result.
     """
 
     name: ClassVar[str]
@@ -71,27 +71,27 @@ class Strategy(OptionGroup):
 
     @classmethod
     def find_type(cls) -> type:
-        """Returns the class of what `build` returns, by which its traits are found."""
+        """Returns the class of the object that `build` returns, for finding its traits."""
         return type(None)
 
     def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.Strategy":
         """Builds the strategy.
 
         Args:
-          alike: what all workers must have alike, name -> value.
+          alike: name -> value on which all workers must agree.
 
         Raises:
-          TfdistError: what the options ask for is not there.
+          TfdistError: the options name something that is not available.
           TrainingError: another task did not start in time.
         """
         raise NotImplementedError
 
     @classmethod
     def check_cluster(cls, config: ClusterConfig | None) -> None:
-        """Checks that a cluster is sound, and one for this strategy.
+        """Checks that a cluster is valid and suits this strategy.
 
         Raises:
-          TfdistError: as of `check_task`; or it has a role too many, or lacks one.
+          TfdistError: see `check_task`; or the cluster lacks a role or has an unsuitable one.
         """
         if config is None:
             if cls.traits.has_servers:
@@ -128,11 +128,11 @@ class Strategy(OptionGroup):
 
 
 def check_task(config: ClusterConfig) -> None:
-    """Checks that a cluster is sound, and that this process is to train in it.
+    """Checks that a cluster is valid, and that this process is not an evaluator.
 
     Raises:
-      TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
-        cluster, or an evaluator's process.
+      TfdistError: a role is unknown, an address is malformed or repeated, this process's task is
+        not in the cluster, or this process is an evaluator.
     """
     check_cluster(config)
     if config.role == "evaluator":
@@ -140,7 +140,7 @@ def check_task(config: ClusterConfig) -> None:
 
 
 def devices_option() -> Any:
-    """Returns the field `devices` of a strategy of one process."""
+    """Returns the field `devices` for a strategy of one process."""
     return option(
         (),
         "devices to compute on; all accelerators by default",
@@ -150,7 +150,7 @@ def devices_option() -> Any:
 
 
 def worker_timeout_option() -> Any:
-    """Returns the field `worker_timeout_s` of a strategy of several processes."""
+    """Returns the field `worker_timeout_s` for a strategy of several processes."""
     return option(
         600.0,
         "several processes: seconds to wait for all of them to start",
@@ -160,7 +160,7 @@ def worker_timeout_option() -> Any:
 
 
 def collective_option() -> Any:
-    """Returns the field `collective` of a strategy of several workers."""
+    """Returns the field `collective` for a strategy of several workers."""
     return option(
         "auto",
         "several workers: how they sum their gradients or weights",

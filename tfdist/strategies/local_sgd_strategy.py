@@ -9,8 +9,8 @@ from tfdist.strategies.builtin.local_sgd import LocalSgd
 class LocalSgdStrategy(tf.distribute.MirroredStrategy):
     """A MirroredStrategy over this worker's own devices, with a channel to the other workers.
 
-    By itself it trains each worker alone. `tfdist.Trainer` deals the workers their parts of the
-    global batches and averages what they learn.
+    By itself, it trains each worker separately. `tfdist.Trainer` gives each worker its part of the
+    global batches and averages the workers' weights.
 
     Attributes:
       channel: a MultiWorkerMirroredStrategy over all workers, for communication only.
@@ -22,7 +22,7 @@ class LocalSgdStrategy(tf.distribute.MirroredStrategy):
         channel: tf.distribute.MultiWorkerMirroredStrategy,
         options: LocalSgd | None = None,
     ):
-        # Not TensorFlow's choice, which numbers its collectives as the channel does.
+        # TensorFlow's own choice would number its collectives as the channel does.
         super().__init__(
             devices=list(list_devices()) if tf.config.list_physical_devices("GPU") else ["CPU:0"],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),

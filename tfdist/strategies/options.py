@@ -23,7 +23,7 @@ class StrategyOptions(OptionGroup):
 
     strategy: str = option(
         AUTO,
-        "how the work is distributed, or package.module:Class for one of your own",
+        "how the work is distributed, or package.module:Class for a strategy of your own",
         choices=(AUTO, *list_names()),
         is_open=True,
         result=False,
@@ -31,23 +31,23 @@ class StrategyOptions(OptionGroup):
     )
     virtual_devices: int = option(
         0,
-        "split the CPU, or the GPUs, into this many logical devices; 0 does not",
+        "split the CPU, or the GPUs, into this many logical devices; 0: do not split",
         result=False,
         minimum=0,
     )
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["StrategyOptions"]:
-        """Returns the class with the options of every strategy, and of one that is named."""
+        """Returns the class with the options of every strategy, including a named one."""
         name = chosen.get("strategy", AUTO)
         others = () if name == AUTO or name in STRATEGIES else (find_strategy(name),)
         return _join((*STRATEGIES.values(), *others))
 
     def select(self) -> Strategy:
-        """Returns the options of the strategy that is named.
+        """Returns the options of the chosen strategy.
 
         Raises:
-          TfdistError: an unknown name, or an option is given that this strategy does not take.
+          TfdistError: the name is unknown, or an option is given that the strategy does not take.
         """
         chosen = find_strategy(self.strategy)
         taken = {item.name for item in dataclasses.fields(chosen)}
@@ -62,7 +62,7 @@ class StrategyOptions(OptionGroup):
         return chosen(**values)
 
     def takes(self, item: dataclasses.Field) -> bool:
-        """Returns whether an option means something to the strategy that is named."""
+        """Returns whether an option has an effect on the chosen strategy."""
         takers = item.metadata.get("takers")
         return takers is None or self.strategy in takers
 

@@ -1,7 +1,7 @@
-"""The table of strategies: name -> class, what `auto` chooses, and what a strategy object is.
+"""The table of strategies, what `auto` chooses, and the options and traits of strategy objects.
 
-A new strategy is a file with a subclass of `Strategy` in `tfdist.strategies.builtin`. One that is
-kept elsewhere is named `package.module:Class`, or is an entry point of the group
+To add a strategy, write a file with a subclass of `Strategy` in `tfdist.strategies.builtin`. A
+strategy in another package is named `package.module:Class`, or is an entry point of the group
 `tfdist.strategies`.
 """
 
@@ -40,14 +40,14 @@ def _find_builtin() -> Iterator[type[Strategy]]:
 
 
 STRATEGIES: dict[str, type[Strategy]] = {found.name: found for found in _find_builtin()}
-"""Name, as `--strategy` takes it -> class."""
+"""Value of `--strategy` -> class."""
 
 # The options that a strategy object was built from.
 _built: "weakref.WeakKeyDictionary[Any, Strategy]" = weakref.WeakKeyDictionary()
 
 
 def list_names() -> tuple[str, ...]:
-    """Returns the names of all strategies, those of other packages last."""
+    """Returns the names of all strategies, with those of other packages last."""
     others = importlib.metadata.entry_points(group=_ENTRY_POINTS).names
     return (*STRATEGIES, *sorted(others - STRATEGIES.keys()))
 
@@ -60,7 +60,7 @@ def find_strategy(name: str) -> type[Strategy]:
         `Strategy` or a function that returns a `tf.distribute.Strategy` of one process.
 
     Raises:
-      TfdistError: there is none of this name.
+      TfdistError: there is no strategy of this name.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
@@ -75,7 +75,7 @@ def find_strategy(name: str) -> type[Strategy]:
     except (ImportError, AttributeError) as error:
         raise TfdistError(
             f"`strategy={name}`: {error}. Write package.module:Class, with the package in the "
-            "present directory or installed."
+            "current directory or installed."
         ) from error
 
 
@@ -83,13 +83,13 @@ def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":
     """Builds a strategy by name.
 
     Args:
-      name: as of `find_strategy`, or `auto`: in a cluster the one that its roles are for,
-        else mirrored where there are two or more accelerators, else one device.
-      **options: the strategy's options; for those of several workers also `alike`, what all of
-        them must have alike, name -> value.
+      name: see `find_strategy`; or `auto`: in a cluster, the strategy that its roles are for;
+        otherwise mirrored if there are two or more accelerators, or else one device.
+      **options: the strategy's options; for several workers also `alike`, name -> value on which
+        all of them must agree.
 
     Raises:
-      TfdistError: an unknown name, or an option that the strategy does not take.
+      TfdistError: the name is unknown, or the strategy does not take an option.
     """
     alike = options.pop("alike", None)
     chosen = find_strategy(choose_strategy() if name == AUTO else name)
@@ -100,11 +100,11 @@ def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":
 
 
 def build(strategy: Strategy, *, alike: Mapping[str, str] | None = None) -> Any:
-    """Builds a strategy from its options, which `find_options` then knows.
+    """Builds a strategy from its options, which `find_options` can then return.
 
     Args:
       strategy: the options.
-      alike: what all workers must have alike, name -> value.
+      alike: name -> value on which all workers must agree.
     """
     built = strategy.build(alike=alike)
     _built[built] = strategy
@@ -112,7 +112,7 @@ def build(strategy: Strategy, *, alike: Mapping[str, str] | None = None) -> Any:
 
 
 def find_options(strategy: "tf.distribute.Strategy") -> Strategy | None:
-    """Returns the options that `build` was given for a strategy; None for one of the user's own."""
+    """Returns the options from which `build` built a strategy; None if the user built it."""
     return _built.get(strategy)
 
 
@@ -132,7 +132,7 @@ def make_not_taken_error(name: str, option: str, value: Any) -> TfdistError:
         for other in STRATEGIES.values()
         if option in {item.name for item in dataclasses.fields(other)}
     ]
-    advice = f", or take `strategy={' or '.join(takers)}`" if takers else ""
+    advice = f", or use `strategy={' or '.join(takers)}`" if takers else ""
     return TfdistError(
         f"`strategy={name}` does not take `{option}` (given: {value}). Leave it out{advice}."
     )
@@ -150,7 +150,7 @@ def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
       config: the cluster; None is a single process.
 
     Returns:
-      The strategy's name; None for a process that trains by itself, whose devices decide.
+      The strategy's name; None for a process that trains by itself, where the devices decide.
 
     >>> choose_cluster_strategy(cluster.parse_hosts("a:1,b:1", "worker:0"))
     'multi_worker_mirrored'
@@ -163,15 +163,15 @@ def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
 
 
 def to_strategy(given: Any, *, of_model: Any = None) -> "tf.distribute.Strategy":
-    """Returns the strategy that a name, options or TensorFlow's own object stand for.
+    """Returns the strategy that a name, options or a strategy object stands for.
 
     Args:
-      given: one of these; None for the model's, else the one whose scope this is called in, which
-        is one device outside of all.
-      of_model: a model, or anything else, which says nothing.
+      given: one of these; None for the strategy of the model or, without a model, of the current
+        scope, which is one device outside of all scopes.
+      of_model: a model; anything else is ignored.
 
     Raises:
-      TfdistError: it is something else.
+      TfdistError: `given` is something else.
     """
     import keras
     import tensorflow as tf
@@ -200,15 +200,15 @@ def choose_local_strategy() -> str:
 
 
 def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
-    """Checks that a cluster is sound and suits a strategy.
+    """Checks that a cluster is valid and suits a strategy.
 
     Args:
       config: the cluster; None is a single process.
-      strategy: the strategy's name, or `auto`; an empty one checks the cluster alone.
+      strategy: the strategy's name, or `auto`; an empty name checks only the cluster.
 
     Raises:
-      TfdistError: an unknown role, a malformed or repeated address, a task that is not in the
-        cluster, a role that the strategy needs or forbids, or an evaluator's process.
+      TfdistError: the cluster is invalid, the strategy requires or forbids a role, or this process
+        is an evaluator, which only an empty name allows.
     """
     if strategy not in ("", AUTO):
         find_strategy(strategy).check_cluster(config)
@@ -217,7 +217,7 @@ def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
 
 
 def _adopt(name: str, found: Any) -> type[Strategy]:
-    """Returns the class of a strategy of another package, under the name that it is given by."""
+    """Returns the strategy class for an object of another package, under the given name."""
     if isinstance(found, type) and issubclass(found, Strategy):
         return found
     if not callable(found):

@@ -1,11 +1,11 @@
-"""Waits for the other tasks of a cluster, compares them, and names those that do not come.
+"""Waits for the other tasks of a cluster, compares their options, and names missing tasks.
 
-TensorFlow's collectives wait forever, silently, for a worker that was never started, and for
-one that takes another number of steps.
+By themselves, TensorFlow's collectives hang forever, without a message, if a worker was never
+started or runs another number of steps.
 
-The first of the peers, the chief, listens at its address. The others connect and say who they are
-and what they were started with, a line of JSON each; when all are there the chief tells them to go
-on, all at once. Nobody takes a TensorFlow server of an earlier start for a peer.
+The first peer, the chief, listens at its address. The others connect, and each sends its name and
+the values it was started with in a line of JSON. When all have connected, the chief tells them all
+to continue. A TensorFlow server left from an earlier start is not mistaken for a peer.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tfdist.errors import TfdistError, TrainingError
 
 _CONNECT_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
-# The chief, whose time is up a little later, says who is missing.
+# The others wait longer than the chief, which then tells them who is missing.
 _VERDICT_S = 5.0
 _MAX_LINE = 1 << 16
 
@@ -29,19 +29,19 @@ _MAX_LINE = 1 << 16
 def wait_for_peers(
     config: ClusterConfig, *, timeout_s: float, alike: Mapping[str, str] | None = None
 ) -> None:
-    """Returns once all tasks that train have met, and have the same of what must be alike.
+    """Waits until all tasks that train have met, and checks that they agree on `alike`.
 
     Meanwhile this task listens at its address, which is free again on return.
 
     Args:
       config: the cluster and this process's task in it.
-      timeout_s: how long to wait for the last of them.
-      alike: what all tasks must have alike, name -> value.
+      timeout_s: how long to wait for the last task.
+      alike: name -> value on which all tasks must agree.
 
     Raises:
-      TfdistError: this task's own address cannot be listened on, or a task differs; the
+      TfdistError: this task cannot listen at its own address, or a task differs; the
         difference is named.
-      TrainingError: a task did not come in time; it is named.
+      TrainingError: a task did not start in time; it is named.
     """
     tasks = {
         f"{role} {index}": address
@@ -61,14 +61,14 @@ def wait_for_peers(
 
 
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
-    """Returns once every worker and parameter server of a chief answers at its address.
+    """Waits until every worker and parameter server answers at its address.
 
     Args:
       config: the chief's cluster.
-      timeout_s: how long to wait for the last of them.
+      timeout_s: how long to wait for the last task.
 
     Raises:
-      TrainingError: a task did not come in time; it is named.
+      TrainingError: a task did not start in time; it is named.
     """
     missing = {
         f"{role} {index}": address
@@ -87,10 +87,10 @@ def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
 
 
 def check_own_address(config: ClusterConfig) -> None:
-    """Raises what TensorFlow's server would not say in one line.
+    """Checks that this task can listen at its address; TensorFlow's server has no clear error.
 
     Raises:
-      TfdistError: this task's address cannot be listened on.
+      TfdistError: this task cannot listen at its address.
     """
     if config.address is not None:
         with _listen(config.address):
@@ -109,7 +109,7 @@ def find_problem(address: str) -> str | None:
 
 
 class _Meeting:
-    """What the chief does: it waits for the others, compares them and sends them on."""
+    """The chief's side: it waits for the others, compares them and tells them to continue."""
 
     def __init__(self, name: str, others: Mapping[str, str], alike: Mapping[str, str]):
         self._name = name
@@ -147,7 +147,7 @@ class _Meeting:
         try:
             connection, _ = listener.accept()
         except OSError:
-            return  # nobody came: look at the time
+            return  # no connection: check the time
         message = _read_line(connection, timeout_s=_CONNECT_TIMEOUT_S) or {}
         name = str(message.get("name"))
         if name not in self._others:
@@ -170,7 +170,7 @@ class _Meeting:
             if differences:
                 more = " and more" if len(differences) > 3 else ""
                 return (
-                    f"{name} was started with other flags or versions than {self._name}: "
+                    f"{name} was started with different flags or versions than {self._name}: "
                     f"{', '.join(differences[:3])}{more}. Start all workers with the same command "
                     "and versions."
                 )
@@ -185,7 +185,7 @@ class _Meeting:
 def _attend(
     chief: str, address: str, own: str, alike: Mapping[str, str], *, timeout_s: float
 ) -> None:
-    """Returns once the chief says that all are there."""
+    """Waits until the chief says that all tasks have connected."""
     deadline = time.monotonic() + timeout_s
     hello = json.dumps({"name": own, "alike": dict(alike)}).encode() + b"\n"
     while True:
@@ -225,10 +225,10 @@ def _make_missing_error(
 
 
 def _read_line(connection: socket.socket, *, timeout_s: float) -> dict[str, Any] | None:
-    """Returns a line of JSON; None if something else comes, or nothing in time."""
+    """Returns the JSON object in a line; None if something else arrives, or nothing in time."""
     deadline = time.monotonic() + timeout_s
     data = b""
-    # In short waits: a launcher takes a task none of whose threads runs for one that hangs.
+    # Wait in short intervals: the launcher treats a task whose threads all sleep as hanging.
     connection.settimeout(_RETRY_S)
     while not data.endswith(b"\n") and len(data) < _MAX_LINE:
         try:
@@ -250,7 +250,7 @@ def _read_line(connection: socket.socket, *, timeout_s: float) -> dict[str, Any]
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Returns whether the other side, which has nothing more to say, has gone."""
+    """Returns whether the other side, which sends nothing more, has closed the connection."""
     connection.settimeout(0)
     try:
         return not connection.recv(1)
@@ -262,21 +262,21 @@ def _is_closed(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _listen(address: str) -> Iterator[socket.socket]:
-    """Listens at an address, whose port nobody else can take meanwhile."""
+    """Listens at an address, so that no other process can take its port meanwhile."""
     host, port = split_address(address)
     try:
         family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise TfdistError(
-            f"This task's address {address} is not resolved ({error.strerror or error}). Check "
+            f"Cannot resolve this task's address {address} ({error.strerror or error}). Check "
             "the name and DNS."
         ) from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            # On every interface, as TensorFlow's server: behind a NAT or a Service, the name
-            # by which others know this machine may not be one of its addresses.
+            # Listen on every interface, as TensorFlow's server does: behind a NAT or a Service,
+            # the name that others use for this machine may not be one of its own addresses.
             listener.bind(("" if family == socket.AF_INET else "::", resolved[1]))
             listener.listen()
         except OSError as error:
@@ -284,6 +284,6 @@ def _listen(address: str) -> Iterator[socket.socket]:
             raise TfdistError(
                 f"Cannot listen on port {port} of this task's address {address}: "
                 f"{'it is in use' if used else error.strerror}. "
-                f"{'End what listens on it, or take' if used else 'Take'} another port."
+                f"{'End the process that uses it, or use' if used else 'Use'} another port."
             ) from error
         yield listener

@@ -26,11 +26,11 @@ def connect(
     """Returns the chief's strategy, once the workers and parameter servers answer.
 
     Args:
-      cluster: the cluster; that of the environment by default.
+      cluster: the cluster; by default, the one that the environment describes.
       timeout_s: how long to wait for them.
 
     Raises:
-      TfdistError, TrainingError: as of `make_parameter_server`.
+      TfdistError, TrainingError: see `make_parameter_server`.
     """
     config = _find_cluster(cluster)
     check_own_address(config)
@@ -46,24 +46,24 @@ def connect(
 def make_coordinator(
     strategy: tf.distribute.ParameterServerStrategy,
 ) -> tf.distribute.coordinator.ClusterCoordinator:
-    """Returns the strategy's coordinator, of which there is one, made at the first call."""
+    """Returns the strategy's only coordinator, which the first call creates."""
     return _Coordinator(strategy)
 
 
 def run_server(cluster: ClusterConfig | None = None) -> int:
     """Serves the chief as a worker or parameter server, until the chief is gone.
 
-    Signals meant for the whole cluster reach this task too: SIGINT and SIGTERM let it serve on
-    for the chief's last checkpoint, up to 30 seconds; the second one ends it at once.
+    Signals meant for the whole cluster reach this task too. After SIGINT or SIGTERM, it serves for
+    up to 30 s more, for the chief's last checkpoint; a second signal ends it at once.
 
     Args:
-      cluster: the cluster and this process's task; those of the environment by default.
+      cluster: the cluster and this process's task; the environment describes them by default.
 
     Returns:
-      0, an exit status.
+      The exit status 0.
 
     Raises:
-      TfdistError: as in `make_parameter_server`.
+      TfdistError: see `make_parameter_server`.
     """
     config = _find_cluster(cluster)
     check_own_address(config)
@@ -99,22 +99,22 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
 def make_placement(
     strategy: tf.distribute.ParameterServerStrategy,
 ) -> Callable[..., tf.Variable]:
-    """Returns a variable creator: each variable goes to the parameter server with fewest bytes.
+    """Returns a variable creator that puts each variable on the server with the fewest bytes.
 
     TensorFlow counts variables instead, which puts all kernels on one of two servers and all
-    biases on the other. Optimizers' slots stay with their variables, and are counted. What
-    metrics sum up stays in the chief, which alone writes and reads it.
+    biases on the other. Optimizers' slots stay with their variables, and are counted. The
+    variables of metrics stay in the chief, the only task that writes and reads them.
 
     Args:
-      strategy: for `tf.variable_creator_scope` inside its scope.
+      strategy: the strategy; the creator is for `tf.variable_creator_scope` inside its scope.
     """
     extended = strategy.extended
     num_bytes = [0] * extended._num_ps
-    # Stands for a variable there: making one is not allowed where the strategy's scope is open.
+    # Stands in for a variable there, because none can be made while the strategy's scope is open.
     in_chief = types.SimpleNamespace(device="/device:CPU:0", name="the chief")
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        # TensorFlow 2.21 offers no other way to choose the server: whichever is next in turn.
+        # TensorFlow 2.21 offers no other way to choose the server: it takes the next one in turn.
         extended._variable_count = num_bytes.index(min(num_bytes))
         if arguments.get("synchronization") == tf.VariableSynchronization.ON_READ:
             arguments["colocate_with"] = in_chief
@@ -128,10 +128,10 @@ def make_placement(
 
 
 class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
-    """A coordinator whose process can end while a worker is gone.
+    """A coordinator that lets its process exit while a worker is gone.
 
-    TensorFlow 2.21 stops its threads when the coordinator is deleted, and waits for one that
-    waits for the worker to come back. They are daemons: they need not be stopped.
+    When TensorFlow 2.21 deletes a coordinator, it stops the threads and waits for the one that
+    waits for the worker to return. The threads are daemons, so they need not be stopped.
     """
 
     def __del__(self) -> None:
@@ -154,6 +154,6 @@ def _is_listening(address: tuple[str, int]) -> bool:
         with socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S):
             return True
     except TimeoutError:
-        return True  # it is there, and busy
+        return True  # it is busy
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The guides of Keras's documentation that train."""
+"""The guides in Keras's documentation that train."""
 
 from benchmarks.programs.adapters import GUIDES_COMMIT, Program
 from benchmarks.programs.made import MadeTfds
@@ -14,7 +14,7 @@ _NO_TORCH = {
 
 
 def _train_with_built_in_methods(name: str, *, start: str, stop: str) -> Program:
-    """Returns a part of the guide: what all parts need, and then from `start` to `stop`."""
+    """Returns a part of the guide: what all parts need, then the text from `start` to `stop`."""
     return Program(
         name=f"training_with_built_in_methods, {name}",
         path=_BUILT_IN,
@@ -51,7 +51,7 @@ PROGRAMS = (
             "1280": "70",
             "num_words = 10000": "num_words = 100",
         },
-        # A network with downloaded weights, which is not trained.
+        # The network has downloaded weights and is not trained.
         instead={"vgg19": "", "extracted_features = ": ""},
     ),
     Program(

@@ -119,7 +119,7 @@ PROGRAMS = (
     Program(
         name="cutmix",
         path=f"{_TF_VISION}/cutmix.py",
-        # MirroredStrategy cannot create the variable of Keras's generator inside a data set.
+        # MirroredStrategy cannot create the variable of Keras's random generator in a data set.
         replace={"set_random_seed(42)": "set_random_seed(42)\nkeras.random.uniform(())"},
         constants={"BATCH_SIZE": 16},
         examples=(40, 20),
@@ -149,7 +149,7 @@ PROGRAMS = (
     Program(
         name="swim_transformers",
         path=f"{_TF_VISION}/swim_transformers.py",
-        # Its name in Keras now.
+        # The current name in Keras.
         replace={"keras.utils.numerical_utils.": "keras.utils."},
         constants=_SMALL_BATCH,
         examples=(50, 20),
@@ -181,7 +181,7 @@ PROGRAMS = (
     Program(
         name="metric_learning",
         path=f"{_TF_VISION}/metric_learning.py",
-        # Keras's data sets have a property of that name now.
+        # Keras's data sets now have a property of this name.
         replace={
             "num_batches=1000": "num_batches=6",
             "50000": "100",
@@ -195,7 +195,7 @@ PROGRAMS = (
         floatx="float32",
         path=f"{_TF_VISION}/semantic_image_clustering.py",
         constants={"batch_size": 24, "representation_dim": 32, "projection_units": 16},
-        # Two losses take two targets.
+        # Two losses require two targets.
         replace={"batch_size=512": "batch_size=32", "y=labels": "y=[labels, labels]"},
         examples=(60, 12),
         epochs=1,

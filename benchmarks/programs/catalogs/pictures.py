@@ -1,4 +1,4 @@
-"""Examples that train on pictures in files, or of TensorFlow Datasets."""
+"""Examples that train on images in files, or from TensorFlow Datasets."""
 
 import json
 import random
@@ -142,7 +142,7 @@ PROGRAMS = (
         name="fixres",
         path=f"{_VISION}/fixres.py",
         constants={"smaller_size": 32, "bigger_size": 56, "batch_size": 8},
-        # Deterministic kernels want a seed.
+        # Deterministic kernels require a seed.
         replace={"min_object_covered=0,": "min_object_covered=0, seed=1,"},
         names={"tfds": MadeTfds((60, 60, 3), 5, [18, 10])},
         epochs=1,
@@ -164,7 +164,7 @@ PROGRAMS = (
         constants={"RESOLUTION": 32, "NUM_LAYERS": 2, "BATCH_SIZE": 8},
         replace={"(2, 224, 224, 3)": "(2, 32, 32, 3)"},
         instead={
-            # The teacher is a download of 212 million parameters.
+            # The real teacher is a download with 212 million parameters.
             "keras.layers.TFSMLayer(": "_images = keras.Input((32, 32, 3))\n"
             "bit_teacher_flowers = keras.Model(_images, {'dense': layers.Dense(5)("
             "layers.GlobalAveragePooling2D()(layers.Rescaling(1 / 255)(_images)))})"
@@ -191,7 +191,7 @@ PROGRAMS = (
             "block_depth": 1,
             "batch_size": 8,
         },
-        # Keras does not save a model without a call any more.
+        # Keras no longer saves a model that was never called.
         replace=_NO_WEIGHTS | {"        checkpoint_callback,\n": ""},
         names={"tfds": MadeTfds((40, 44, 3), 5, [26, 10])},
         stop_before="model.load_weights(checkpoint_path)",
@@ -215,7 +215,7 @@ PROGRAMS = (
         floatx="float32",
         path=f"{_GENERATIVE}/cyclegan.py",
         constants={"orig_img_size": (36, 36), "input_img_size": (32, 32, 3), "batch_size": 2},
-        # Keras does not save a model without a call any more.
+        # Keras no longer saves a model that was never called.
         replace={
             "filters=64": "filters=8",
             "num_residual_blocks=9": "num_residual_blocks=2",
@@ -297,7 +297,7 @@ PROGRAMS = (
         name="deeplabv3_plus",
         floatx="float32",
         path=f"{_VISION}/deeplabv3_plus.py",
-        short_networks=False,  # it looks for the sixth block
+        short_networks=False,  # the program looks for the sixth block
         constants={"IMAGE_SIZE": 64, "NUM_TRAIN_IMAGES": 8, "NUM_VAL_IMAGES": 4},
         replace=_NO_WEIGHTS,
         files=_write_people,

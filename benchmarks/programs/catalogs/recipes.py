@@ -38,14 +38,14 @@ PROGRAMS = (
     Program(
         name="subclassing_conv_layers",
         path=f"{_RECIPES}/subclassing_conv_layers.py",
-        # TensorFlow wants it in capitals.
+        # TensorFlow requires capitals.
         replace={'padding="valid"': 'padding="VALID"'},
         constants={"batch_size": 32},
     ),
     Program(
         name="tensorflow_numpy_models",
         path=f"{_RECIPES}/tensorflow_numpy_models.py",
-        # Then come a strategy of the program's own, and the same models once more.
+        # The rest repeats the same models with a strategy of its own.
         stop_before="gpus = tf.config",
     ),
     Program(name="trainer_pattern", path=f"{_RECIPES}/trainer_pattern.py"),

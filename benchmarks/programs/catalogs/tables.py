@@ -1,4 +1,4 @@
-"""Examples that train on tables and on series over time."""
+"""Examples that train on tables and time series."""
 
 import json
 import random
@@ -125,7 +125,7 @@ PROGRAMS = (
         name="deep_neural_decision_forests",
         path=f"{_STRUCTURED}/deep_neural_decision_forests.py",
         constants={"num_trees": 3, "depth": 4, "batch_size": 32},
-        # Keras gives an OrderedDict to the inputs in its own order.
+        # Keras passes an OrderedDict to the inputs in the order of the dictionary.
         replace={
             ".map(encode_categorical)": ".map(encode_categorical)"
             ".map(lambda x, y: ({name: x[name] for name in FEATURE_NAMES}, y))"
@@ -137,8 +137,8 @@ PROGRAMS = (
         name="tabtransformer",
         path=f"{_STRUCTURED}/tabtransformer.py",
         constants={"BATCH_SIZE": 32, "NUM_TRANSFORMER_BLOCKS": 1},
-        # The example uses `tf` without importing it; and Keras gives an OrderedDict to the inputs
-        # in its own order.
+        # The example uses `tf` without importing it, and Keras passes an OrderedDict to the inputs
+        # in the order of the dictionary.
         replace={
             "tf.data.": "tf_data.",
             ".map(encode_categorical)": ".map(encode_categorical)"
@@ -157,7 +157,7 @@ PROGRAMS = (
     Program(
         name="movielens_recommendations_transformers",
         path=f"{_TF_STRUCTURED}/movielens_recommendations_transformers.py",
-        # Keras gives an OrderedDict to the inputs in its own order.
+        # Keras passes an OrderedDict to the inputs in the order of the dictionary.
         replace={
             "batch_size=265": "batch_size=32",
             ".map(process)": ".map(process).map(lambda x, y: ({**x}, y))",

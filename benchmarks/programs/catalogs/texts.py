@@ -1,4 +1,4 @@
-"""Examples that train on texts and on speech."""
+"""Examples that train on text and speech."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ from benchmarks.programs.adapters import Program
 _NLP = "examples/keras_io/nlp"
 _TF_NLP = "examples/keras_io/tensorflow/nlp"
 _AUDIO = "examples/keras_io/tensorflow/audio"
-# Keras's own does not take a tensor of repetitions any more.
+# Keras's own function no longer accepts a tensor of repetitions.
 _TILE = {"ops.tile(mask, mult)": '__import__("tensorflow").tile(mask, mult)'}
 
 
@@ -57,7 +57,7 @@ def _make_named_entities() -> dict:
 
 
 class _Records(list):
-    """Records that give a column by its name."""
+    """Records that return a column by its name."""
 
     def __getitem__(self, key):
         if isinstance(key, str):
@@ -126,7 +126,7 @@ PROGRAMS = (
             "latent_dim": 32,
             "num_heads": 2,
         },
-        # The example says os[...] where it means os.environ[...].
+        # The example writes os[...] instead of os.environ[...].
         replace=_TILE
         | {'os["KERAS_BACKEND"]': 'os.environ["KERAS_BACKEND"]', "range(30)": "range(2)"},
         files=_write_spanish,
@@ -148,7 +148,7 @@ PROGRAMS = (
     Program(
         name="ner_transformers",
         path=f"{_TF_NLP}/ner_transformers.py",
-        # Their names in Keras now.
+        # The current names in Keras.
         replace={
             "keras.ops.backend.shape": "keras.ops.shape",
             "keras.backend.cast": "keras.ops.cast",
@@ -164,7 +164,7 @@ PROGRAMS = (
     Program(
         name="pretrained_word_embeddings",
         path=f"{_TF_NLP}/pretrained_word_embeddings.py",
-        # np.fromstring cannot do this any more; and the words must be in the made texts.
+        # np.fromstring can no longer do this, and the words must be in the synthetic texts.
         replace={
             'np.fromstring(coefs, "f", sep=" ")': "np.array(coefs.split(), 'f')",
             '["the", "cat", "sat", "on", "the", "mat"]': '["the", "movie"]',

@@ -65,8 +65,8 @@ def test_where_not_even_one_example_fits_nothing_is_written(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(
-        "tfdist: --global_batch_size=auto: not even 1 fit, the trial was stopped at 0 MiB (0 MiB "
-        "free below `ulimit -m`). Free memory,"
+        "tfdist: --global_batch_size=auto: not even a batch of 1 fits: the trial was stopped at "
+        "0 MiB (0 MiB free below `ulimit -m`). Free memory,"
     )
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -151,7 +151,7 @@ def test_a_run_trains_within_the_limit_and_goes_on_with_the_number_found(tmp_pat
     size = summary["global_batch_size"]
     assert 2 < size < 1000
     assert size % 2 == 0
-    assert f"from now on, give --global_batch_size={size}." in out
+    assert f"from now on, use --global_batch_size={size}." in out
     assert summary["peak_memory_bytes"] < limit
     out, summary = train_a_step(is_limited=False)
     assert summary["global_batch_size"] == size

@@ -1,4 +1,4 @@
-"""What `--global_batch_size=auto` stands for: the number of a run that began, or a new one."""
+"""Resolves `--global_batch_size=auto`: the size with which a run began, or a new one."""
 
 import dataclasses
 
@@ -16,14 +16,14 @@ _FLAG = "`global_batch_size=auto`"
 
 
 def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
-    """Returns the options with the number that a run began with, if it is to be found.
+    """Returns the options with the batch size that the run began with, if it is `auto`.
 
     Args:
-      options: of the run, the strategy by its name instead of `auto`.
-      run: its directory.
+      options: the options of the run, with a strategy other than `auto`.
+      run: the run directory.
 
     Raises:
-      TfdistError: the run is new, and the strategy one whose number cannot be found.
+      TfdistError: the run is new, and its strategy does not support the search.
     """
     if options.training.global_batch_size != AUTO_BATCH_SIZE:
         return options
@@ -33,22 +33,22 @@ def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
     strategy = options.strategy.select()
     if not strategy.traits.is_local:
         raise TfdistError(
-            f"`strategy={strategy.name}` does not take {_FLAG}, which one process finds by itself "
-            f"on CPUs or GPUs. Give a number: {_find_advice(strategy.traits)}."
+            f"`strategy={strategy.name}` does not support {_FLAG}, which works only in a single "
+            f"process on CPUs or GPUs. Give a number: {_find_advice(strategy.traits)}."
         )
     return options
 
 
 def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: int) -> TrainOptions:
-    """Returns the options with the largest global batch that fits, if it is to be found.
+    """Returns the options with the largest global batch that fits, if it is `auto`.
 
     Args:
-      options: of the run.
-      data: of the run; the batch is not larger than all training examples.
-      num_replicas: that share a global batch: it is a multiple of them times the micro-batches.
+      options: the options of the run.
+      data: the data of the run; a batch has at most all of the training examples.
+      num_replicas: the number of replicas; the batch size is a multiple of it times micro-batches.
 
     Raises:
-      TfdistError: not even the smallest fits, or there are fewer examples than it has.
+      TfdistError: not even the smallest batch fits, or there are not enough examples for it.
     """
     training = options.training
     if training.global_batch_size != AUTO_BATCH_SIZE:
@@ -57,9 +57,9 @@ def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: in
     unit = num_replicas * options.step.micro_batches
     if num_examples < unit:
         raise TfdistError(
-            f"Cannot find {_FLAG}: it is a multiple of {unit} (replicas x micro-batches: "
-            f"{num_replicas} x {options.step.micro_batches}), more than all training examples, of "
-            f"which there are {num_examples}. Take fewer --devices or --micro_batches."
+            f"Cannot find {_FLAG}: it must be a multiple of {unit} (replicas x micro-batches: "
+            f"{num_replicas} x {options.step.micro_batches}), but there are only {num_examples} "
+            "training examples. Use fewer --devices or --micro_batches."
         )
     free = find_free_memory()
     trials: list[Trial] = []
@@ -72,32 +72,33 @@ def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: in
         trial = run_trial(options, size, data=data, free=free)
         trials.append(trial)
         if trial.usage is None:
-            say(f"{size} examples a step do not fit, {trial.problem}.")
+            say(f"{size} examples per step do not fit: {trial.problem}.")
         else:
             used, limit = map(format_bytes, (trial.usage.peak, trial.usage.limit))
-            say(f"{size} examples a step take {used} of {limit}.")
+            say(f"{size} examples per step use {used} of {limit}.")
         return trial.usage
 
     size, usage = search_largest(try_size, unit=unit, most=num_examples)
     if usage is None:
         raise TfdistError(
-            f"{_FLAG}: not even {unit} fit, {trials[-1].problem} ({format_bytes(free.bytes)} free "
-            f"{free.where}). Free memory, or take smaller examples or a smaller model."
+            f"{_FLAG}: not even a batch of {unit} fits: {trials[-1].problem} "
+            f"({format_bytes(free.bytes)} free {free.where}). Free memory, or use smaller examples "
+            "or a smaller model."
         )
     why = (
-        f"about as many as fit {format_bytes(usage.limit)}, nine tenths of what is free "
-        f"{trials[-1].free.where}"
+        f"about as many as fit in {format_bytes(usage.limit)}, nine tenths of the memory that is "
+        f"free {trials[-1].free.where}"
         if size + unit <= num_examples
         else f"as many as there are training examples ({num_examples})"
     )
-    say(f"{size}, {why}. The result depends on it: from now on, give --global_batch_size={size}.")
+    say(f"{size}, {why}. The result depends on it: from now on, use --global_batch_size={size}.")
     return _set(options, size)
 
 
 def _find_advice(traits: Traits) -> str:
-    """Returns where the number can be found for a strategy of other processes than this one."""
+    """Returns advice on a batch size for a strategy that does not support the search."""
     if traits.is_remote:
-        return "a few dozen examples a core"
+        return "a few dozen examples per core"
     if traits.has_servers:
         return "what `strategy=one_device` finds on a worker's machine"
     return "what `strategy=mirrored` finds on one of the machines, times the workers"

@@ -1,4 +1,4 @@
-"""The few examples that trials train on again and again, in a file."""
+"""The few examples, kept in a file, on which trials train repeatedly."""
 
 import pickle
 from pathlib import Path
@@ -13,11 +13,11 @@ _COUNT = 8
 
 
 class RepeatedSource(BatchSource):
-    """Some examples, over and over.
+    """A source that repeats a few examples.
 
     Args:
       examples: a structure of arrays of shape [examples, ...].
-      num_examples: how many there seem to be.
+      num_examples: the number of examples, repetitions included.
     """
 
     def __init__(self, examples: Any, *, num_examples: int):
@@ -26,7 +26,7 @@ class RepeatedSource(BatchSource):
 
     @property
     def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example."""
+        """A structure of `tf.TensorSpec` for one example."""
         return self._few.element_spec  # type: ignore[attr-defined]
 
     def load_batch(self, indices: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Measures the memory of training steps, in a process of its own."""
+"""Measures the memory of training steps, in a separate process."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,27 +12,27 @@ from tfdist.runs.batch_size.examples import RepeatedSource
 from tfdist.runs.options import TrainOptions
 from tfdist.training.trainer import Trainer
 
-_STEPS = 3  # the first traces and plans, the others are as all that follow
+_STEPS = 3  # the first one traces and plans; the others are like all later ones
 
 
 def measure(
     options: TrainOptions, global_batch_size: int, *, info: Mapping[str, Any], examples: Any
 ) -> dict[str, int | None]:
-    """Trains a few steps and returns the memory that they took, in bytes.
+    """Trains a few steps and returns the memory that they used, in bytes.
 
     Args:
-      options: of the run.
-      global_batch_size: examples a step.
-      info: what the model must know of the data.
-      examples: a structure of arrays, some of the run's.
+      options: the options of the run.
+      global_batch_size: the number of examples per step.
+      info: what the model must know about the data.
+      examples: a structure of arrays: some of the run's examples.
 
     Returns:
-      `peak`, the most in use of the GPU that had most, or of this process where it computes on
-      CPUs; `gpu_limit`, what TensorFlow may take of the smallest GPU, or None.
+      `peak`, the peak memory of the GPU that used most, or of this process if it computes on CPUs;
+      `gpu_limit`, the memory that TensorFlow may use of the smallest GPU, or None.
 
     Raises:
-      tf.errors.ResourceExhaustedError, MemoryError: it does not fit.
-      TfdistError: what training would refuse.
+      tf.errors.ResourceExhaustedError, MemoryError: the batch does not fit.
+      TfdistError: training would refuse the options.
     """
     assembly.configure_process(options)
     strategy = processes.build_strategy(options)
@@ -60,7 +60,7 @@ def measure(
 
 
 def _find_gpu_limit(strategy: tf.distribute.Strategy) -> int | None:
-    """Returns what TensorFlow may take of the smallest GPU; None if it computes on none."""
+    """Returns the memory that TensorFlow may use of the smallest GPU; None without GPUs."""
     if not any("GPU" in name for name in strategy.extended.worker_devices):
         return None
     found = device_lib.list_local_devices()

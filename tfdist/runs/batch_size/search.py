@@ -1,21 +1,21 @@
-"""The search for the largest size that fits: few trials, none larger than a line foretells."""
+"""Searches for the largest size that fits, with few trials guided by linear extrapolation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_GROWTH = 16  # at most, from one trial to the next: a line drawn far ahead misses
+_GROWTH = 16  # at most, from one trial to the next: far extrapolation is inaccurate
 _MOST_TRIALS = 8
-_AIM = 0.95  # of the limit: what a size takes is not quite on the line
-_CLOSE = 1.05  # a size that is less than this much larger is not worth a trial
+_AIM = 0.95  # the fraction of the limit to aim at: memory is not quite linear in the size
+_CLOSE = 1.05  # the growth below which another trial is not worthwhile
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory that a size took, in bytes.
+    """The memory that a size used, in bytes.
 
     Attributes:
-      peak: the most in use.
-      limit: what it may be.
+      peak: the peak memory.
+      limit: the most that it may be.
     """
 
     peak: int
@@ -25,14 +25,14 @@ class Usage:
 def search_largest(
     try_size: Callable[[int], Usage | None], *, unit: int, most: int
 ) -> tuple[int, Usage | None]:
-    """Returns the largest size that was tried and fits, and what it took; 0 and None for none.
+    """Returns the largest size that was tried and fits, and its usage; 0 and None for none.
 
-    What a size takes grows on a straight line, near enough: the next trial is where the line
-    through the last two comes close to the limit, or halfway to a size that did not fit.
+    Memory grows almost linearly with the size. So the next trial is where the line through the
+    last two trials comes close to the limit, or halfway to a size that did not fit.
 
     Args:
       try_size: tries a size; returns None if it does not fit.
-      unit: the smallest size, and what sizes are multiples of.
+      unit: the smallest size; all sizes are multiples of it.
       most: the largest size, `unit` or more.
     """
     most -= most % unit

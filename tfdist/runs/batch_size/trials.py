@@ -1,4 +1,4 @@
-"""Trials: training steps in a process of its own, which is stopped before the memory is full."""
+"""Trials: training steps in a separate process, which is stopped before the memory is full."""
 
 import json
 import signal
@@ -20,18 +20,18 @@ from tfdist.runs.options import TrainOptions
 from tfdist.tasks.sources import SourceData
 
 EXIT_OUT_OF_MEMORY = 3
-SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and what else runs here
+SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and other programs
 
 _WATCH_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
-      usage: what it took; None if it did not fit.
-      free: of what it may take `SHARE`.
+      usage: the memory that it used; None if it did not fit.
+      free: the free memory, of which it may use `SHARE`.
       problem: why it did not fit.
     """
 
@@ -43,16 +43,16 @@ class Trial:
 def run_trial(
     options: TrainOptions, global_batch_size: int, *, data: SourceData, free: FreeMemory
 ) -> Trial:
-    """Trains some steps in a process of its own, within the memory that is free.
+    """Trains some steps in a separate process, within the free memory.
 
     Args:
-      options: of the run.
-      global_batch_size: what is tried.
-      data: of the run; the trial trains on its first examples.
-      free: the process is stopped when its resident memory passes `SHARE` of it.
+      options: the options of the run.
+      global_batch_size: the size to try.
+      data: the data of the run; the trial trains on its first examples.
+      free: the free memory; the process is stopped when its resident memory exceeds `SHARE` of it.
 
     Raises:
-      TfdistError: what training itself would refuse.
+      TfdistError: training itself would refuse the options.
     """
     from tfdist.runs.batch_size.examples import save_examples
 
@@ -70,7 +70,7 @@ def run_trial(
         if status < 0:
             return Trial(None, free, f"the trial was ended by {signal.Signals(-status).name}")
         if status:
-            said = (last_lines((directory / "log").read_bytes()) or ["it said nothing"])[-1]
+            said = (last_lines((directory / "log").read_bytes()) or ["no message"])[-1]
             if status == EXIT_BAD_INPUT:
                 raise TfdistError(said)
             return Trial(None, free, f"the trial failed: {said}")
@@ -80,12 +80,12 @@ def run_trial(
         limit = int(SHARE * free.bytes)
     usage = Usage(peak=found["peak"], limit=limit)
     if usage.peak > limit:
-        return Trial(None, free, f"it took {format_bytes(usage.peak)} of {format_bytes(limit)}")
+        return Trial(None, free, f"it used {format_bytes(usage.peak)} of {format_bytes(limit)}")
     return Trial(usage, free)
 
 
 def format_bytes(count: int) -> str:
-    """Returns a number of bytes to read.
+    """Returns a readable number of bytes.
 
     >>> format_bytes(300 * 2**20), format_bytes(20 * 2**30)
     ('300 MiB', '20.0 GiB')
@@ -99,7 +99,7 @@ def _run(directory: Path, limit: int) -> int | None:
         (directory / "log").open("wb") as log,
         subprocess.Popen(
             [sys.executable, "-m", "tfdist.runs.batch_size.worker", str(directory)],
-            # Nothing is written there: it closes when this process ends, however that is.
+            # Nothing is written to it: it closes when this process ends, in whatever way.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -15,7 +15,7 @@ from tfdist.runs.options import TrainOptions
 
 
 def main(directory: str) -> int:
-    """Tries what `task.json` says and writes `result.json`; what is wrong is the last line."""
+    """Runs the trial in `task.json` and writes `result.json`; prints an error as the last line."""
     _end_first()
     task = json.loads((Path(directory) / "task.json").read_text())
     start_tensorflow_quietly()
@@ -41,10 +41,10 @@ def main(directory: str) -> int:
 
 
 def _end_first() -> None:
-    """Ends with the process that tries, and before all others where the memory is full."""
+    """Makes this process end with its parent, and be killed first if the memory is full."""
 
     def watch() -> None:
-        # Not through sys.stdin, whose lock would be held when the interpreter ends.
+        # Not through sys.stdin, whose lock would be held when the interpreter exits.
         os.read(0, 1)
         os._exit(1)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CentralStorage(Strategy):
-    """The options of a CentralStorageStrategy: for models whose variables do not fit every device.
+    """The options of a CentralStorageStrategy, for variables that do not fit on every device.
 
     Args:
       devices: the devices that compute; all accelerators by default, or all logical CPUs.
@@ -58,9 +58,9 @@ class CentralStorage(Strategy):
 def make_central_storage(
     **options: Any,
 ) -> "tf.distribute.experimental.CentralStorageStrategy":
-    """Returns the CentralStorageStrategy of the options of `CentralStorage`.
+    """Builds a CentralStorageStrategy from the options of `CentralStorage`.
 
     Raises:
-      TfdistError: a device that is not there.
+      TfdistError: a device does not exist.
     """
     return CentralStorage(**options).build()

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd(Strategy):
-    """The options of a LocalSgdStrategy: data parallelism that communicates every few steps only.
+    """The options of a LocalSgdStrategy: data parallelism that communicates only every few steps.
 
     Every `sync_every` steps, and at the end of every epoch, the weights become the mean of the
-    workers', weighted by the examples each has seen. With an outer momentum the difference to
-    the last mean is taken for a gradient, and the weights take a momentum step along it.
+    workers' weights, weighted by the number of examples that each has seen. With an outer momentum,
+    the weights take a momentum step in which the difference from the last mean is the gradient.
 
     Args:
-      collective, worker_timeout_s: as of `MultiWorkerMirrored`.
+      collective, worker_timeout_s: see `MultiWorkerMirrored`.
       sync_every: steps between two averagings, 1 or more.
-      average_optimizer: whether momentum and the like are averaged as well, or stay each
-        worker's own.
-      outer_learning_rate: of the outer step; 1 without an outer momentum is plain averaging.
-      outer_momentum: of the outer step, in [0, 1).
+      average_optimizer: whether to average the optimizer's state too, such as momentum.
+      outer_learning_rate: the learning rate of the outer step; 1 is plain averaging if there is no
+        outer momentum.
+      outer_momentum: the momentum of the outer step, in [0, 1).
 
     Source: Stich 2019, arXiv:1805.09767 (local SGD); Wang et al. 2020, arXiv:1910.00643
       (SlowMo, algorithm 1) and Douillard et al. 2023, arXiv:2311.08105 (DiLoCo), for the
@@ -45,8 +45,8 @@ class LocalSgd(Strategy):
     worker_timeout_s: float = worker_timeout_option()
     sync_every: int = option(8, "steps between two averagings of the weights", minimum=1)
     average_optimizer: bool = option(True, "average the optimizer's state as well")
-    outer_learning_rate: float = option(1.0, "of the step from one average to the next", above=0)
-    outer_momentum: float = option(0.0, "of that step; 0 takes the plain average", minimum=0)
+    outer_learning_rate: float = option(1.0, "learning rate of the averaging step", above=0)
+    outer_momentum: float = option(0.0, "momentum of the averaging step; 0: none", minimum=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,14 +69,14 @@ class LocalSgd(Strategy):
 
 
 def make_local_sgd(*, alike: Mapping[str, str] | None = None, **options: Any) -> "LocalSgdStrategy":
-    """Returns the LocalSgdStrategy of the options of `LocalSgd`, a MirroredStrategy.
+    """Builds a LocalSgdStrategy, which is a MirroredStrategy, from the options of `LocalSgd`.
 
     Args:
-      alike: as of `make_multi_worker_mirrored`.
-      **options: see there.
+      alike: see `make_multi_worker_mirrored`.
+      **options: the fields of `LocalSgd`.
 
     Raises:
-      TfdistError: a number out of range, or as of `make_multi_worker_mirrored`.
-      TrainingError: a worker did not come in time; it is named.
+      TfdistError: a number is out of range, or see `make_multi_worker_mirrored`.
+      TrainingError: a worker did not start in time; it is named.
     """
     return LocalSgd(**options).build(alike=alike)

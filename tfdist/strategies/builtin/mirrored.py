@@ -1,4 +1,4 @@
-"""MirroredStrategy: one copy of the model a device, gradients all-reduced every step."""
+"""MirroredStrategy: one copy of the model per device, gradients all-reduced every step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tfdist.strategies.base import Strategy, Traits, devices_option
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Name -> class of `tf.distribute`; none is TensorFlow's choice.
+# Name -> class in `tf.distribute`; "" leaves the choice to TensorFlow.
 _ALL_REDUCE = {
     "auto": "",
     "nccl": "NcclAllReduce",
@@ -26,7 +26,7 @@ class Mirrored(Strategy):
 
     Args:
       devices: device names, such as `["GPU:0", "GPU:1"]`; all accelerators by default, or
-        all logical CPUs where there is none.
+        all logical CPUs if there are none.
       all_reduce: how gradients are summed over the devices: `nccl` (NVIDIA GPUs),
         `hierarchical_copy` (GPUs without NCCL), `reduction_to_one_device` (anything), or
         `auto`: TensorFlow's choice on GPUs, `reduction_to_one_device` on CPUs.
@@ -61,11 +61,11 @@ class Mirrored(Strategy):
         if all_reduce == "nccl" and not_gpus:
             raise TfdistError(
                 f"Cannot build MirroredStrategy: `all_reduce=nccl` needs GPUs, but the devices are "
-                f"{', '.join(names)}. Take auto, hierarchical_copy or reduction_to_one_device."
+                f"{', '.join(names)}. Use auto, hierarchical_copy or reduction_to_one_device."
             )
         if all_reduce == "auto" and not_gpus:
-            # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy:
-            # a second strategy of another size in the same process aborts both.
+            # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy,
+            # so that a second strategy of another size in the same process aborts both.
             all_reduce = "reduction_to_one_device"
         kind = _ALL_REDUCE[all_reduce]
         return tf.distribute.MirroredStrategy(
@@ -75,9 +75,9 @@ class Mirrored(Strategy):
 
 
 def make_mirrored(**options: Any) -> "tf.distribute.MirroredStrategy":
-    """Returns the MirroredStrategy of the options of `Mirrored`.
+    """Builds a MirroredStrategy from the options of `Mirrored`.
 
     Raises:
-      TfdistError: a device that is not there, an unknown algorithm, or NCCL without GPUs.
+      TfdistError: a device does not exist, an algorithm is unknown, or NCCL has no GPUs.
     """
     return Mirrored(**options).build()

@@ -1,4 +1,4 @@
-"""MultiWorkerMirroredStrategy: one copy of the model a device, on several machines."""
+"""MultiWorkerMirroredStrategy: one copy of the model per device, on several machines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class MultiWorkerMirrored(Strategy):
     """The options of a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
 
-    The cluster is TF_CONFIG's; without one, this process is the only worker. All GPUs that a
-    worker sees are replicas, its CPU where there is none. TensorFlow allows one such strategy
-    a process, made before its devices are used.
+    TF_CONFIG describes the cluster; without it, this process is the only worker. Each GPU that a
+    worker sees is a replica, or its CPU if it sees none. TensorFlow allows one such strategy per
+    process, created before the devices are used.
 
     Args:
       collective: how gradients are summed over the workers: `ring` (anything), `nccl` (NVIDIA
         GPUs), or `auto`: TensorFlow's choice.
       bytes_per_pack: gradients are summed in packs of about this size, each as soon as it is
-        there, while the backward pass goes on; 0 for one pack of all.
+        ready, while the backward pass continues; 0 for a single pack.
       worker_timeout_s: how long to wait for the other workers to start.
 
     Source:
@@ -39,8 +39,8 @@ class MultiWorkerMirrored(Strategy):
     collective: str = collective_option()
     bytes_per_pack: int = option(
         4 * 2**20,
-        "bytes of gradients that are summed at a time, while the backward pass goes on; 0 for all "
-        "at once, after it",
+        "bytes of gradients that are summed at a time, during the backward pass; 0: all at once, "
+        "after it",
         result=False,
         alike=True,
         minimum=0,
@@ -63,7 +63,7 @@ class MultiWorkerMirrored(Strategy):
         if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise TfdistError(
                 "Cannot build MultiWorkerMirroredStrategy: `collective=nccl` needs GPUs, but this "
-                "worker sees none. Take auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
+                "worker sees none. Use auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
             )
         cpu = tf.config.list_physical_devices("CPU")[0]
         if not tf.config.list_physical_devices("GPU") and (
@@ -88,23 +88,23 @@ class MultiWorkerMirrored(Strategy):
                 raise
             raise TfdistError(
                 "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in "
-                "use. Make the strategy first, and one in a process."
+                "use. Create the strategy first, and only one per process."
             ) from error
 
 
 def make_multi_worker_mirrored(
     *, alike: Mapping[str, str] | None = None, **options: Any
 ) -> "tf.distribute.MultiWorkerMirroredStrategy":
-    """Returns the MultiWorkerMirroredStrategy of the options of `MultiWorkerMirrored`.
+    """Builds a MultiWorkerMirroredStrategy from the options of `MultiWorkerMirrored`.
 
     Args:
-      alike: what all workers must have alike, name -> value: flags, versions.
-      **options: see there.
+      alike: name -> value on which all workers must agree, such as flags and versions.
+      **options: the fields of `MultiWorkerMirrored`.
 
     Raises:
-      TfdistError: an unknown algorithm, NCCL without GPUs, a CPU split into virtual devices, a
-        TF_CONFIG that describes no such cluster, a worker that is not alike (the difference is
-        named), or TensorFlow's devices are in use already.
-      TrainingError: a worker did not come in time; it is named.
+      TfdistError: an algorithm is unknown, NCCL has no GPUs, the CPU is split into virtual devices,
+        TF_CONFIG describes no suitable cluster, the workers do not agree on `alike` (the difference
+        is named), or TensorFlow's devices are already in use.
+      TrainingError: a worker did not start in time; it is named.
     """
     return MultiWorkerMirrored(**options).build(alike=alike)

@@ -1,4 +1,4 @@
-"""OneDeviceStrategy: everything on one device; what every other strategy is compared with."""
+"""OneDeviceStrategy: everything on one device; the reference for every other strategy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,15 +44,15 @@ class OneDevice(Strategy):
         if self.devices and len(names) > 1:
             raise TfdistError(
                 f"Cannot build OneDeviceStrategy: `devices` names {len(names)} devices "
-                f"({', '.join(names)}). Name one, or take `strategy=mirrored`."
+                f"({', '.join(names)}). Name one, or use `strategy=mirrored`."
             )
         return tf.distribute.OneDeviceStrategy(names[0])
 
 
 def make_one_device(**options: Any) -> "tf.distribute.OneDeviceStrategy":
-    """Returns the OneDeviceStrategy of the options of `OneDevice`.
+    """Builds a OneDeviceStrategy from the options of `OneDevice`.
 
     Raises:
-      TfdistError: a device that is not there, or more than one.
+      TfdistError: the device does not exist, or there is more than one.
     """
     return OneDevice(**options).build()

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Strategy):
-    """The options of a ParameterServerStrategy, in the chief, which coordinates the other tasks.
+    """The options of a ParameterServerStrategy, for the chief, which coordinates the other tasks.
 
     Building it blocks until the workers and parameter servers answer; each of them runs
-    `run_server`. The cluster is that of the environment.
+    `run_server`. The environment describes the cluster.
 
-    Variables go round robin over the parameter servers, whatever their size, unless they are
-    created under `tf.variable_creator_scope(make_placement(strategy))`, as `tfdist.Trainer`
-    does. None is split: Keras neither trains nor saves a variable that is.
+    TensorFlow places variables round-robin on the parameter servers, regardless of their size,
+    unless they are created under `tf.variable_creator_scope(make_placement(strategy))`, as in
+    `tfdist.Trainer`. No variable is split, because Keras neither trains nor saves split variables.
 
     Args:
       worker_timeout_s: how long to wait for the other tasks to start.
@@ -53,14 +53,14 @@ class ParameterServer(Strategy):
 def make_parameter_server(
     *, cluster: ClusterConfig | None = None, **options: Any
 ) -> "tf.distribute.ParameterServerStrategy":
-    """Returns the ParameterServerStrategy of the options of `ParameterServer`.
+    """Builds a ParameterServerStrategy from the options of `ParameterServer`.
 
     Args:
-      cluster: the cluster; that of the environment by default.
-      **options: see there.
+      cluster: the cluster; by default, the one that the environment describes.
+      **options: the fields of `ParameterServer`.
 
     Raises:
-      TfdistError: no cluster, one without a chief, a worker or a parameter server, or this
+      TfdistError: there is no cluster, it lacks a chief, a worker or a parameter server, or this
         task's port is in use.
       TrainingError: a task did not start in time; it is named.
     """

@@ -17,8 +17,8 @@ class Tpu(Strategy):
     """The options of a TPUStrategy.
 
     Args:
-      tpu: `local` on a TPU VM; a Cloud TPU's name or `grpc://` address; empty to look where
-        Colab and Cloud TPU leave it.
+      tpu: `local` on a TPU VM; a Cloud TPU's name or `grpc://` address; empty to use the one that
+        Colab or Cloud TPU announces.
 
     Source:
       https://www.tensorflow.org/guide/tpu
@@ -55,19 +55,19 @@ class Tpu(Strategy):
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
         # TensorFlow raises ValueError, NotFoundError, UnavailableError, InvalidArgumentError or a
-        # plain googleapiclient or urllib error, according to where the search ends.
+        # plain googleapiclient or urllib error, depending on where the search ends.
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TfdistError(
                 f"Cannot build TPUStrategy: no TPU found (looked at {where}: {reason[:120]}). "
-                "Run on a TPU machine with `tpu=local`, name one with `tpu=NAME`, or take "
+                "Run on a TPU machine with `tpu=local`, name one with `tpu=NAME`, or use "
                 "`strategy=auto`."
             ) from error
         return tf.distribute.TPUStrategy(resolver)
 
 
 def make_tpu(**options: Any) -> "tf.distribute.TPUStrategy":
-    """Connects to a TPU, initializes it and returns the TPUStrategy of the options of `Tpu`.
+    """Connects to a TPU, initializes it and builds a TPUStrategy from the options of `Tpu`.
 
     Raises:
       TfdistError: no TPU was found.
