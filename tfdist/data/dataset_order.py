@@ -15,7 +15,7 @@ _SEEDS = {
 def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset is shuffled with neither its own seed nor a global one.
 
-    Such a dataset has a different order in every process, and every time that one process makes
+    Such a dataset has a different order in every process, and every time that one process creates
     it. Shuffling inside Python functions or nested datasets is not detected.
 
     >>> is_shuffled_anew(tf.data.Dataset.range(9).shuffle(9, seed=1))

@@ -24,7 +24,7 @@ def make_graph_error(message: str) -> TfdistError:
 
 
 def assert_in_graph(condition: tf.Tensor, message: str | tf.Tensor) -> tf.Operation:
-    """Makes a graph fail with a message that `as_user_error` can recover if a condition is false.
+    """Makes a graph fail if a condition is false, with a message `as_user_error` can recover.
 
     Args:
       condition: bool scalar.

@@ -76,7 +76,7 @@ class DrawnSource(ImagesAndClasses, BatchSource):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassFolderSource(ImagesAndClasses, SequentialSource):
-    """See `make_class_folder`; `tfdist.data.cache_source` gives random access.
+    """See `make_class_folder`; `tfdist.data.cache_source` adds random access.
 
     Attributes:
       files: (path, class) of every example.
@@ -109,7 +109,7 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassTfdsSource(ImagesAndClasses, SequentialSource):
-    """See `make_class_tfds`; `tfdist.data.cache_source` gives random access.
+    """See `make_class_tfds`; `tfdist.data.cache_source` adds random access.
 
     Attributes:
       builder: a `tfds.core.DatasetBuilder`.

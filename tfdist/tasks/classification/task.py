@@ -112,7 +112,7 @@ class Classification(Task):
     def compile_model(
         self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
     ) -> None:
-        """Compiles the model with cross-entropy and accuracy; top-5 accuracy if it can differ."""
+        """Compiles the model with cross-entropy, accuracy and, above 5 classes, top-5 accuracy."""
         import keras
 
         metrics: list[Any] = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]

@@ -82,7 +82,7 @@ def run_prediction(options: PredictOptions) -> int:
 
     Raises:
       TfdistError: the input is invalid; nothing was written.
-      OSError: `--output` cannot be written.
+      OSError: `--output` cannot be written to.
     """
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction
@@ -157,7 +157,7 @@ def run_export(options: ExportOptions) -> int:
 
     Raises:
       TfdistError: the input is invalid; nothing was written.
-      OSError: `--output` cannot be written.
+      OSError: `--output` cannot be written to.
     """
     from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (
