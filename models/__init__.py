@@ -1,4 +1,4 @@
-"""The models: Keras only, ready for any `tf.distribute` strategy.
+"""Keras models that work with any `tf.distribute` strategy.
 
 Importing this package does not import TensorFlow; making a model does.
 """
@@ -15,7 +15,7 @@ MODELS = {
     "resnet50_unet": "tfdist.models.backbones:resnet50_unet",
     "unet": "tfdist.models.unet:unet",
 }
-"""Name -> "module:function" of what builds it."""
+"""Name -> "module:function" of the function that builds the model."""
 
 
 def make_model(
@@ -30,25 +30,25 @@ def make_model(
     pretrained: bool = False,
     seed: int = 0,
 ) -> Any:
-    """Returns a new segmentation model, its initial weights a pure function of `seed`.
+    """Returns a new segmentation model, whose initial weights are a pure function of `seed`.
 
     Args:
       name: one of `MODELS`.
-      image_size: height and width; both None for any size that the model can take.
-      num_classes: how many logits a pixel has.
-      channels: how many an image has.
-      base_filters: of the first level; each level below has twice as many.
+      image_size: height and width; both None for any size that the model accepts.
+      num_classes: the number of logits per pixel.
+      channels: the number of channels of an image.
+      base_filters: the filters of the first level; each level below has twice as many.
       depth: how many times the image is halved.
       norm: one of `tfdist.models.layers.NORMS`.
       pretrained: whether the encoder starts from ImageNet weights.
-      seed: of the initial weights.
+      seed: the seed of the initial weights.
 
     Returns:
-      A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
-      (float64 under that policy) [batch, height, width, num_classes].
+      A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:
+      float32 (float64 under that policy) [batch, height, width, num_classes].
 
     Raises:
-      ValueError: an unknown name, or an argument that this model cannot take.
+      ValueError: the name is unknown, or the model does not accept an argument.
 
     >>> make_model("unett", image_size=(32, 32), num_classes=2)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""U-Nets over the encoders of keras.applications."""
+"""U-Nets with encoders from keras.applications."""
 
 import contextlib
 import socket
@@ -18,14 +18,14 @@ from tfdist.models.unet import (
 )
 
 DOWNLOAD_TIMEOUT_S = 20.0
-"""How long the download of pretrained weights may stand still."""
+"""How long the download of pretrained weights may stall."""
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
 
 
 class _Encoder(NamedTuple):
-    """An application, the outputs at each halving of the image, and what it takes images as."""
+    """An application, the layers at each halving of the image, and its preprocessing."""
 
     build: Callable[..., keras.Model]
     endpoints: tuple[str, ...]
@@ -33,7 +33,7 @@ class _Encoder(NamedTuple):
 
 
 def mobilenet_v2_unet(**options) -> keras.Model:
-    """Returns a new U-Net over MobileNetV2; the arguments are those of `make_backbone_unet`.
+    """Returns a new U-Net with the encoder MobileNetV2; see `make_backbone_unet`.
 
     Source: Sandler et al. 2018 (arXiv:1801.04381), table 2.
     """
@@ -49,7 +49,7 @@ def mobilenet_v2_unet(**options) -> keras.Model:
 
 
 def resnet50_unet(**options) -> keras.Model:
-    """Returns a new U-Net over ResNet50; the arguments are those of `make_backbone_unet`.
+    """Returns a new U-Net with the encoder ResNet50; see `make_backbone_unet`.
 
     Source: He et al. 2016 (arXiv:1512.03385), table 1.
     """
@@ -65,7 +65,7 @@ def resnet50_unet(**options) -> keras.Model:
 
 
 def efficientnet_v2_b0_unet(**options) -> keras.Model:
-    """Returns a new U-Net over EfficientNetV2-B0; the arguments are those of `make_backbone_unet`.
+    """Returns a new U-Net with the encoder EfficientNetV2-B0; see `make_backbone_unet`.
 
     Source: Tan and Le 2021 (arXiv:2104.00298), table 4.
     """
@@ -99,51 +99,51 @@ def make_backbone_unet(
     seed: int = 0,
     download_timeout_s: float = DOWNLOAD_TIMEOUT_S,
 ) -> keras.Model:
-    """Returns a new U-Net whose way down is an application's, and whose way up is the U-Net's.
+    """Returns a new U-Net whose encoder is one of keras.applications.
 
     Args:
-      name: the model's name.
-      encoder: the application.
+      name: the name of the model.
+      encoder: the encoder.
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
-      num_classes: how many logits a pixel has.
-      channels: how many an image has.
-      base_filters: of the decoder's last level; each level below has twice as many.
-      depth: how many times the encoder halves the image: 2 to 5; with 5 it is the whole encoder.
-      norm: one of `NORMS` of `layers`, in the encoder too; with `none`, its convolutions have
-        biases instead.
+      num_classes: the number of logits per pixel.
+      channels: the number of channels of an image.
+      base_filters: the filters of the decoder's last level; each level below has twice as many.
+      depth: how many times the encoder halves the image: 2 to 5; 5 uses the whole encoder.
+      norm: one of `NORMS` of `layers`, used in the encoder too; with `none`, its convolutions
+        have biases instead.
       pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
-      seed: of the initial weights, which are a pure function of it (and of the ImageNet weights).
-      download_timeout_s: how long the download may stand still.
+      seed: determines the initial weights (together with the ImageNet weights, if any).
+      download_timeout_s: how long the download may stall.
 
     Returns:
-      A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
-      (float64 under that policy) [batch, height, width, num_classes]. The application's own
-      preprocessing is part of it. Its stages are those of `stages.stage_names(depth)`.
+      A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:
+      float32 (float64 under that policy) [batch, height, width, num_classes]. It includes the
+      application's own preprocessing. Its stages are those of `stages.stage_names(depth)`.
 
     Raises:
-      ValueError: an image size that does not halve `depth` times; a count below 1; an unknown
-        norm; a depth that the encoder does not have; ImageNet weights for other than 3 channels,
-        for a norm without moving statistics, or that cannot be downloaded.
+      ValueError: the image size cannot be halved `depth` times; a count is below 1; the norm is
+        unknown; the encoder does not have this depth; ImageNet weights cannot be downloaded, or
+        are requested for other than 3 channels or a norm other than batch normalization.
 
-    Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the way up.
+    Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the decoder.
     """
     deepest = len(encoder.endpoints)
     if not 2 <= depth <= deepest:
         raise ValueError(
-            f"Cannot build {name}: depth is {depth}. Give 2 to {deepest}, the times that the "
-            "encoder halves the image."
+            f"Cannot build {name}: depth is {depth}. Give 2 to {deepest}, the number of times that "
+            "the encoder halves the image."
         )
     size = check_image_size(image_size, depth=depth, model=name)
     check_positive(name, num_classes=num_classes, channels=channels, base_filters=base_filters)
     check_norm(norm, model=name)
     if pretrained and channels != 3:
         raise ValueError(
-            f"Cannot build {name}: the ImageNet weights are for 3 channels, channels is "
+            f"Cannot build {name}: the ImageNet weights are for 3 channels, but channels is "
             f"{channels}. Give 3, or leave out pretrained."
         )
     if pretrained and norm not in ("batch", "sync_batch"):
         raise ValueError(
-            f"Cannot build {name}: the ImageNet weights are for batch normalization, norm is "
+            f"Cannot build {name}: the ImageNet weights are for batch normalization, but norm is "
             f"{norm}. Give sync_batch or batch, or leave out pretrained."
         )
     source = _load_imagenet(name, encoder, download_timeout_s) if pretrained else None
@@ -162,12 +162,12 @@ def make_backbone_unet(
 
 
 def _make_encoder(encoder, shape, *, depth, norm, seed):
-    """Returns the application up to its `depth` endpoints, its layers made anew.
+    """Returns the application up to its first `depth` endpoints, rebuilt from new layers.
 
-    They are named after the stage that they are part of, normalize by `norm`, and draw their
-    initial weights from seeds of their own.
+    The layers are named after their stages, use the normalization `norm`, and draw their initial
+    weights from one seed each.
     """
-    # The images stay float32 until they are preprocessed, under mixed precision too.
+    # The images stay float32 until they are preprocessed, even under mixed precision.
     policy = keras.config.dtype_policy().compute_dtype
     image = keras.Input(shape, name="image", dtype="float64" if policy == "float64" else "float32")
     application = encoder.build(
@@ -192,7 +192,7 @@ def _make_encoder(encoder, shape, *, depth, norm, seed):
         return type(layer).from_config(config)
 
     def call(layer, *inputs, mask=None, **arguments):
-        # Keras's batch normalization takes a mask, of which images have none.
+        # Keras's batch normalization accepts a mask, but images have none.
         del mask
         return layer(*inputs, **arguments)
 
@@ -213,7 +213,7 @@ def _remake_norm(layer, norm, name):
 
 
 def _stages_of_layers(model, endpoints):
-    """Returns, of every layer, by name, the level at whose end it is first needed."""
+    """Returns the name of every layer -> the first level whose endpoint depends on it."""
     levels: dict[str, int] = {}
     for level, endpoint in enumerate(endpoints):
         for layer in keras.Model(model.inputs, model.get_layer(endpoint).output).layers:
@@ -245,14 +245,14 @@ def _load_imagenet(name, encoder, timeout_s):
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
             raise ValueError(
                 f"Cannot build {name}: its ImageNet weights could not be downloaded ({reason}). "
-                "Leave out pretrained, or put the weights into Keras's cache, ~/.keras/models, on "
-                "a machine with a network."
+                "Leave out pretrained, or download the weights on a machine with network access "
+                "and copy them to Keras's cache, ~/.keras/models."
             ) from error
 
 
 @contextlib.contextmanager
 def _socket_timeout(timeout_s: float) -> Iterator[None]:
-    """Keras's downloads take no timeout of their own."""
+    """Sets the sockets' default timeout, as Keras's downloads have no timeout of their own."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(timeout_s)
     try:
@@ -262,13 +262,13 @@ def _socket_timeout(timeout_s: float) -> Iterator[None]:
 
 
 def _to_unit_range(image, channels):
-    """As MobileNetV2 was trained on ImageNet: from -1 to 1."""
+    """Scales images to [-1, 1], as MobileNetV2 was trained on ImageNet."""
     del channels
     return make_rescaling(127.5, 127.5, name="rescale")(image)
 
 
 def _to_caffe(image, channels):
-    """As ResNet50 was: less the mean color, blue first. Other than three channels: centered."""
+    """Subtracts the mean color and puts blue first, as ResNet50 was trained on ImageNet."""
     if channels != 3:
         return make_rescaling(127.5, 1.0, name="rescale")(image)
     # The values of `keras.applications.imagenet_utils.preprocess_input(mode="caffe")`.
@@ -277,7 +277,7 @@ def _to_caffe(image, channels):
 
 
 def _to_unit_variance(image, channels):
-    """As EfficientNetV2-B0 was: every channel to mean 0 and variance 1 over ImageNet."""
+    """Scales each channel to mean 0 and variance 1, as EfficientNetV2-B0 was trained."""
     if channels != 3:
         return make_rescaling(127.5, 57.5, name="rescale")(image)
     return make_rescaling(_IMAGENET_MEAN, _IMAGENET_STD, name="rescale")(image)

@@ -1,4 +1,4 @@
-"""Batch normalization on TensorFlow's fused kernel, within a replica or over all of them."""
+"""Batch normalization on TensorFlow's fused kernel, per replica or over all replicas."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 NORMS = ("sync_batch", "batch", "group", "none")
-"""What `make_norm` knows."""
+"""The kinds of normalization that `make_norm` accepts."""
 
 _GROUPS = 32  # Wu and He 2018, table 3: the default, and never far from the best.
 
@@ -28,7 +28,7 @@ def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.lay
     Source: Ioffe and Szegedy 2015 (arXiv:1502.03167); Wu and He 2018 (arXiv:1803.08494).
     """
     if kind in ("sync_batch", "batch"):
-        # Not Keras's 0.99: after a few hundred steps the statistics of the start would still show.
+        # Not Keras's 0.99, with which the initial statistics still show after hundreds of steps.
         return FusedBatchNormalization(synchronized=kind == "sync_batch", momentum=0.9, name=name)
     if kind == "group":
         return keras.layers.GroupNormalization(groups=math.gcd(_GROUPS, channels), name=name)
@@ -44,27 +44,27 @@ class FusedBatchNormalization(keras.layers.Layer):
     The weights, their names and order, the defaults and the results are those of
     `keras.layers.BatchNormalization`, so weights can be copied either way. Two things differ.
 
-    The kernel: one pass of `FusedBatchNormV3` (oneDNN on the CPU, cuDNN on the GPU), which Keras 3
-    never calls. Statistics are float32; float64, which has no such kernel, takes plain operations.
+    The kernel: a single call of `FusedBatchNormV3` (oneDNN on the CPU, cuDNN on the GPU), which
+    Keras 3 never uses. Statistics are float32. There is no such kernel for float64, for which the
+    layer uses plain operations.
 
     The replicas: the moving statistics follow those of the global batch and are the same on
     every replica. With `synchronized`, the output is normalized by the global batch too, so that
-    the number of replicas does not change the result: one all-reduce in the forward pass, one in
-    the backward pass. Replicas count by their number of elements, so their batches may differ
-    in size, or be empty. Gradients assume that each replica differentiates the mean of its own part
-    of the loss, and that the mean of the gradients, weighted by the replicas' elements, is taken
-    afterwards.
+    the number of replicas does not change the result. This costs one all-reduce in the forward
+    pass and one in the backward pass. Replicas are weighted by their number of elements, so their
+    batches may differ in size, or be empty. Gradients are correct if each replica differentiates
+    the mean loss of its own part, and the mean of the gradients is then weighted in the same way.
 
-    Outside `strategy.run`, or with one replica, there is nothing to reduce and nothing is.
+    Outside `strategy.run`, or with one replica, nothing is reduced.
 
     Args:
       synchronized: whether to normalize by the statistics of the global batch, rather than by those
         of the replica's part of it.
-      momentum: of the moving statistics.
+      momentum: the momentum of the moving statistics.
       epsilon: added to the variance.
       center: whether to add `beta`.
       scale: whether to multiply by `gamma`.
-      **kwargs: of `keras.layers.Layer`: `name`, `dtype`, `trainable`.
+      **kwargs: arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`.
 
     Call arguments:
       inputs: float [batch, ..., channels], rank 2 or more; *batch* is per replica.
@@ -98,7 +98,7 @@ class FusedBatchNormalization(keras.layers.Layer):
         self.beta = None
 
     def build(self, input_shape):
-        """Makes the weights: gamma, beta, moving_mean, moving_variance, each [channels]."""
+        """Creates the weights: gamma, beta, moving_mean, moving_variance, each [channels]."""
         channels = input_shape[-1]
         if channels is None:
             raise ValueError(
@@ -113,8 +113,8 @@ class FusedBatchNormalization(keras.layers.Layer):
                 initializer=initializer,
                 trainable=trainable,
                 autocast=False,
-                # The values assigned are the same on every replica, so the first one's do. The
-                # default, none, is refused by CentralStorageStrategy.
+                # Every replica assigns the same values, so those of the first one are enough.
+                # CentralStorageStrategy rejects the default, none.
                 aggregation="none" if trainable else "only_first_replica",
             )
 
@@ -192,7 +192,7 @@ class ReverseChannels(keras.layers.Layer):
 
 
 class _Moments(NamedTuple):
-    """Of each channel: how many elements (a scalar), their mean and biased variance."""
+    """The number of elements per channel (scalar), and each channel's mean and biased variance."""
 
     count: tf.Tensor
     mean: tf.Tensor
@@ -211,9 +211,9 @@ def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
         def gradient(dy, *_):
             # With x' = (x - mean) / std, the gradient of x is
             #   gamma / std * (dy - mean(dy) - x' * mean(dy * x'))
-            # with means over the global batch. Its first term, as if the moments were constants,
-            # comes with this replica's sums of dy and dy * x', the gradients of beta and gamma;
-            # the other two, once the sums are global, are one more normalization of x.
+            # with means over the global batch. The first term is the gradient with constant
+            # moments. Its kernel also returns the gradients of beta and gamma, which are this
+            # replica's sums of dy and dy * x'. With global sums, the other terms normalize x again.
             dx, dgamma, dbeta = _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon)
             rows = _count(x, dgamma.dtype)
             sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([dgamma, dbeta]) * rows)
@@ -232,13 +232,13 @@ def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
 def _pool(local, context):
     """Returns the moments of the union of all replicas' elements, in one all-reduce.
 
-    Every replica fills its own row of a table of zeros. The sum is then exact, so that all
-    replicas pool the same numbers in the same order, and nothing cancels, which a sum of squares
-    does where the mean is large.
+    Every replica fills its own row of a table of zeros, so the sum of the tables is exact, and
+    all replicas pool the same numbers in the same order. Unlike a sum of squares, this does not
+    cancel digits when the mean is large.
     """
     channels = local.mean.shape[0]
     row = tf.concat([local.count[None], local.mean, local.variance], 0)
-    # The mean of nothing is not a number.
+    # The mean of an empty batch is NaN.
     row = tf.where(local.count > 0, row, tf.zeros_like(row))
     place = tf.one_hot(
         context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=row.dtype
@@ -274,8 +274,8 @@ def _fused_training_call(x, gamma, beta, epsilon):
         x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=True
     )
     count = _count(x, gamma.dtype)
-    # The kernel's variance has Bessel's correction; Keras's has not. Of one element, the corrected
-    # variance is 0 on the CPU and may be 0 * inf on the GPU.
+    # The kernel's variance has Bessel's correction; Keras's does not. For a single element, the
+    # corrected variance is 0 on the CPU and may be 0 * inf on the GPU.
     biased = tf.math.multiply_no_nan(out.batch_variance, 1.0 - tf.math.reciprocal_no_nan(count))
     return out.y, _Moments(count, out.batch_mean, biased)
 
@@ -314,5 +314,5 @@ def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
 
 
 def _count(x, dtype):
-    """Returns the number of elements of a channel."""
+    """Returns the number of elements per channel."""
     return tf.cast(tf.reduce_prod(tf.shape(x, out_type=tf.int64)[:-1]), dtype)

@@ -1,6 +1,6 @@
-"""Models with Keras's own layers in place of this project's, and back.
+"""Replaces tfdist's layers in a model with Keras's own, and back.
 
-A file of a model that has Keras's layers alone is read wherever Keras is.
+A file of a model with only Keras's layers can be read wherever Keras is installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ def to_keras_layers(model: keras.Model) -> keras.Model:
     """Returns a model of Keras's own layers with the same weights and, up to rounding, outputs.
 
     Args:
-      model: a functional model; other layers of it stay.
+      model: a functional model; its other layers are kept.
 
     Returns:
-      A model that is not compiled, as losses and metrics may be this project's, too.
+      An uncompiled model, because losses and metrics may be tfdist's, too.
     """
     makers: Makers = {
         FusedBatchNormalization: lambda layer: keras.layers.BatchNormalization(
@@ -38,7 +38,7 @@ def to_fused_layers(model: keras.Model) -> keras.Model:
     """Returns a model whose batch normalization over the last axis is `FusedBatchNormalization`.
 
     Args:
-      model: as of `to_keras_layers`.
+      model: see `to_keras_layers`.
     """
     return _replace(
         model,
@@ -85,5 +85,5 @@ def _make_convolution(layer: ReverseChannels) -> keras.layers.Layer:
 
 
 def _make_reversal(layer: ReverseChannels) -> np.ndarray:
-    """Returns a kernel that multiplies one channel by 1 and the others by 0."""
+    """Returns the kernel of a 1x1 convolution that reverses the channels."""
     return np.eye(layer.output.shape[-1])[::-1][None, None]

@@ -1,7 +1,7 @@
 """Named stages: a model as a sequence of parts that can be placed, run or recomputed one by one.
 
-A layer belongs to the stage whose name, followed by "/" or "_", starts its own; which is why
-layers are named `encoder_0_conv_1`.
+A layer belongs to the stage whose name, followed by "_", starts the layer's name, as in
+`encoder_0_conv_1`.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from typing import Any
 import keras
 
 StageScope = Callable[[str], AbstractContextManager]
-"""From a stage's name to the context that it is built in, such as its `tf.device`."""
+"""Returns, for a stage's name, the context to build the stage in, such as a `tf.device`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a model, with layers, and so weights, shared with it.
+    """A part of a model, which shares its layers and thus its weights with the model.
 
     Attributes:
       name: such as `encoder_0`.
-      model: a `keras.Model` from the tensors `inputs` to the tensors `outputs`.
-      inputs: the names of the tensors it takes: "image", or outputs of earlier stages.
-      outputs: the names of those that it gives: the layers they come from.
+      model: a `keras.Model` that maps the tensors `inputs` to the tensors `outputs`.
+      inputs: the names of the input tensors: "image", or outputs of earlier stages.
+      outputs: the names of the output tensors, which are the names of their layers.
     """
 
     name: str
@@ -60,10 +60,10 @@ def stage_names(depth: int) -> tuple[str, ...]:
 def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
     """Returns the stages of a model of this package: name -> layers, both in running order.
 
-    Those without layers are left out.
+    Stages without layers are left out.
 
     Raises:
-      ValueError: a layer belongs to no stage, or to one whose number is too high.
+      ValueError: a layer belongs to no stage, or to a stage whose number is too high.
     """
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     names = stage_names(len({n for n in map(_stage_of, layers) if n.startswith("encoder_")}))
@@ -80,16 +80,16 @@ def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
 
 
 def split_stages(model: keras.Model) -> tuple[Stage, ...]:
-    """Returns the stages of a model of this package as models of their own.
+    """Returns the stages of a model of this package as separate models.
 
-    Running them in order, each on the named tensors it takes, is running the model:
+    Running them in order, each on its named inputs, is the same as running the model:
 
         tensors = {"image": images}
         for stage in split_stages(model):
             tensors |= stage(tensors, training=True)
 
     Raises:
-      ValueError: a layer belongs to no stage, or to one whose number is too high.
+      ValueError: a layer belongs to no stage, or to a stage whose number is too high.
     """
     stages = stage_layers(model)
     stage_of = {layer.name: name for name, layers in stages.items() for layer in layers}
@@ -124,7 +124,7 @@ def split_stages(model: keras.Model) -> tuple[Stage, ...]:
 
 
 def layer_seed(seed: int, name: str) -> int:
-    """Returns the seed of a layer's initial weights: a pure function of the model's seed and name.
+    """Returns the seed of a layer's weights, a pure function of the model's seed and the name.
 
     >>> layer_seed(0, "encoder_0_conv_1") == layer_seed(0, "encoder_0_conv_1")
     True
@@ -135,15 +135,15 @@ def layer_seed(seed: int, name: str) -> int:
 def check_image_size(
     image_size: Sequence[int | None], *, depth: int, model: str
 ) -> tuple[int | None, int | None]:
-    """Returns height and width, checked to halve `depth` times.
+    """Returns height and width, after checking that they can be halved `depth` times.
 
     Raises:
-      ValueError: they are not two, not positive, or not divisible by 2**depth.
+      ValueError: there are not two, or one is not positive or not divisible by 2**depth.
 
     >>> check_image_size((100, 128), depth=4, model="unet")
     Traceback (most recent call last):
       ...
-    ValueError: Cannot build unet: image size 100x128 does not halve 4 times. \
+    ValueError: Cannot build unet: image size 100x128 cannot be halved 4 times. \
 Use a multiple of 16: 96x128 or 112x128.
     """
     size = tuple(image_size)
@@ -158,7 +158,7 @@ Use a multiple of 16: 96x128 or 112x128.
         above = [side and -(-side // step) * step for side in size]
         nearest = dict.fromkeys("x".join(map(str, near)) for near in (below, above))
         raise ValueError(
-            f"Cannot build {model}: image size {size[0]}x{size[1]} does not halve {depth} times. "
+            f"Cannot build {model}: image size {size[0]}x{size[1]} cannot be halved {depth} times. "
             f"Use a multiple of {step}: {' or '.join(nearest)}."
         )
     return size

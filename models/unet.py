@@ -1,4 +1,4 @@
-"""The U-Net, as named stages."""
+"""The U-Net, built from named stages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,30 +32,30 @@ def unet(
 ) -> keras.Model:
     """Returns a new U-Net.
 
-    Of the paper, with three differences that are usual since: the convolutions are padded, so that
-    the logits have the image's size; they are normalized before the ReLU; and there is no dropout.
+    It follows the paper with three common changes: the convolutions are padded, so the logits have
+    the image's size; they are normalized before the ReLU; and there is no dropout.
 
     Args:
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
-      num_classes: how many logits a pixel has.
-      channels: how many an image has.
-      base_filters: of the first level; each level below has twice as many. 64 in the paper.
-      depth: how many 2x2 poolings there are. 4 in the paper.
+      num_classes: the number of logits per pixel.
+      channels: the number of channels of an image.
+      base_filters: the filters of the first level, 64 in the paper; each level below doubles them.
+      depth: the number of 2x2 poolings, 4 in the paper.
       norm: one of `tfdist.models.layers.NORMS`; with `none`, the convolutions have biases instead.
-      pretrained: not available: there are no such weights.
-      seed: of the initial weights, which are a pure function of it.
-      mean: what is subtracted from the images, for all channels or for each.
-      std: what they are then divided by.
-      stage_scope: from a stage's name to the context that it is built in.
+      pretrained: must be False: there are no pretrained weights.
+      seed: the seed of the initial weights, which are a pure function of it.
+      mean: what to subtract from the images, for all channels or for each.
+      std: what to divide the result by, for all channels or for each.
+      stage_scope: returns the context to build a stage in.
 
     Returns:
-      A `keras.Model` from float [batch, height, width, channels], in [0, 255], to logits: float32
-      (float64 under that policy) [batch, height, width, num_classes]. Its stages are those of
-      `tfdist.models.stages.stage_names(depth)`.
+      A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:
+      float32 (float64 under that policy) [batch, height, width, num_classes]. Its stages are those
+      of `tfdist.models.stages.stage_names(depth)`.
 
     Raises:
-      ValueError: an image size that does not halve `depth` times; a count below 1; an unknown norm;
-        `pretrained`.
+      ValueError: the image size cannot be halved `depth` times, a count is below 1, the norm is
+        unknown, or `pretrained` is set.
 
     Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), section 2; He et al. 2015
     (arXiv:1502.01852), equation 10, for the initial weights.
@@ -91,15 +91,15 @@ def unet(
 
 
 def encoder_stage(x, *, stage: str, filters: int, norm: str, seed: int):
-    """Returns the skip [batch, h, w, filters] of x [batch, h, w, c], and it pooled to half."""
+    """Returns the skip [batch, h, w, filters] for x [batch, h, w, c], and the pooled skip."""
     skip = conv_block(x, stage=stage, filters=filters, norm=norm, seed=seed)
     return skip, keras.layers.MaxPooling2D(name=f"{stage}_pool")(skip)
 
 
 def decoder_stage(x, skip, *, stage: str, filters: int, norm: str, seed: int):
-    """Returns [batch, h, w, filters] of x [batch, h/2, w/2, c]; skip is [batch, h, w, s] or None.
+    """Returns [batch, h, w, filters] for x [batch, h/2, w/2, c]; skip is [batch, h, w, s] or None.
 
-    x is brought to the skip's size by a transposed convolution, joined to it, and convolved twice.
+    A transposed convolution upsamples x, which is then joined to the skip and convolved twice.
     """
     name = f"{stage}_up"
     x = keras.layers.Conv2DTranspose(
@@ -111,7 +111,7 @@ def decoder_stage(x, skip, *, stage: str, filters: int, norm: str, seed: int):
 
 
 def conv_block(x, *, stage: str, filters: int, norm: str, seed: int):
-    """Returns [batch, h, w, filters] of [batch, h, w, c]: twice convolution, norm and ReLU."""
+    """Returns [batch, h, w, filters] for [batch, h, w, c]: convolution, norm and ReLU, twice."""
     for i in (1, 2):
         name = f"{stage}_conv_{i}"
         x = keras.layers.Conv2D(
@@ -129,7 +129,7 @@ def conv_block(x, *, stage: str, filters: int, norm: str, seed: int):
 
 
 def head_stage(x, *, num_classes: int, seed: int):
-    """Returns the logits [batch, h, w, num_classes] of [batch, h, w, c], at least in float32."""
+    """Returns the logits [batch, h, w, num_classes] for [batch, h, w, c], at least in float32."""
     name = "head_logits"
     return keras.layers.Conv2D(
         num_classes,
@@ -143,11 +143,11 @@ def head_stage(x, *, num_classes: int, seed: int):
 def make_rescaling(
     mean: float | Sequence[float], std: float | Sequence[float], *, name: str
 ) -> keras.layers.Rescaling:
-    """Returns the layer from raw images to (images - mean) / std, at least in float32.
+    """Returns a layer that maps images to (images - mean) / std, at least in float32.
 
     Args:
-      mean: for all channels or for each.
-      std: for all channels or for each, or one for all.
+      mean: one value for all channels, or one per channel.
+      std: one value for all channels, or one per channel.
       name: the layer's name.
     """
     if isinstance(mean, Sequence):
@@ -175,5 +175,5 @@ def _he_normal(seed, name):
 
 
 def _wide_dtype():
-    """What images and logits are in: half precision would lose some of their digits."""
+    """Returns the dtype of images and logits; half precision would lose some of their digits."""
     return "float64" if keras.config.dtype_policy().compute_dtype == "float64" else "float32"

@@ -181,7 +181,7 @@ def test_a_damaged_cache_is_made_again(path_with_spaces, caplog, name, damage, p
     damage(find_file(directory, name))
     assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
     [record] = caplog.records
-    assert record.message.endswith(f"is damaged: {problem}. Making it again.")
+    assert record.message.endswith(f"is damaged: {problem}. Rebuilding it.")
     assert_is_ramp(cache_source(ramp, "disk", directory=directory, quiet=True))
     assert len(ramp.reads) == 2
     assert len(os.listdir(directory)) == 1
@@ -289,8 +289,8 @@ def test_a_source_that_is_not_what_it_says_is_refused(path_with_spaces):
             yield np.zeros((2, 4, 3), np.uint8), np.zeros((2, 4), np.uint8)
 
     for kind, message in (
-        (Short, "Short: it gives 1 examples, and num_examples is 2"),
-        (Long, "Long: it gives more examples, and num_examples is 2"),
+        (Short, "Short: it yields 1 examples, but num_examples is 2"),
+        (Long, "Long: it yields more examples, but num_examples is 2"),
         (
             Wide,
             r"example 0 of Wide: its shapes are \(2, 4, 3\) and \(2, 4\) instead of \(2, 3, 3\)",

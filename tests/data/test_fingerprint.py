@@ -111,12 +111,12 @@ def test_arrays_change_with_their_rows():
     changed = x.copy()
     changed[3, 1] = -1
     new = fingerprint_arrays(x=changed, y=y)
-    assert describe_difference(old, new) == "row 3 of array 0 changed"
+    assert describe_difference(old, new) == "example 3 of array 0 changed"
     changed[7, 1] = -1
     new = fingerprint_arrays(x=changed, y=y)
-    assert describe_difference(old, new) == "rows between 3 and 7 of array 0 changed"
+    assert describe_difference(old, new) == "examples between 3 and 7 of array 0 changed"
     new = fingerprint_arrays(x=x, y=np.array([b"ab", b"c"] * 5, object))
-    assert describe_difference(old, new) == "rows between 0 and 9 of array 1 changed"
+    assert describe_difference(old, new) == "examples between 0 and 9 of array 1 changed"
     new = fingerprint_arrays(x=x[:5], y=y[:5])
     assert describe_difference(old, new, split="training") == "5 training examples instead of 10"
     new = fingerprint_arrays(x=x.astype(np.float32), y=y)

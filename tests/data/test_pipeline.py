@@ -321,7 +321,7 @@ def test_split_batches_refuses_batches_without_rows():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(dataset)
     error = as_user_error(caught.value)
-    assert str(error).startswith("Cannot train on a batch without rows")
+    assert str(error).startswith("Cannot train on a batch without examples")
 
 
 def test_split_batches_refuses_scalars_and_sparse_tensors():

@@ -181,10 +181,10 @@ def test_keras_s_own_layers_compute_the_same(name, policy):
     [
         ({"depth": 1}, "depth is 1. Give 2 to 5"),
         ({"depth": 6}, "depth is 6. Give 2 to 5"),
-        ({"image_size": (64, 65)}, "64x65 does not halve 4 times. Use a multiple of 16"),
+        ({"image_size": (64, 65)}, "64x65 cannot be halved 4 times. Use a multiple of 16"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"norm": "btch"}, "unknown norm 'btch'"),
-        ({"pretrained": True, "channels": 1}, "for 3 channels, channels is 1. Give 3"),
+        ({"pretrained": True, "channels": 1}, "for 3 channels, but channels is 1. Give 3"),
         ({"pretrained": True, "norm": "group"}, "norm is group. Give sync_batch or batch"),
     ],
 )

@@ -245,8 +245,8 @@ def test_saved_model_loads_the_same(path_with_spaces):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": (100, 70)}, r"100x70 does not halve 2 times\. .* of 4: 100x68 or 100x72\."),
-        ({"image_size": (None, 3)}, r"Nonex3 does not halve .*: Nonex4\."),
+        ({"image_size": (100, 70)}, r"100x70 cannot be halved 2 times\. .*: 100x68 or 100x72\."),
+        ({"image_size": (None, 3)}, r"Nonex3 cannot be halved .*: Nonex4\."),
         ({"image_size": (16,)}, r"image size is \(16,\)\. Give height and width"),
         ({"image_size": (16, 0)}, "positive or None"),
         ({"num_classes": 0}, "num_classes is 0. Give at least 1"),

@@ -128,7 +128,7 @@ def test_counts_the_largest_stage_and_what_is_between_stages():
 def test_bad_input_costs_one_line(tmp_path, capfd):
     assert dry_run(*SMALL, f"--run_dir={tmp_path}/run", "--image_size=18,16") == 2
     err = capfd.readouterr().err
-    assert "18x16 does not halve" in err
+    assert "18x16 cannot be halved" in err
     assert len(err.splitlines()) == 1
 
 

@@ -1,6 +1,6 @@
-"""`python -m tfdist.benchmark`: how fast strategies and precisions are, against baselines.
+"""`python -m tfdist.benchmark`: compares the speed of strategies, precisions and baselines.
 
-Every contestant runs in processes of its own, in turns, on the same batches in memory.
+Every configuration runs in its own processes, in turns, on the same batches in memory.
 """
 
 import datetime
@@ -29,13 +29,13 @@ def main() -> int:
 
 
 def run_benchmark(options: BenchmarkOptions) -> int:
-    """Measures the contestants and prints a table.
+    """Measures the configurations and prints a table.
 
     Returns:
       0, or 1 if one of them failed.
 
     Raises:
-      TfdistError: bad input.
+      TfdistError: the input is invalid.
     """
     from tfdist.benchmark import runs, table
 
@@ -81,11 +81,11 @@ def _describe(options: BenchmarkOptions, contestants: list[Contestant]) -> str:
     model, contest = options.model, options.contest
     height, width = model.image_size
     subject = model.task or (
-        f"{model.model} of {model.base_filters} filters, depth {model.depth}, {height}x{width}x3"
+        f"{model.model} with {model.base_filters} filters, depth {model.depth}, {height}x{width}x3"
     )
     return (
         f"{subject}, batches of {model.global_batch_size}; {len(contestants)} "
-        f"contestants, {contest.rounds} rounds of {contest.steps} steps; {describe_machine()}."
+        f"configurations, {contest.rounds} rounds of {contest.steps} steps; {describe_machine()}."
     )
 
 

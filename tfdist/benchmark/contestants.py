@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark."""
+"""The configurations that a benchmark measures."""
 
 import os
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """One thing to measure.
+    """One configuration to measure.
 
     Attributes:
-      kind: `trainer`, one of `BASELINES`, `ceiling` for the convolutions alone, or what another
-        benchmark measures.
-      strategy, precision: as of `tfdist.train`.
-      replicas: of one process.
-      workers: processes that train; parameter servers come on top.
-      cores: what the process may use; 0 for all.
+      kind: `trainer`, one of `BASELINES`, `ceiling` for the convolutions alone, or a kind that
+        another benchmark defines.
+      strategy, precision: see `tfdist.train`.
+      replicas: the number of replicas of one process.
+      workers: the number of processes that train, without parameter servers.
+      cores: the number of cores that the process may use; 0 for all.
     """
 
     kind: str = "trainer"
@@ -37,7 +37,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """What it is called in tables, the precision aside."""
+        """The name in tables, without the precision."""
         name = self.strategy if self.kind == "trainer" else _NAMES.get(self.kind, self.kind)
         if self.cores:
             return f"{name}, {self.cores} core{'s' * (self.cores > 1)}"
@@ -47,10 +47,10 @@ class Contestant:
 
 
 def list_contestants(options: BenchmarkOptions) -> list[Contestant]:
-    """Returns everything that the options ask for, each once.
+    """Returns the configurations that the options ask for, each once.
 
-    Several workers of one machine are compared with one process on a worker's share of its
-    cores, which is added.
+    For several workers on one machine, a configuration to compare them with is added: one process
+    on as many cores as each worker has.
     """
     found = [
         contestant
@@ -61,7 +61,7 @@ def list_contestants(options: BenchmarkOptions) -> list[Contestant]:
 
 
 def find_lone_worker(contestant: Contestant) -> Contestant | None:
-    """Returns one process on the cores that a contestant's worker has; None if it has no core."""
+    """Returns one process on as many cores as a worker has; None if a worker has no core."""
     cores = len(os.sched_getaffinity(0)) // contestant.workers
     return Contestant(precision=contestant.precision, cores=cores) if cores else None
 

@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""Describes the machine that a benchmark runs on."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def describe_machine() -> str:
-    """Returns the processor and the cores that this process may use, in words."""
+    """Returns the name of the processor and the number of cores that this process may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"

@@ -1,4 +1,4 @@
-"""Measures one contestant, in a process of its own."""
+"""Measures one configuration, in its own process."""
 
 import resource
 import time
@@ -22,11 +22,11 @@ from tfdist.training.trainer import Trainer
 
 
 def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any] | None:
-    """Trains a contestant for some steps.
+    """Trains a configuration for some steps.
 
     Returns:
       `examples_per_second` over the measured steps, `first_step_s` (tracing included), and
-      `peak_memory_bytes` of this process; None in a process that is not the chief.
+      `peak_memory_bytes` and `cpu_s` of this process; None in a process that is not the chief.
     """
     train_options = _make_train_options(contestant, options)
     config = None
@@ -34,7 +34,7 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
         config = processes.join_cluster(train_options)
     if contestant.kind == "trainer":
         assembly.configure_process(train_options)
-    else:  # as its user would have it, without what tfdist sets up
+    else:  # a baseline runs without what tfdist configures
         devices.configure_precision(contestant.precision)
     if config and not config.is_chief and STRATEGIES[contestant.strategy].traits.has_servers:
         run_server(config)
@@ -83,10 +83,10 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
 
 
 def measure_ceilings(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
-    """Measures the machine with the model's convolutions, at a contestant's precision.
+    """Measures the machine with the model's convolutions, at a configuration's precision.
 
     Returns:
-      Operations a second: `flops_per_second` of the fastest convolution, and
+      Operations per second: `flops_per_second` of the fastest convolution, and
       `own_flops_per_second` of all together; `flops_per_example` of a training step.
     """
     assembly.configure_process(_make_train_options(contestant, options))
@@ -103,7 +103,7 @@ def measure_ceilings(contestant: Contestant, options: BenchmarkOptions) -> dict[
 
 
 class Clock(keras.callbacks.Callback):
-    """Notes when each step ended."""
+    """Records when each step ends."""
 
     def __init__(self):
         super().__init__()
@@ -112,14 +112,14 @@ class Clock(keras.callbacks.Callback):
 
     @property
     def first_step_s(self) -> float:
-        """From when it was made to the end of the first step."""
+        """The seconds from the clock's creation to the end of the first step."""
         return self._ends[0] - self._began
 
     def on_train_batch_end(self, batch, logs=None):
         self._ends.append(time.perf_counter())
 
     def measure_rate(self, first: int, last: int) -> float:
-        """Returns steps a second, from the end of one step to that of another."""
+        """Returns steps per second, from the end of one step to the end of another."""
         return (last - first) / (self._ends[last - 1] - self._ends[first - 1])
 
 
@@ -130,7 +130,7 @@ def _count_batches(x: Any, batch_size: int) -> int:
 def _run_loop(
     options: MeasuredModelOptions, examples: tuple[Any, ...], steps: int, clock: Clock
 ) -> None:
-    """Trains as one would by hand, on one device."""
+    """Trains with a loop as one would write it by hand, on one device."""
     model = build_model(options)
     optimizer, loss_of = model.optimizer, model.loss
 

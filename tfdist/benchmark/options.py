@@ -1,4 +1,4 @@
-"""What `python -m tfdist.benchmark` takes; see `tfdist.options`."""
+"""The options of `python -m tfdist.benchmark`; see `tfdist.options`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BASELINES = ("loop", "keras_fit", "keras_layers_fit")
 
 @dataclass(frozen=True, kw_only=True)
 class ContestOptions(OptionGroup):
-    """What is compared."""
+    """Comparison."""
 
     strategies: tuple[str, ...] = option(
         ("one_device", "mirrored"),
@@ -26,43 +26,43 @@ class ContestOptions(OptionGroup):
     )
     precisions: tuple[str, ...] = option(
         ("float32", "mixed_bfloat16"),
-        "precisions of each",
+        "precisions to measure each of them with",
         metavar="float32,mixed_bfloat16",
         choices=PRECISIONS,
     )
     replicas: tuple[int, ...] = option(
         (2,),
-        "mirrored, central_storage: devices of each contestant; the CPU is split where there are "
-        "fewer",
+        "mirrored, central_storage: devices, one configuration per number; the GPUs or the CPU are "
+        "split if there are fewer",
         metavar="2,4",
         minimum=2,
     )
     workers: tuple[int, ...] = option(
         (2,),
-        "strategies of several processes: workers of each contestant",
+        "workers of the strategies with several processes, one configuration per number",
         metavar="2,4",
         minimum=2,
     )
     baselines: tuple[str, ...] = option(
         BASELINES,
-        "what to measure beside the trainer: a loop written by hand, and Keras's fit, with "
+        "what to measure besides the trainer: a loop written by hand, and Keras's fit, with "
         "tfdist's layers and with Keras's own",
         metavar="loop,keras_fit",
         choices=BASELINES,
     )
-    rounds: int = option(3, "times that each is measured, in turns", minimum=1)
-    steps: int = option(12, "measured steps a round", minimum=1)
-    warmup_steps: int = option(4, "steps before those, not measured", minimum=1)
-    timeout_s: float = option(600.0, "seconds after which a contestant has failed", above=0)
+    rounds: int = option(3, "how often to measure each configuration, in turns", minimum=1)
+    steps: int = option(12, "measured steps per round", minimum=1)
+    warmup_steps: int = option(4, "steps before these, which are not measured", minimum=1)
+    timeout_s: float = option(600.0, "seconds until a configuration counts as failed", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModelOptions(OptionGroup):
-    """What is trained for it."""
+    """Model and training."""
 
     task: str = option(
         "",
-        "a task of your own instead, with its flags: package.module:Class or FILE.py:Class",
+        "a task of your own to use instead, with its flags: package.module:Class or FILE.py:Class",
         metavar="FILE.py:Class",
     )
     model: str = inherit(Segmentation, "model")
@@ -75,7 +75,7 @@ class MeasuredModelOptions(OptionGroup):
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["MeasuredModelOptions"]:
-        """Returns the class with the options of a task that is named."""
+        """Returns the class with the options of the chosen task, if any."""
         name = chosen.get("task")
         kind: Any = find_task(name) if name else None
         return join_task(MeasuredModelOptions, kind) if kind else MeasuredModelOptions
@@ -83,7 +83,7 @@ class MeasuredModelOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkReportOptions(OptionGroup):
-    """What is said of it."""
+    """Report."""
 
     output: str = option(
         "", "write results.json and throughput.svg to this directory", metavar="DIR"
@@ -94,10 +94,10 @@ class BenchmarkReportOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(CommandOptions):
-    """Everything that `python -m tfdist.benchmark` takes.
+    """The options of `python -m tfdist.benchmark`.
 
     Attributes:
-      contest, model, run: the groups.
+      contest, model, run: the groups of options.
     """
 
     contest: ContestOptions = ContestOptions()

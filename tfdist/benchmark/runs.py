@@ -1,4 +1,4 @@
-"""Runs the contestants in turns, each time in processes of its own."""
+"""Runs the configurations in turns, each time in new processes."""
 
 import dataclasses
 import json
@@ -29,19 +29,19 @@ def run_rounds(
     *,
     measure: Measure | None = None,
 ) -> Findings:
-    """Measures every contestant once a round; every other round goes backwards.
+    """Measures every configuration once per round, in reverse order in every other round.
 
-    The machine itself, the ceilings, is measured once more when all is done.
+    The ceilings, which measure the machine itself, are measured once more at the end.
 
     Args:
-      contestants: whom.
-      options: of the benchmark.
-      report: told each finding as it is there, with the number of its round from 1.
-      measure: measures one of them once; `run_contestant` by default.
+      contestants: the configurations to measure.
+      options: the options of the benchmark.
+      report: called with each finding as soon as it is known, and its round, counted from 1.
+      measure: measures one configuration once; `run_contestant` by default.
 
     Returns:
-      Each one's findings, one a round, and one more of a ceiling; `error` is in those that
-      failed, which are not tried again.
+      The findings of each configuration: one per round, and one more of a ceiling. A finding with
+      `error` failed, and its configuration is not measured again.
     """
     measure = measure or run_contestant
     found: Findings = {contestant: [] for contestant in contestants}
@@ -60,10 +60,10 @@ def run_rounds(
 
 
 def run_contestant(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
-    """Measures one contestant once.
+    """Measures one configuration once.
 
     Returns:
-      What `measure` or `measure_ceilings` found; `error` alone, one line, if it failed.
+      The result of `measure` or `measure_ceilings`, or only `error`, one line, if it failed.
     """
     return run_task(
         {"contestant": dataclasses.asdict(contestant), "options": options.to_dict()},
@@ -82,16 +82,16 @@ def run_task(
     ps: int = 0,
     timeout_s: float,
 ) -> dict[str, Any]:
-    """Runs a command in one process or a cluster of them, without a word.
+    """Runs a command in one process or in a cluster of them, without showing its output.
 
     Args:
-      task: what is in `task.json` of the directory whose name the command gets.
-      command: and its arguments before the directory.
-      workers, ps: processes.
-      timeout_s: seconds after which they have failed.
+      task: the contents of `task.json` in a directory, which is the command's last argument.
+      command: the command and its other arguments.
+      workers, ps: the number of workers and of parameter servers.
+      timeout_s: the seconds until the command counts as failed.
 
     Returns:
-      What they left in `result.json` there; `error` alone, one line, if one of them failed.
+      The contents of `result.json` in the directory, or only `error`, one line, if it failed.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         (Path(directory) / "task.json").write_text(json.dumps(task))
@@ -106,15 +106,15 @@ def run_task(
             environ=dict(cluster.read_environment()) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         )
         if result.timed_out:
-            return {"error": f"not done after {timeout_s:g} s (--timeout_s)"}
+            return {"error": f"not finished after {timeout_s:g} s (--timeout_s)"}
         if result.status:
             task_result = next(t for t in result.tasks if t.name == result.first_failed)
-            said = last_lines(task_result.log.read_bytes()) or ["it said nothing"]
+            said = last_lines(task_result.log.read_bytes()) or ["it printed nothing"]
             return {"error": f"{task_result.name}: {said[-1]}"}
         return json.loads((Path(directory) / "result.json").read_text())
 
 
 def median_of(findings: Sequence[dict[str, Any]], key: str) -> float | None:
-    """Returns the median of a key over the rounds; None where there is none."""
+    """Returns the median of a value over the rounds, or None if no round has it."""
     values = [finding[key] for finding in findings if key in finding]
     return statistics.median(values) if values else None

@@ -1,4 +1,4 @@
-"""What the contestants train: a network of the project's own on noise, or a task of the user's."""
+"""What all configurations train: one of tfdist's models on noise, or a task of the user."""
 
 import functools
 from typing import Any
@@ -14,15 +14,15 @@ from tfdist.tasks.base import Data, Task
 from tfdist.tasks.registry import select_task
 from tfdist.tasks.sources import to_sources
 
-_BATCHES = 4  # that are kept in memory and seen again and again
+_BATCHES = 4  # kept in memory and used again and again
 
 
 def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) -> keras.Model:
-    """Returns the compiled model that all contestants train.
+    """Returns the compiled model that all configurations train.
 
     Args:
-      options: its size, or its task.
-      keras_layers: with Keras's own batch normalization instead of tfdist's.
+      options: the size of the model, or the task.
+      keras_layers: whether to use Keras's own batch normalization instead of tfdist's.
     """
     optimizer = keras.optimizers.Adam(1e-3)
     if options.task:
@@ -41,7 +41,7 @@ def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) ->
     )
     if keras_layers:
         model = _use_keras_layers(model)
-    # "auto" would take XLA, which is slower on CPUs.
+    # "auto" would use XLA, which is slower on CPUs.
     jit = bool(tf.config.list_physical_devices("GPU"))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=jit)
@@ -49,10 +49,10 @@ def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) ->
 
 
 def make_batches(options: MeasuredModelOptions) -> tuple[Any, ...]:
-    """Returns some batches of examples, as `fit` takes them: `(x, y)` or `(x, y, sample_weight)`.
+    """Returns the examples of some batches for `fit`: `(x, y)` or `(x, y, sample_weight)`.
 
-    They are the task's first training examples, or noise: images, float32 in [0, 255], and class
-    indices, int32, of each pixel.
+    They are the task's first training examples, or noise: images, float32 in [0, 255], and the
+    class of each pixel, int32.
     """
     count = _BATCHES * options.global_batch_size
     if options.task:

@@ -1,4 +1,4 @@
-"""A benchmark's findings as a table, as JSON and as a picture."""
+"""Formats a benchmark's findings as a table, as JSON and as a picture."""
 
 import html
 from collections.abc import Sequence
@@ -9,37 +9,37 @@ from tfdist.benchmark.contestants import Contestant, find_lone_worker
 from tfdist.benchmark.runs import Findings, median_of
 
 HEADS = (
-    "contestant",
+    "configuration",
     "precision",
     "examples/s",
     "range",
-    "of one device",
+    "vs. one device",
     "scaling",
-    "of the convolutions",
-    "of the peak",
+    "vs. convolutions",
+    "MFU",
     "memory MiB",
     "first step s",
 )
-_WIDTH, _ROW, _LABEL = 720, 22, 330  # of the picture, in pixels
-_NUMBER = 60  # that a number at a bar's end takes
-# Okabe and Ito's colors that are seen on white and on black.
+_WIDTH, _ROW, _LABEL = 720, 22, 330  # sizes in the picture, in pixels
+_NUMBER = 60  # the width of the number at a bar's end, in pixels
+# Colors of Okabe and Ito that are visible on white and on black.
 _TRAINER, _BASELINE = "#0072b2", "#e69f00"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One contestant's medians over the rounds, beside the most that the machine did in any.
+    """The medians of one configuration over the rounds, relative to the machine's best.
 
     Attributes:
-      contestant: who.
-      examples_per_second, lowest, highest: over the rounds; None if it failed.
-      of_one_device: its speed over that of the trainer on one device, at the same precision.
-      scaling: its speed over that of one process on its share of the cores, times the workers.
-      of_convolutions: its operations a second over those of the model's convolutions alone.
-      of_peak: over those of the fastest of these convolutions (model FLOPs utilization).
-      memory_mib: the most memory that its (chief's) process used.
-      first_step_s: from the start of the training to the end of the first step.
-      error: why it failed, one line; empty if it did not.
+      contestant: the configuration.
+      examples_per_second, lowest, highest: median, minimum and maximum; None if it failed.
+      of_one_device: its speed relative to the trainer on one device, at the same precision.
+      scaling: its speed relative to one process on a worker's cores, times the workers.
+      of_convolutions: its operations per second relative to the model's convolutions alone.
+      of_peak: the same relative to the fastest of these convolutions (MFU).
+      memory_mib: the peak memory of its (chief's) process.
+      first_step_s: the time from the start of training to the end of the first step.
+      error: why it failed, in one line; empty if it did not.
     """
 
     contestant: Contestant
@@ -56,7 +56,7 @@ class Row:
 
 
 def make_rows(found: Findings) -> list[Row]:
-    """Returns a row a contestant, the ceilings aside."""
+    """Returns one row per configuration, without the ceilings."""
     return [_make_row(c, found) for c in found if c.kind != "ceiling"]
 
 
@@ -70,7 +70,7 @@ def _make_row(contestant: Contestant, found: Findings) -> Row:
     precision = contestant.precision
     one_device = _find_rate(found, Contestant(precision=precision))
     ceiling = found.get(Contestant(kind="ceiling", precision=precision), [])
-    # Other programs only ever slow the machine: the largest finding is nearest to what it can do.
+    # Other programs can only slow the machine down, so the largest finding is nearest to its limit.
     per_image, together, fastest = (
         max((finding[key] for finding in ceiling if key in finding), default=None)
         for key in ("flops_per_example", "own_flops_per_second", "flops_per_second")
@@ -101,7 +101,7 @@ def _find_rate(found: Findings, contestant: Contestant) -> float | None:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Returns the rows as a table to read, and what each number is."""
+    """Returns the rows as a text table, followed by the errors."""
     lines = [_join(HEADS), *(_join(_list_cells(row)) for row in rows)]
     lines += [
         f"{row.contestant.name}, {row.contestant.precision}: {row.error}"
@@ -112,7 +112,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def to_json(found: Findings) -> dict[str, Any]:
-    """Returns the rows, and each round's findings, ready for JSON."""
+    """Returns the rows and the findings of each round, ready for JSON."""
     return {
         "rows": [asdict(row) | {"name": row.contestant.name} for row in make_rows(found)],
         "rounds": [
@@ -123,7 +123,7 @@ def to_json(found: Findings) -> dict[str, Any]:
 
 
 def draw_bars(rows: Sequence[Row]) -> str:
-    """Returns an SVG: a bar a contestant, as long as its examples a second."""
+    """Returns an SVG with one bar per configuration, for its examples per second."""
     shown = [row for row in rows if row.examples_per_second]
     longest = max((row.examples_per_second or 0.0 for row in shown), default=1.0)
     parts = []

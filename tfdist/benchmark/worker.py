@@ -1,4 +1,4 @@
-"""One process of a contestant: `python -m tfdist.benchmark.worker DIRECTORY`."""
+"""One process of a configuration: `python -m tfdist.benchmark.worker DIRECTORY`."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tfdist.errors import TfdistError, TrainingError
 
 
 def main(directory: str) -> int:
-    """Measures what `task.json` says and writes `result.json`; what is wrong is the last line."""
+    """Measures what `task.json` describes and writes `result.json`; prints an error last."""
     task = json.loads((Path(directory) / "task.json").read_text())
     contestant = Contestant(**task["contestant"])
     options = BenchmarkOptions.from_dict(task["options"])

@@ -1,4 +1,4 @@
-"""Decoded examples as bytes, in memory or in a mapped file, read at random."""
+"""Caches decoded examples for random access, in memory or in memory-mapped files."""
 
 import dataclasses
 import hashlib
@@ -33,13 +33,13 @@ _MAX_LISTED_FILES = 100_000
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class CachedSource(BatchSource):
-    """Examples that are kept; build it with `cache_source`.
+    """A cache of another source's examples; `cache_source` builds it.
 
     Attributes:
-      leaves: for each tensor of an example, [num_examples, ...].
-      spec: of one example.
-      origin: the fingerprint of the source that was cached, at that time.
-      origin_info: what that source knew of its examples.
+      leaves: an array [num_examples, ...] for each tensor of an example.
+      spec: the structure of `tf.TensorSpec` of one example.
+      origin: the fingerprint of the cached source when it was cached.
+      origin_info: the `info` of the cached source.
     """
 
     leaves: tuple["tf.Tensor | MappedFile", ...]
@@ -49,12 +49,12 @@ class CachedSource(BatchSource):
 
     @property
     def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
         return self.spec
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the source that was cached knew of its examples."""
+        """The `info` of the cached source."""
         return self.origin_info
 
     def load_batch(self, indices: tf.Tensor) -> Any:
@@ -67,18 +67,18 @@ class CachedSource(BatchSource):
         return tf.nest.pack_sequence_as(self.spec, rows)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns the fingerprint of what was cached: where it is kept makes no difference."""
+        """Returns the fingerprint of the cached source, wherever the cache is kept."""
         return self.origin
 
 
 @dataclasses.dataclass(frozen=True)
 class MappedFile:
-    """A file of numbers that graphs read without loading it.
+    """A memory-mapped file with one array, which graphs read without loading it.
 
     Attributes:
-      path: of a local file of exactly the shape's number of bytes.
-      shape: of the array in it.
-      dtype: of the array in it.
+      path: the path of a local file, as large as the array.
+      shape: the shape of the array.
+      dtype: the dtype of the array.
     """
 
     path: str
@@ -86,9 +86,9 @@ class MappedFile:
     dtype: tf.DType = tf.uint8
 
     def read(self) -> tf.Tensor:
-        """Returns the array: mapped, so that only what is gathered is read."""
-        # An operation of TensorFlow, unlike np.memmap in a numpy_function, is found by
-        # the other processes of a parameter server's cluster too.
+        """Returns the array, mapped so that only the gathered examples are read."""
+        # Unlike np.memmap in a numpy_function, an operation of TensorFlow also works in the
+        # other processes of a parameter server's cluster.
         return tf.raw_ops.ImmutableConst(
             dtype=self.dtype, shape=self.shape, memory_region_name=self.path
         )
@@ -102,34 +102,34 @@ def cache_source(
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
     quiet: bool = False,
 ) -> Source:
-    """Returns a source of the same examples that is fast at random access.
+    """Returns a source of the same examples with fast random access.
 
-    Every example is read once, in order, and kept in the dtypes of its `stored_spec`; what is
-    kept as integers is rounded.
+    Every example is read once, in order, and kept in the dtypes of its `stored_spec`; values
+    that are kept as integers are rounded.
 
     Args:
-      source: of examples of one shape.
-      where: "memory"; "disk", a mapped file that later runs find again as long as the
-        source, its code and its files are the same, and make again if it is damaged;
+      source: a source whose examples all have the same shape.
+      where: "memory"; "disk", memory-mapped files that later runs use again as long as the
+        source, its code and its files are the same, and that are rebuilt if damaged;
         "auto", memory up to `memory_limit_bytes` and disk beyond; "none", the source
         itself.
-      directory: holds the files of "disk"; a local directory, by default
-        ~/.cache/tfdist.
+      directory: the directory for "disk", which must be local; ~/.cache/tfdist by
+        default.
       memory_limit_bytes: see "auto".
-      quiet: show no progress bar.
+      quiet: whether to hide the progress bar.
 
     Raises:
-      TfdistError: an unknown `where`; "none" for a source without random access;
-        examples of no fixed shape or of strings, or not as many as the source says; a
-        directory that is not local or cannot be written; whatever reading the source raises.
+      TfdistError: `where` is unknown, or "none" for a source without random access; the
+        examples have no fixed shape, contain strings or differ in number from what the source
+        says; the directory is not local or not writable; or reading the source raises it.
     """
     if where not in CACHES:
         raise make_unknown_name_error("cache", where, CACHES)
     if where == "none":
         if not isinstance(source, Source):
             raise TfdistError(
-                "Cannot read this data set without a cache: its examples come one after the "
-                "other. Choose a cache in memory or on disk."
+                "Cannot read this data set without a cache: its examples can only be read in "
+                "order. Choose a cache in memory or on disk."
             )
         return source
     specs = _list_stored(source)
@@ -171,13 +171,13 @@ def _gather(array: "tf.Tensor | MappedFile", indices: tf.Tensor) -> tf.Tensor:
 
 
 def _list_stored(source: Source | SequentialSource) -> list[tf.TensorSpec]:
-    """Returns what is kept of an example, tensor by tensor."""
+    """Returns the specs of the tensors that are kept of an example."""
     specs = tf.nest.flatten(source.stored_spec)
     for spec in specs:
         if not spec.shape.is_fully_defined() or spec.dtype == tf.string:
             raise TfdistError(
                 f"Cannot cache these examples: one of their tensors is {spec.dtype.name} of shape "
-                f"{spec.shape}, and only numbers of a fixed shape can be kept. Use no cache."
+                f"{spec.shape}, and only numbers of a fixed shape can be cached. Use no cache."
             )
     return specs
 
@@ -191,7 +191,7 @@ def _name_files(specs: Sequence[tf.TensorSpec]) -> list[str]:
 
 
 def read_examples(source: Source | SequentialSource) -> Iterator[Any]:
-    """Yields every example in order, a structure of arrays of the dtypes in which it is stored."""
+    """Yields every example in order, as a structure of arrays with the dtypes of `stored_spec`."""
     if isinstance(source, SequentialSource):
         yield from source.read_examples()
         return
@@ -215,7 +215,7 @@ def _to_stored(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[list[np.ndarray]]:
-    """Yields the examples' arrays, and fails if they are not what the source says of itself."""
+    """Yields the arrays of each example; raises if they do not match the source's description."""
     specs = _list_stored(source)
     expected = [tuple(spec.shape) for spec in specs]
     count = 0
@@ -240,11 +240,11 @@ def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[li
         shapes = (" and ".join(map(str, shapes)) for shapes in (found, expected))
         raise TfdistError(
             f"Cannot cache example {count - 1} of {name}: its shapes are {next(shapes)} instead "
-            f"of {next(shapes)}. Mend the source."
+            f"of {next(shapes)}. Fix the source."
         )
     raise TfdistError(
-        f"Cannot cache {name}: it gives {'more' if count > source.num_examples else count} "
-        f"examples, and num_examples is {source.num_examples}. Mend the source."
+        f"Cannot cache {name}: it yields {'more' if count > source.num_examples else count} "
+        f"examples, but num_examples is {source.num_examples}. Fix the source."
     )
 
 
@@ -262,7 +262,7 @@ def _get_local(directory: str | None) -> str:
 def _write_once(
     source: Source | SequentialSource, origin: dict[str, Any], directory: Path, quiet: bool
 ) -> Path:
-    """Returns the folder that holds the source's bytes, writing it unless it is there and whole."""
+    """Returns the folder with the source's bytes; writes it if it is missing or damaged."""
     key = _make_key(source, origin)
     folder = directory / hashlib.sha256(key.encode()).hexdigest()[:24]
     specs = _list_stored(source)
@@ -277,7 +277,7 @@ def _write_once(
             damage = find_damage(folder, sizes_bytes)
             if damage is None:
                 return folder
-            logging.warning("The cache in %r is damaged: %s. Making it again.", str(folder), damage)
+            logging.warning("The cache in %r is damaged: %s. Rebuilding it.", str(folder), damage)
         partial.mkdir(parents=True)
         _write_files(_read_checked(source, quiet), partial, names)
         (partial / "fingerprint.json").write_text(key + "\n")
@@ -308,7 +308,7 @@ def _write_files(
 
 
 def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> None:
-    """Gives a folder that is written its name, unless another process was faster."""
+    """Gives a finished folder its final name, unless another process was faster."""
     try:
         os.rename(partial, folder)
         return
@@ -317,7 +317,7 @@ def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> N
             raise
     if find_damage(folder, sizes_bytes) is None:
         return
-    # A process that still reads the damaged files keeps them until it ends.
+    # A process that still reads the damaged files keeps them open until it ends.
     damaged = partial.with_suffix(".damaged")
     try:
         os.rename(folder, damaged)
@@ -327,7 +327,7 @@ def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> N
 
 
 def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
-    """Returns a text that changes when the source, its code or what it reads does."""
+    """Returns a text that changes when the source, its code or the files that it reads change."""
     what: Any
     if isinstance(source, SequentialSource):
         what = source.get_fingerprint()
@@ -335,11 +335,11 @@ def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
         fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
         try:
             what = [json.dumps(fields, sort_keys=True, default=os.fspath)]
-            if not type(source).__module__.startswith("tfdist."):  # else no field is a path
+            if not type(source).__module__.startswith("tfdist."):  # none of ours has a path
                 what.append(_list_files(fields))
         except TypeError as error:
             raise TfdistError(
-                f"Cannot cache a {type(source).__name__} on disk: nothing tells whether its "
+                f"Cannot cache a {type(source).__name__} on disk: tfdist cannot tell whether its "
                 "contents have changed. Keep the cache in memory."
             ) from error
     key = {
@@ -353,9 +353,9 @@ def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
 
 
 def _list_files(fields: Any) -> list[list[Any]]:
-    """Returns name, size and time of change of each file, and of those in each directory, named.
+    """Returns the name, size and modification time of each file in the fields' paths.
 
-    Of very many files it is the first ones.
+    Directories are walked; only the first `_MAX_LISTED_FILES` files are listed.
     """
     named = (value for value in keras.tree.flatten(fields) if isinstance(value, (str, os.PathLike)))
     paths = itertools.chain.from_iterable(map(_walk, named))
@@ -367,7 +367,7 @@ def _list_files(fields: Any) -> list[list[Any]]:
 
 
 def _walk(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields a file's path, or those of the files in a directory, always in one order."""
+    """Yields the path of a file, or of the files in a directory, always in the same order."""
     if os.path.isfile(path):
         yield os.fspath(path)
     for directory, directories, names in os.walk(path):

@@ -1,4 +1,4 @@
-"""Large files that are written with checksums and checked before they are read."""
+"""Writes large files with checksums, and checks them before they are read."""
 
 import concurrent.futures
 import json
@@ -17,7 +17,7 @@ _MAX_SAMPLED_BLOCKS = 16
 
 
 class CheckedFile:
-    """A file to write from its start to its end; `close` puts it on the disk."""
+    """A file that is written sequentially; `close` syncs it to the disk."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -26,7 +26,7 @@ class CheckedFile:
         self._block_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Adds to the file's end."""
+        """Appends to the file."""
         self._file.write(data)
         view = memoryview(data)
         while len(view):
@@ -39,9 +39,9 @@ class CheckedFile:
             view = view[len(part) :]
 
     def close(self) -> dict[str, Any]:
-        """Closes the file and returns its record: size, time of change, a checksum a block."""
+        """Closes the file and returns its record: size, mtime and one checksum per block."""
         self._file.flush()
-        os.fsync(self._file.fileno())  # or else its size may outlive a power cut, and zeros with it
+        os.fsync(self._file.fileno())  # a power cut could leave the right size, full of zeros
         self._file.close()
         stat = self._path.stat()
         return {
@@ -66,21 +66,21 @@ def write_records(directory: Path, records: Mapping[str, Any]) -> None:
 def find_damage(directory: Path, sizes_bytes: Mapping[str, int]) -> str | None:
     """Returns what is wrong with the files in a directory, or None.
 
-    A file that has been touched since it was written is read whole; of one that has not, up to
-    256 MiB are.
+    A file that was modified after it was written is read in full; of an unmodified one, at most
+    256 MiB are read.
 
     Args:
-      directory: where `write_records` left its own.
-      sizes_bytes: the files there must be -> their sizes.
+      directory: the directory that was given to `write_records`.
+      sizes_bytes: name -> size of each expected file.
 
     Raises:
-      OSError: a file that is there cannot be read.
+      OSError: an existing file cannot be read.
     """
     try:
         records = json.loads((directory / RECORD).read_text())
         for name, size_bytes in sizes_bytes.items():
             if records[name]["size_bytes"] != size_bytes:
-                return f"{RECORD} is of other files"
+                return f"{RECORD} belongs to other files"
             if problem := _find_damage(directory / name, records[name]):
                 return problem
     except FileNotFoundError as error:

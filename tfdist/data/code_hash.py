@@ -1,4 +1,4 @@
-"""A digest of a class's code, which changes when what it computes may have changed."""
+"""Computes a digest of a class's code, which changes when its results may have changed."""
 
 import functools
 import hashlib
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# They hold no cycle but through other objects, and equal ones may be one object or several.
+# Hashed at each occurrence: equal ones may or may not be one object; cycles need other objects.
 _VALUES = (tuple, frozenset, types.CodeType, np.ndarray)
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -17,14 +17,14 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 def hash_code(cls: type) -> str:
     """Returns a digest of a class's name and of its methods' code.
 
-    What a method closes over counts, and so do the functions, classes and constants of the same
-    top-level package that it names, and theirs. Mutable containers do not: they are state. The
-    digest is the same in every process of one version of Python.
+    It covers what a method closes over and, recursively, the functions, classes and constants of
+    the same top-level package that it names. It leaves out mutable containers, which are state.
+    It is the same in every process with the same version of Python.
     """
     package = _get_package(cls)
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
-    alive: list[Any] = []  # an id is only an object's own as long as the object is there
+    alive: list[Any] = []  # an id is unique only as long as its object exists
     waiting: list[Any] = [cls]
     while waiting:
         item = waiting.pop()
@@ -44,7 +44,7 @@ def hash_code(cls: type) -> str:
 
 
 def _list_parts(item: Any, package: str) -> Iterator[Any]:
-    """Yields what else counts of an object."""
+    """Yields the parts of an object that the digest covers."""
     if isinstance(item, type):
         yield f"{item.__module__}.{item.__qualname__}"
         if _get_package(item) == package:
@@ -55,7 +55,7 @@ def _list_parts(item: Any, package: str) -> Iterator[Any]:
         for cell in item.__closure__ or ():
             try:
                 yield cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # the cell is still empty
                 continue
         if item.__module__ and item.__module__.partition(".")[0] == package:
             yield from _list_globals(item, package)
@@ -78,7 +78,7 @@ def _list_parts(item: Any, package: str) -> Iterator[Any]:
         yield f"{array.dtype} {array.shape}"
         if array.dtype != object:
             yield hashlib.blake2b(array.tobytes()).digest()
-    elif hasattr(item, "python_function"):  # of tf.function
+    elif hasattr(item, "python_function"):  # a tf.function
         yield item.python_function
 
 

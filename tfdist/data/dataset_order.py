@@ -1,9 +1,9 @@
-"""Whether a dataset gives the same order twice."""
+"""Tells whether a dataset yields its examples in the same order every time."""
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-# The inputs of each kind of shuffle that hold its two seeds.
+# Shuffle operation -> which of its inputs hold its two seeds.
 _SEEDS = {
     "ShuffleDataset": (2, 3),
     "ShuffleDatasetV3": (2, 3),
@@ -13,10 +13,10 @@ _SEEDS = {
 
 
 def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset is shuffled without a seed, its own or that of the process.
+    """Returns whether a dataset is shuffled with neither its own seed nor a global one.
 
-    Two processes see its examples in different orders, and so does one process twice. What
-    Python's functions or nested datasets do is not known.
+    Such a dataset has a different order in every process, and every time that one process creates
+    it. Shuffling inside Python functions or nested datasets is not detected.
 
     >>> is_shuffled_anew(tf.data.Dataset.range(9).shuffle(9, seed=1))
     False

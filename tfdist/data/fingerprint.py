@@ -1,4 +1,4 @@
-"""What tells one data set from another: counts, sizes and samples of contents, as JSON."""
+"""Fingerprints that identify data sets by counts, sizes and samples of contents, as JSON."""
 
 import concurrent.futures
 import hashlib
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 FORMAT = 1
 
-# A digest for each of so many groups of consecutive examples at most: the fingerprint stays small,
-# and of a small data set each example has its own.
+# The maximum number of groups of consecutive examples. Each group has one digest, so the
+# fingerprint stays small; in a small data set, each example is a group.
 _MAX_GROUPS = 256
 _MAX_LOADED = 5
-# Arrays up to this size are read whole, and files; of larger ones a sample.
+# Arrays and files up to these sizes are read in full, larger ones in samples.
 _WHOLE_ARRAY_BYTES = 256 * 2**20
 _WHOLE_FILE_BYTES = 2**20
 _FILE_SAMPLES = 16
@@ -22,12 +22,12 @@ _THREADS = 16
 
 
 def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str, Any]:
-    """Returns what the fingerprints of all sources begin with.
+    """Returns the part with which the fingerprints of all sources begin.
 
     Args:
-      kind: of the data, such as "folder"; decides what else there is.
-      num_examples: of the source.
-      element_spec: a structure of `tf.TensorSpec`, of one example.
+      kind: the kind of the data, such as "folder", which determines the other parts.
+      num_examples: the number of examples of the source.
+      element_spec: the structure of `tf.TensorSpec` of one example.
     """
     return {
         "format": FORMAT,
@@ -56,14 +56,14 @@ def describe_spec(spec: Any) -> Any:
 def hash_files(files: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Returns a digest of the files of each group of consecutive examples.
 
-    All names and sizes count. Of the first example of each group, which is every example where
-    there are few, the contents count too: small files whole, of large ones some pieces.
+    It covers all names and sizes, and the contents of the first example of each group: small
+    files in full, large ones in samples. With few examples, each of them is a group.
 
     Args:
-      files: for each example its files' paths, by what they are, such as "x".
+      files: for each example, kind of file, such as "x" -> path.
 
     Returns:
-      For each group `first` and `last`, names of files, and a digest for each kind of file.
+      For each group, the names of its `first` and `last` file, and a digest per kind of file.
     """
     groups = split_groups(len(files))
     first = {start for start, _ in groups}
@@ -89,12 +89,12 @@ def hash_files(files: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def hash_arrays(arrays: Any) -> list[list[str]]:
-    """Returns, for each array of a structure, a digest of each group of consecutive rows.
+    """Returns, for each array of a structure, a digest of each group of consecutive examples.
 
-    Arrays that are not large are read whole, of others the first row of each group is.
+    Small arrays are read in full; of large ones, the first example of each group is read.
 
     Args:
-      arrays: a structure of arrays whose first dimension counts examples.
+      arrays: a structure of arrays of shape [num_examples, ...].
     """
     return [_hash_rows(array) for array in tf.nest.flatten(arrays)]
 
@@ -103,8 +103,8 @@ def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dic
     """Returns the digests of a few examples, among them the first and the last.
 
     Args:
-      load: from an index, int64 scalar, to an example.
-      num_examples: how many there are.
+      load: returns the example at an index, int64 scalar.
+      num_examples: the number of examples.
     """
     indices = sorted({int(i) for i in np.linspace(0, num_examples - 1, _MAX_LOADED)})
     found = []
@@ -125,15 +125,15 @@ def hash_text(text: str) -> str:
 def describe_difference(
     old: Mapping[str, Any], new: Mapping[str, Any], *, split: str = ""
 ) -> str | None:
-    """Returns in a few words what differs between two fingerprints, or None.
+    """Returns a short description of how two fingerprints differ, or None.
 
     >>> old = {"kind": "folder", "num_examples": 32}
     >>> describe_difference(old, {"kind": "folder", "num_examples": 64}, split="training")
     '64 training examples instead of 32'
 
     Args:
-      old: as `make_fingerprint` of a source returned it, possibly read from JSON.
-      new: the same, of now.
+      old: the earlier result of a source's `make_fingerprint`, possibly read from JSON.
+      new: the current result.
       split: a word for the examples, such as "training".
     """
     if dict(old) == dict(new):
@@ -159,7 +159,7 @@ def describe_difference(
 
 
 def split_groups(num_examples: int) -> list[tuple[int, int]]:
-    """Returns [start, end) of each group: equal sizes, but for the last.
+    """Returns the [start, end) of each group; all but the last have the same size.
 
     >>> split_groups(3)
     [(0, 1), (1, 2), (2, 3)]
@@ -246,9 +246,9 @@ def _describe_rows(
     for place, pair in enumerate(zip(before, after, strict=False)):
         changed = [group for group, old, new in zip(groups, *pair, strict=False) if old != new]
         if changed:
-            start, stop = changed[0][0], changed[-1][1]
-            rows = f"row {start}" if stop == start + 1 else f"rows between {start} and {stop - 1}"
-            return f"{rows} of array {place} changed"
+            first, last = changed[0][0], changed[-1][1] - 1
+            found = f"example {first}" if first == last else f"examples between {first} and {last}"
+            return f"{found} of array {place} changed"
     return None
 
 

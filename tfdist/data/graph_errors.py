@@ -1,4 +1,4 @@
-"""Carries a user's error through TensorFlow, which wraps it in its own."""
+"""Carries errors meant for the user through TensorFlow, which wraps them in its own."""
 
 import contextlib
 import re
@@ -16,31 +16,31 @@ _ESCAPED = re.compile(r"\\(['\"\\])")
 
 
 def make_graph_error(message: str) -> TfdistError:
-    """Returns an error whose message `as_user_error` finds again.
+    """Returns an error whose message `as_user_error` can recover.
 
-    For Python that TensorFlow calls (`tf.numpy_function`).
+    Raise it in Python code that TensorFlow calls (`tf.numpy_function`).
     """
     return TfdistError(f"{_OPEN}{message}{_CLOSE}")
 
 
 def assert_in_graph(condition: tf.Tensor, message: str | tf.Tensor) -> tf.Operation:
-    """Fails with `message` where `condition` is false, so that `as_user_error` finds it.
+    """Makes a graph fail if a condition is false, with a message `as_user_error` can recover.
 
     Args:
       condition: bool scalar.
       message: one line, or a string scalar built with `tf.strings`.
 
     Returns:
-      The assertion, to be made a control dependency (None when executing eagerly).
+      The assertion, for use as a control dependency (None when executing eagerly).
     """
     marked = tf.strings.join([_OPEN, message, _CLOSE])
     return tf.debugging.Assert(condition, [marked])
 
 
 def as_user_error(exception: BaseException) -> TfdistError | None:
-    """Returns the user's error inside an exception, or None when there is none.
+    """Returns the error meant for the user inside an exception, or None.
 
-    A training loop sees what a dataset raised as a `tf.errors.OpError` many lines long.
+    When a dataset raises an error, a training loop sees a `tf.errors.OpError` of many lines.
     A command that catches it prints this one line instead:
 
     >>> import tensorflow as tf
@@ -62,15 +62,15 @@ def as_user_error(exception: BaseException) -> TfdistError | None:
 
 @contextlib.contextmanager
 def show_user_errors() -> Iterator[None]:
-    """Raises the TfdistError inside another error, where there is one.
+    """Raises the TfdistError inside another error, if there is one.
 
-    A context manager, and a decorator.
+    Use it as a context manager or as a decorator.
     """
     try:
         yield
     except TfdistError:
         raise
-    except Exception as error:  # TensorFlow's, or autograph's
+    except Exception as error:  # of TensorFlow or AutoGraph
         user_error = as_user_error(error)
         if user_error is None:
             raise

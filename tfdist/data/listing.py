@@ -1,4 +1,4 @@
-"""The files of a directory that can be read, and those that are skipped aloud."""
+"""Lists the files of a directory that can be read, and warns of those that are skipped."""
 
 import hashlib
 from collections import Counter
@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Listing:
-    """What a directory holds; hidden files are left out.
+    """The contents of a directory, without hidden files.
 
     Attributes:
-      directory: its path.
-      names: of the files with one of the wanted extensions, sorted.
-      skipped: of everything else, sorted; a directory's ends with a slash.
+      directory: the path of the directory.
+      names: the names of the files with one of the wanted extensions, sorted.
+      skipped: all other names, sorted; those of directories end with a slash.
     """
 
     directory: str
@@ -29,14 +29,14 @@ class Listing:
     skipped: tuple[str, ...]
 
     def describe_skipped(self) -> str:
-        """Returns how many of each kind are skipped, such as "2 .tif, 1 directory"."""
+        """Returns how many files of each kind are skipped, such as "2 .tif, 1 directory"."""
         return _describe_kinds(self.skipped)
 
     def warn_of_skipped(self, *, more: str = "") -> None:
-        """Says in one line what is skipped, if anything is.
+        """Logs one warning that says what is skipped, if anything is.
 
         Args:
-          more: added to the line, such as what is left out because of it.
+          more: a text to append, such as what else is left out as a consequence.
         """
         if self.skipped:
             count = len(self.skipped)
@@ -48,8 +48,8 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
     """Returns the files of a directory on any file system of `tf.io.gfile`.
 
     Args:
-      directory: its path.
-      extensions: the wanted ones, in lower case and with the dot; a name's case is ignored.
+      directory: the path of the directory.
+      extensions: the wanted extensions, in lower case with the dot; case is ignored in names.
     """
     names, skipped = [], []
     for name in sorted(tf.io.gfile.listdir(directory)):
@@ -57,7 +57,7 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
             continue
         if name.lower().endswith(tuple(extensions)):
             names.append(name)
-        # An object store ends a directory's name with a slash.
+        # An object store ends the name of a directory with a slash.
         elif name.endswith("/") or tf.io.gfile.isdir(tf.io.gfile.join(directory, name)):
             skipped.append(f"{name.rstrip('/')}/")
         else:
@@ -82,15 +82,15 @@ def _find_kind(name: str) -> str:
 
 
 def find_split(data_dir: str, split: str, val_fraction: float) -> str:
-    """Returns the directory that holds a split, or of which it is a part.
+    """Returns the directory that holds a split, or from which the split is taken.
 
     Args:
-      data_dir: holds a directory for each split; or, with a fraction, what else `train` holds.
-      split: "train", "val" or another one.
-      val_fraction: the share of the training examples that validation takes; 0 for none.
+      data_dir: holds a directory for each split or, with a fraction, maybe the examples directly.
+      split: "train", "val" or another name.
+      val_fraction: the fraction of the training examples to use for validation; 0 for none.
 
     Raises:
-      TfdistError: there is a directory for validation beside the fraction.
+      TfdistError: a fraction is given although there is a directory for validation.
     """
     gfile = tf.io.gfile
     if not val_fraction or split not in ("train", "val"):
@@ -106,18 +106,18 @@ def find_split(data_dir: str, split: str, val_fraction: float) -> str:
 def take_part(
     items: Sequence[Item], split: str, val_fraction: float, *, name: Callable[[Item], str]
 ) -> list[Item]:
-    """Returns the items that belong to "train" or "val", by a hash of their names.
+    """Returns the items that belong to "train" or "val" according to a hash of their names.
 
-    Which part one belongs to does not change when others are added or removed.
+    The part to which an item belongs does not change when other items are added or removed.
 
     Args:
-      items: of both parts.
-      split: which of them; any other has all items.
-      val_fraction: the share of validation; 0 for no parts.
-      name: the name of an item.
+      items: the items of both parts.
+      split: the part; any other name selects all items.
+      val_fraction: the fraction of the items that belong to "val"; 0 selects all items.
+      name: returns the name of an item.
 
     Raises:
-      TfdistError: a part has none.
+      TfdistError: the part has no items.
     """
     if not val_fraction or split not in ("train", "val"):
         return list(items)

@@ -1,10 +1,10 @@
-"""Global batches as a pure function of (seed, step), dealt out to replicas.
+"""Global batches as a pure function of (seed, step), divided over replicas.
 
-The training stream is the endless concatenation of shuffled epochs of the data.
-Position p = step * global_batch_size + row lies in epoch e = p // n, and holds the example
-that the epoch's permutation puts at p % n; its augmentation is seeded by (seed, p). Nothing
-here depends on the number of replicas, and any step is reached at once. Where batches end with
-the epochs, as Keras's do, step s * k + i of epochs of s steps begins at position k * n + i * B.
+The training stream is the endless concatenation of shuffled epochs of n examples. Position
+p = step * B + i, for example i of a global batch of B, lies in epoch p // n and holds the example
+that the epoch's permutation puts at p % n; its augmentation is seeded by (seed, p). Nothing here
+depends on the number of replicas, and any step can be reached directly. If batches end with the
+epochs, as in Keras, epochs have s steps and step s * k + i begins at position k * n + i * B.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,29 +20,29 @@ from tfdist.errors import TfdistError
 
 MAX_SEED = 2**31 - 1
 
-# What tf.random.experimental.index_shuffle puts before its seed. It takes one seed for
-# many indices only; the operation below it takes a seed an index, which the batch that
-# spans two passes needs. A test holds the two together.
+# What tf.random.experimental.index_shuffle puts before its seed. It takes only one seed for
+# many indices; the operation that it calls takes one seed per index, which a batch that
+# spans two epochs requires. A test checks that the two agree.
 _SHUFFLE_KEY = 498247692
 _SHUFFLE_ROUNDS = 4
 
 
 class BatchAugmentation(Protocol):
-    """What `make_train_dataset` calls."""
+    """The augmentation that `make_train_dataset` calls."""
 
     def augment_batch(self, batch: Any, seeds: Any) -> Any:
-        """Returns a batch changed; row i must depend on row i of the arguments alone.
+        """Returns the augmented batch; example i must depend only on example i and its seed.
 
         Args:
-          batch: of a source.
-          seeds: int64 [rows, 2].
+          batch: a batch of a source.
+          seeds: int64 [batch, 2].
         """
 
 
 def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
     """Returns the number of global batches that cover every example once.
 
-    The last of them runs on into the next pass, since batches of training are full.
+    The last of them may extend into the next epoch; see `ends_epochs` of `make_train_dataset`.
 
     >>> steps_per_epoch(100, 16)
     7
@@ -66,28 +66,28 @@ def make_train_dataset(
 ) -> tf.data.Dataset:
     """Returns the endless stream of this process's per-replica batches.
 
-    The order is step `start_step`'s batch for each of `replicas`, then the next step's,
-    and so on. Together the replicas' batches of a step are the global batch, in order.
+    The stream holds the batch of step `start_step` for each of `replicas`, then those of the
+    next step, and so on. The batches of all replicas at a step are the global batch, in order.
 
     Args:
       source: the examples.
-      global_batch_size: rows of a global batch.
-      seed: of shuffling and augmentation, in [0, 2**31).
-      start_step: the first global batch's number.
-      num_replicas: over all processes.
+      global_batch_size: the number of examples in a global batch.
+      seed: the seed of shuffling and augmentation, in [0, 2**31).
+      start_step: the number of the first global batch.
+      num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.
-      augmentation: applied to the examples.
-      shuffle: without it every epoch is in index order.
-      ends_epochs: whether the last batch of an epoch has the rows that are left, as in Keras,
-        rather than running on into the next epoch.
+      augmentation: the augmentation of the examples, if any.
+      shuffle: whether to shuffle every epoch, rather than to keep the order of the indices.
+      ends_epochs: whether the last batch of an epoch holds only the remaining examples, as in
+        Keras, rather than extending into the next epoch.
       with_places: whether each batch comes with its place, as from `split_batches`.
 
     Returns:
-      A dataset of the source's elements with a batch dimension in front: static where
+      A dataset of the source's elements with a leading batch dimension, which is static if
       `num_replicas` divides every global batch, else None.
 
     Raises:
-      TfdistError: the batch has fewer rows than there are replicas, or the seed or
+      TfdistError: the batch has fewer examples than there are replicas, or the seed or
         start_step is out of range.
     """
     ids = check_replicas(
@@ -120,11 +120,11 @@ def make_train_reader(
     The batches are those of `make_train_dataset`; the function can be called in any graph.
 
     Args:
-      source, global_batch_size, seed, augmentation, shuffle, ends_epochs: as in
+      source, global_batch_size, seed, augmentation, shuffle, ends_epochs: see
         `make_train_dataset`.
 
     Raises:
-      TfdistError: as in `make_train_dataset`.
+      TfdistError: see `make_train_dataset`.
     """
     check_replicas(global_batch_size, 1, None)
     read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
@@ -140,7 +140,7 @@ def make_train_reader(
 def _make_row_finder(
     num_examples: int, global_batch_size: int, ends_epochs: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from a step to its first position in the stream and its rows, int64."""
+    """Returns a function from a step to its first position and its number of examples, int64."""
     size = tf.constant(global_batch_size, tf.int64)
     if not ends_epochs:
         return lambda step: (step * size, size)
@@ -161,10 +161,10 @@ def _make_divider(
     ids: Sequence[int],
     ends_epochs: bool,
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """Returns a function from the number of a batch in the order of `make_train_dataset`.
+    """Returns a function of a batch's number in the order of `make_train_dataset`.
 
-    It gives the global batch's first position in the stream, the replica's rows of it, and their
-    place as from `split_batches`.
+    It returns the global batch's first position in the stream, the rows of it that the replica
+    reads, and their place, as from `split_batches`.
     """
     find_rows = _make_row_finder(num_examples, global_batch_size, ends_epochs)
     is_full = not ends_epochs or num_examples % global_batch_size == 0
@@ -195,9 +195,9 @@ def _make_position_reader(
         raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
 
     def read(positions: tf.Tensor) -> Any:
-        passes, offsets = positions // source.num_examples, positions % source.num_examples
+        epochs, offsets = positions // source.num_examples, positions % source.num_examples
         if shuffle:
-            indices = _shuffle(offsets, seed, passes, source.num_examples)
+            indices = _shuffle(offsets, seed, epochs, source.num_examples)
         else:
             indices = offsets
         batch = source.load_batch(indices)
@@ -214,19 +214,19 @@ def make_eval_dataset(
     num_replicas: int = 1,
     replicas: Sequence[int] | None = None,
 ) -> tf.data.Dataset:
-    """Returns every example exactly once, in index order, as per-replica batches.
+    """Returns a dataset with every example exactly once, in index order, in per-replica batches.
 
     Args:
       source: the examples.
-      global_batch_size: rows of a global batch; the last one may have fewer.
-      num_replicas: over all processes.
+      global_batch_size: the number of examples in a global batch; the last one may have fewer.
+      num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.
 
     Returns:
       A dataset of (batch, place), as from `split_batches`, in the order of `make_train_dataset`.
 
     Raises:
-      TfdistError: the global batch has no row.
+      TfdistError: the global batch has no examples.
     """
     ids = check_replicas(global_batch_size, num_replicas, replicas, at_least_one_row=False)
     num_steps = steps_per_epoch(source.num_examples, global_batch_size)
@@ -245,10 +245,10 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
     The steps are those of `make_eval_dataset`; the function can be called in any graph.
 
     Args:
-      source, global_batch_size: as in `make_eval_dataset`.
+      source, global_batch_size: see `make_eval_dataset`.
 
     Raises:
-      TfdistError: the global batch has no row.
+      TfdistError: the global batch has no examples.
     """
     check_replicas(global_batch_size, 1, None)
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs=True)
@@ -260,13 +260,13 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
     return read
 
 
-def _shuffle(offsets: tf.Tensor, seed: int, passes: tf.Tensor, num_examples: int) -> tf.Tensor:
-    constant = tf.fill(tf.shape(passes), tf.constant(_SHUFFLE_KEY, tf.int64))
-    seeds = tf.stack([constant, tf.fill(tf.shape(passes), tf.constant(seed, tf.int64)), passes], 1)
+def _shuffle(offsets: tf.Tensor, seed: int, epochs: tf.Tensor, num_examples: int) -> tf.Tensor:
+    constant = tf.fill(tf.shape(epochs), tf.constant(_SHUFFLE_KEY, tf.int64))
+    seeds = tf.stack([constant, tf.fill(tf.shape(epochs), tf.constant(seed, tf.int64)), epochs], 1)
     return tf.raw_ops.RandomIndexShuffle(
         index=offsets,
         seed=seeds,
-        max_index=tf.fill(tf.shape(passes), tf.constant(num_examples - 1, tf.int64)),
+        max_index=tf.fill(tf.shape(epochs), tf.constant(num_examples - 1, tf.int64)),
         rounds=_SHUFFLE_ROUNDS,
     )
 

@@ -1,4 +1,4 @@
-"""Shows how many of some items are done: a bar in a terminal, lines elsewhere."""
+"""Shows how many items are done: as a bar in a terminal, as lines elsewhere."""
 
 import sys
 import time
@@ -13,13 +13,13 @@ Item = TypeVar("Item")
 
 
 def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) -> Iterator[Item]:
-    """Yields items while their number is shown on standard output.
+    """Yields items and shows on standard output how many have been done.
 
     Args:
-      items: what is done.
-      total: how many there are.
-      unit: what one is called, such as "example".
-      quiet: whether nothing is shown.
+      items: the items to yield.
+      total: the number of items.
+      unit: the name of one item, such as "example".
+      quiet: whether to show nothing.
     """
     if quiet:
         yield from items

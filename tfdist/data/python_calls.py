@@ -1,4 +1,4 @@
-"""Python that TensorFlow calls while it reads data."""
+"""Python code that TensorFlow calls while it reads data."""
 
 import atexit
 import functools
@@ -13,10 +13,10 @@ import tensorflow as tf
 def call_python(
     function: Callable[..., Any], inputs: Sequence[tf.Tensor], output_types: Any
 ) -> Any:
-    """`tf.numpy_function`, in a process that can end whatever its iterators are doing.
+    """Calls `tf.numpy_function` so that the process can exit whatever its iterators are doing.
 
-    An iterator ends when its last call has; once the interpreter shuts down, a call waits for
-    ever. An iterator that a failure's traceback still holds is therefore let go before that.
+    An iterator ends only after its last call, and once the interpreter shuts down, a call never
+    returns. An iterator that a traceback still refers to is therefore released before that.
     """
     _end_iterators_at_exit()
     return tf.numpy_function(function, inputs, output_types)

@@ -1,4 +1,4 @@
-"""Which rows of a global batch a replica reads."""
+"""Divides the examples of a global batch over replicas."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,19 +12,19 @@ from tfdist.errors import TfdistError
 
 MAX_SEED = 2**31 - 1
 
-# What tf.random.experimental.index_shuffle puts before its seed. It takes one seed for
-# many indices only; the operation below it takes a seed an index, which the batch that
-# spans two passes needs. A test holds the two together.
+# What tf.random.experimental.index_shuffle puts before its seed. It takes only one seed for
+# many indices; the operation that it calls takes one seed per index, which a batch that
+# spans two epochs requires. A test checks that the two agree.
 _SHUFFLE_KEY = 498247692
 _SHUFFLE_ROUNDS = 4
 
 
-_UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of rows"
-_EVEN = "Give each part as many rows, or train on one device."
+_UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of examples"
+_EVEN = "Give each part the same number, or train on one device."
 
 
 def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Returns each replica's [start, end) of a batch: even sizes, the larger first.
+    """Returns the [start, end) of each replica in a batch, with even sizes, the larger first.
 
     >>> split_rows(16, 3)
     [(0, 6), (6, 11), (11, 16)]
@@ -40,15 +40,15 @@ def split_batches(
     """Splits a user's own global batches into per-replica slices, in order.
 
     Args:
-      dataset: of global batches: any structure of tensors that share their first
-        dimension. Batches may differ in size, as the last one does.
-      num_replicas: over all processes.
+      dataset: a dataset of global batches: any structure of tensors that share their first
+        dimension. Batches may differ in size, as the last one often does.
+      num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.
 
     Returns:
-      A dataset of (slice, place). The slices of a global batch differ by at most one row in size.
-      Where it has fewer rows than there are replicas, each slice is the whole of it. The place,
-      int64 [2], is that of the slice's first row, and the global batch's number of rows.
+      A dataset of (slice, place). The sizes of a global batch's slices differ by at most one. If
+      it has fewer examples than there are replicas, each slice is the whole batch. The place, int64
+      [2], is the index of the slice's first example, and the size of the global batch.
 
     Raises:
       TfdistError: the elements are not batches of dense tensors, or a replica's id is
@@ -102,7 +102,7 @@ def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int |
 
 
 def split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor) -> tf.Tensor:
-    """Returns a replica's rows of a global batch, int64: all of it where replicas are more."""
+    """Returns the rows of a global batch that a replica reads, int64; all if there are too few."""
     start, size = _split_dynamic(num_rows, num_replicas, replica)
     is_copied = num_rows < num_replicas
     start = tf.where(is_copied, tf.zeros_like(start), start)
@@ -110,14 +110,14 @@ def split_rows_dynamic(num_rows: tf.Tensor, num_replicas: int, replica: tf.Tenso
 
 
 def _assert_rows(num_rows: tf.Tensor) -> tf.Operation:
-    message = "Cannot train on a batch without rows. Leave empty batches out of the dataset."
+    message = "Cannot train on a batch without examples. Leave empty batches out of the dataset."
     return assert_in_graph(num_rows >= 1, tf.constant(message))
 
 
 def _assert_alike(leaves: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """Fails where the parts of a batch have different numbers of rows, of which some were lost."""
+    """Asserts that the parts of a batch have the same size, since excess examples would be lost."""
     if all(leaf.shape.rank and leaf.shape[0] is not None for leaf in leaves):
-        return []  # they were compared before
+        return []  # compared before, from the static shapes
     first = tf.shape(leaves[0])[0]
     return [
         assert_in_graph(tf.equal(tf.shape(leaf)[0], first), tf.constant(f"{_UNEVEN}. {_EVEN}"))
@@ -128,7 +128,7 @@ def _assert_alike(leaves: Sequence[tf.Tensor]) -> list[tf.Operation]:
 def _split_dynamic(
     num_rows: tf.Tensor, num_replicas: int, replica: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (start, size) of a replica's rows; `split_rows` for tensors."""
+    """Returns (start, size) of a replica's rows, as `split_rows` does, for tensors."""
     size, more = num_rows // num_replicas, num_rows % num_replicas
     start = replica * size + tf.minimum(replica, more)
     return start, size + tf.cast(replica < more, tf.int64)
@@ -137,7 +137,7 @@ def _split_dynamic(
 def make_row_reader(
     global_batch_size: int, num_replicas: int, ids: Sequence[int]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from a place in `ids` to that replica's row numbers, int64."""
+    """Returns a function from a position in `ids` to the row numbers of that replica, int64."""
     parts = split_rows(global_batch_size, num_replicas)
     starts = tf.constant([parts[replica][0] for replica in ids], tf.int64)
     sizes = [parts[replica][1] - parts[replica][0] for replica in ids]

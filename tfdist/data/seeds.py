@@ -1,4 +1,4 @@
-"""Random numbers that are pure functions of a seed, many examples at a time."""
+"""Random numbers that are pure functions of seeds, for many examples at a time."""
 
 import tensorflow as tf
 
@@ -10,12 +10,12 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 def hash_uniform(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Returns `count` uniform numbers for each seed.
 
-    Row i depends on seed i alone, never on what else is in the batch, which
-    `tf.random.stateless_uniform` cannot do without a loop over the examples.
+    Row i depends on seed i alone, never on the rest of the batch. With
+    `tf.random.stateless_uniform`, this would require a loop over the examples.
 
     Args:
       seeds: int64 [batch, 2].
-      count: numbers wanted for each seed.
+      count: how many numbers to return for each seed.
 
     Returns:
       float32 [batch, count], in [0, 1), multiples of 2**-24.

@@ -1,4 +1,4 @@
-"""A source: examples that can be read at any index."""
+"""Sources of examples: with random access, or read from the first to the last."""
 
 import abc
 import dataclasses
@@ -17,13 +17,13 @@ from tfdist.errors import TfdistError
 class Source(abc.ABC):
     """A finite set of examples, each a pure function of its index.
 
-    A subclass says what one example is (`element_spec`) and how to read it (`load`).
-    One that can read many at once overrides `load_batch` too, or derives from
+    A subclass defines what one example is (`element_spec`) and how to read it (`load`).
+    A subclass that can read many at once also overrides `load_batch`, or derives from
     `BatchSource`.
 
     Attributes:
-      num_examples: how many examples there are, at least 1.
-      num_skipped: examples that are left out because they could not be read.
+      num_examples: the number of examples, at least 1.
+      num_skipped: the number of examples left out because they could not be read.
     """
 
     num_examples: int
@@ -32,7 +32,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
 
     @property
     def stored_spec(self) -> Any:
@@ -41,12 +41,12 @@ class Source(abc.ABC):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What a task knows of the examples; a cache of them knows the same."""
+        """What a task must know about the examples; a cache of them has the same."""
         return {}
 
     @abc.abstractmethod
     def load(self, index: tf.Tensor) -> Any:
-        """Returns one example; TensorFlow operations only.
+        """Returns one example, using TensorFlow operations only.
 
         Args:
           index: int64 scalar, in [0, num_examples).
@@ -61,10 +61,10 @@ class Source(abc.ABC):
         return tf.map_fn(self.load, indices, fn_output_signature=self.element_spec)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells these examples from others, as JSON; a few of them are loaded.
+        """Returns a fingerprint of the examples, ready for JSON; loads a few of them.
 
-        Two processes that read the same data return the same, wherever the data lie.
-        `tfdist.data.describe_difference` compares two.
+        Two processes that read the same data return the same, wherever the data is stored.
+        `tfdist.data.describe_difference` compares two fingerprints.
         """
         return {
             **make_header(
@@ -75,7 +75,7 @@ class Source(abc.ABC):
 
 
 class BatchSource(Source):
-    """A source that reads a batch as easily as an example."""
+    """The base class of sources that read a batch as easily as an example."""
 
     @abc.abstractmethod
     def load_batch(self, indices: tf.Tensor) -> Any:
@@ -88,7 +88,7 @@ class BatchSource(Source):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ArraySource(BatchSource):
-    """Arrays in memory, or mapped into it, whose first dimension counts examples.
+    """Arrays [num_examples, ...] in memory or in memory-mapped files.
 
     Build it with `ArraySource.from_arrays`.
 
@@ -105,10 +105,10 @@ class ArraySource(BatchSource):
     ) -> "ArraySource":
         """Returns a source of any nested structure of arrays, such as `(x, y)`.
 
-        Arrays are handed to graphs as inputs, never written into them, so they may be
-        larger than the 2 GB that a graph can hold. An `np.memmap` stays on disk and is
-        read a batch at a time (in this process only: a parameter server's workers
-        cannot reach it).
+        Arrays are passed to graphs as inputs, not as constants, so they may be larger
+        than the 2 GB that a graph can hold. An `np.memmap` stays on disk and is read one
+        batch at a time (in this process only: a parameter server's workers cannot reach
+        it).
 
         >>> source = ArraySource.from_arrays({"x": [[1.0], [2.0]], "y": [0, 1]})
         >>> source.num_examples, source.element_spec["x"].shape
@@ -128,7 +128,7 @@ class ArraySource(BatchSource):
             found = ", ".join(map(str, lengths)) or "no array"
             raise TfdistError(
                 "Cannot make a source of arrays: their first dimensions must be equal "
-                f"and at least 1, found {found}. Give every array one row an example."
+                f"and at least 1, found {found}. Give every array one entry per example."
             )
         return cls(
             num_examples=lengths[0],
@@ -137,17 +137,17 @@ class ArraySource(BatchSource):
 
     @property
     def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
         return tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(leaf.shape[1:], tf.as_dtype(leaf.dtype)), self.arrays
         )
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        """Returns the rows at `indices` (int64 [batch]) of every array."""
+        """Returns the entries at `indices` (int64 [batch]) of every array."""
         return tf.nest.map_structure(lambda leaf: _gather(leaf, indices), self.arrays)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells the arrays from others, as JSON: shapes and a digest of rows."""
+        """Returns a fingerprint of the arrays' shapes and contents, ready for JSON."""
         return {
             **make_header(
                 kind="arrays", num_examples=self.num_examples, element_spec=self.element_spec
@@ -157,7 +157,7 @@ class ArraySource(BatchSource):
 
 
 def _map_arrays(function: Any, arrays: Any) -> Any:
-    # tf.nest would take a list of numbers for a structure; Keras users mean an array.
+    # tf.nest would treat a list of numbers as a structure; Keras users mean an array.
     if isinstance(arrays, dict):
         return {key: _map_arrays(function, value) for key, value in arrays.items()}
     if isinstance(arrays, tuple):
@@ -185,11 +185,11 @@ def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SequentialSource(abc.ABC):
-    """Examples that are read from the first to the last.
+    """The base class of sources whose examples are read from the first to the last.
 
     Attributes:
-      num_examples: how many examples there are.
-      num_skipped: examples that are left out because they could not be read.
+      num_examples: the number of examples.
+      num_skipped: the number of examples left out because they could not be read.
     """
 
     num_examples: int
@@ -198,7 +198,7 @@ class SequentialSource(abc.ABC):
     @property
     @abc.abstractmethod
     def element_spec(self) -> Any:
-        """A structure of `tf.TensorSpec`, of one example without a batch dimension."""
+        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
 
     @property
     def stored_spec(self) -> Any:
@@ -207,25 +207,25 @@ class SequentialSource(abc.ABC):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What a task knows of the examples; a cache of them knows the same."""
+        """What a task must know about the examples; a cache of them has the same."""
         return {}
 
     @abc.abstractmethod
     def read_examples(self) -> Iterator[Any]:
-        """Yields every example in order: a structure of arrays as `stored_spec` has it."""
+        """Yields every example in order, as a structure of arrays that matches `stored_spec`."""
 
     @abc.abstractmethod
     def get_fingerprint(self) -> str:
-        """Returns a text that changes whenever what `read_examples` yields would.
+        """Returns a text that changes whenever the output of `read_examples` does.
 
-        It tells whether a cache on disk can be used again.
+        It decides whether a cache on disk can be used again.
         """
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells these examples from others, as JSON.
+        """Returns a fingerprint of the examples, ready for JSON.
 
-        Two processes that read the same data return the same, wherever the data lie, unless
-        `get_fingerprint` says more, such as where they lie.
+        Two processes that read the same data return the same, wherever the data is stored,
+        unless `get_fingerprint` depends on more, such as the path.
         """
         header = make_header(
             kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec

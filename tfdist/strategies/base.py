@@ -52,8 +52,8 @@ class Traits:
 class Strategy(OptionGroup):
     """Base class of strategies: the options of a strategy, and how it is built from them.
 
-    A strategy is a subclass in a file of its own, whose fields are its flags. It is listed in
-    `tfdist.strategies.registry`, or named by `--strategy=package.module:Class`.
+    A strategy is a subclass in a file of its own, whose fields are its flags: a file of
+    `tfdist.strategies.builtin`, or one named by `--strategy=package.module:Class`.
 
     Attributes:
       name: the value of `--strategy`.

@@ -1,1 +1,1 @@
-"""What is trained: one package a task, on top of the core, which knows none of them."""
+"""Tasks, one package for each, on top of the core, which does not depend on any of them."""

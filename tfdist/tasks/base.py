@@ -1,4 +1,4 @@
-"""What a task is: its options, its data and its model, and what a run shows of it."""
+"""The base class of tasks, which defines a task's options, data, model and reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run.
+    """The training and validation data of a run.
 
     Attributes:
-      train, val: sources of examples `(x, y)` or `(x, y, sample_weight)`, or arrays of them.
-      info: what the model must know of the data, ready for JSON, such as the number of classes.
+      train, val: sources of examples `(x, y)` or `(x, y, sample_weight)`, or tuples of arrays.
+      info: what the model must know about the data, such as the class names; ready for JSON.
     """
 
     train: "Source | tuple[Any, ...]"
@@ -31,13 +31,13 @@ class Data:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What is known of the data before they are read.
+    """What is known about the data before it is read.
 
     Attributes:
-      text: a line for a dry run.
-      info: as of `Data`.
-      num_examples: of training; None if only reading tells.
-      element_spec: structure of `tf.TensorSpec`, of one example; None if only reading tells.
+      text: the line that a dry run prints.
+      info: see `Data`.
+      num_examples: the number of training examples; None if unknown before the data is read.
+      element_spec: the structure of `tf.TensorSpec` of one example; None if unknown.
     """
 
     text: str
@@ -48,9 +48,9 @@ class DataPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(OptionGroup):
-    """What is trained. The fields of a subclass, made with `tfdist.option`, are its flags.
+    """The base class of tasks. The fields of a subclass, made with `tfdist.option`, are its flags.
 
-    A subclass is a frozen dataclass that says how data and model are made from its fields.
+    A subclass is a frozen dataclass whose methods make the data and the model from its fields.
 
     Example:
 
@@ -74,12 +74,12 @@ class Task(OptionGroup):
     `python -m tfdist.train --task=digits.py:Digits --units=128` trains it.
 
     Attributes:
-      name: as `--task` takes it; the class's own name by default.
-      monitor: the log by which the best epoch is known.
-      presets: name -> flags that stand for it.
-      pictures: names of what `write_pictures` writes.
-      commands: what `tfdist.evaluate`, `predict` and `export` do for its runs, each a
-        `tfdist.tasks.commands.Command` named as `package.module:NAME`.
+      name: what `--task` calls one of tfdist's own tasks; if empty, messages use the class's name.
+      monitor: the logged value that decides which epoch is the best.
+      presets: name -> the flags that it stands for.
+      pictures: the names of the files that `write_pictures` writes.
+      commands: what `tfdist.evaluate`, `predict` and `export` do for the task's runs:
+        command -> `package.module:NAME` of a `tfdist.tasks.commands.Command`.
     """
 
     name: ClassVar[str] = ""
@@ -96,20 +96,20 @@ class Task(OptionGroup):
         """Returns the data of a run.
 
         Args:
-          seed: of the run.
-          quiet: whether nothing is to be printed.
+          seed: the seed of the run.
+          quiet: whether to print nothing.
 
         Raises:
-          TfdistError: they are not there, or do not fit the options.
+          TfdistError: the data is missing, or does not fit the options.
         """
         raise NotImplementedError
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
-        """Returns the model, not compiled.
+        """Returns the model, uncompiled.
 
         Args:
-          info: of the data.
-          seed: of the initial weights.
+          info: the `info` of the data.
+          seed: the seed of the initial weights.
         """
         raise NotImplementedError
 
@@ -121,26 +121,26 @@ class Task(OptionGroup):
 
     @property
     def is_higher_better(self) -> bool:
-        """Whether the largest value of `monitor` is the best; for losses and errors it is not."""
+        """Whether a higher value of `monitor` is better; False for losses and errors."""
         return not any(word in self.monitor for word in ("loss", "error"))
 
     def check(self) -> None:
-        """Refuses what the options' own limits let through.
+        """Checks what the limits of the single options cannot express.
 
         Raises:
-          TfdistError: a value that cannot be understood.
+          TfdistError: a value is invalid.
         """
 
     def make_augmentation(self, info: Mapping[str, Any]) -> "BatchAugmentation | None":
-        """Returns the seeded transformation of the training examples, if there is one.
+        """Returns the seeded augmentation of the training examples, or None.
 
         Args:
-          info: of the data.
+          info: the `info` of the data.
         """
         return None
 
     def describe_data(self, *, seed: int) -> DataPlan:
-        """Returns what is known of the data; they may be read, but nothing is written."""
+        """Returns what is known about the data; may read the data, but writes nothing."""
         from tfdist.tasks.sources import to_sources
 
         data = to_sources(self.make_data(seed=seed, quiet=True))
@@ -149,15 +149,15 @@ class Task(OptionGroup):
         return DataPlan(text, data.info, number, data.train.element_spec)
 
     def describe_model(self) -> str:
-        """Returns a word for the model."""
+        """Returns a short name for the model."""
         return self.name or type(self).__name__
 
     def without_downloads(self) -> Self:
-        """Returns the task of a model of the same shapes, for which nothing is downloaded."""
+        """Returns the task with a model of the same shapes that downloads nothing."""
         return self
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
-        """Returns what `summary.json` says of the best model; all workers call it."""
+        """Returns what `summary.json` says about the best model; all workers call this."""
         arrays = data.val if isinstance(data.val, tuple) else (data.val,)
         logs = trainer.evaluate(
             *arrays, global_batch_size=global_batch_size, verbose=0, return_dict=True
@@ -165,14 +165,14 @@ class Task(OptionGroup):
         return {f"val_{name}": value for name, value in logs.items()}
 
     def describe_result(self, summary: Mapping[str, Any]) -> str:
-        """Returns the start of the line that ends a run."""
+        """Returns the beginning of the line that a run prints at its end."""
         return f"{self.monitor} {summary[self.monitor]:.4f}"
 
     def write_pictures(
         self, run: "RunDirectory", trainer: "Trainer", data: Data, history: Mapping[str, Any]
     ) -> None:
-        """Writes the pictures of a finished run; all workers call it, and the chief writes."""
+        """Writes the pictures of a finished run; all workers call this, only the chief writes."""
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
-        """Returns the model that is saved, of Keras's own layers where there are some."""
+        """Returns the model to save, with Keras's own layers where they can replace others."""
         return model

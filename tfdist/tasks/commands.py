@@ -1,6 +1,6 @@
-"""What the finished run of any task can do: be evaluated, predict, and be exported.
+"""Evaluation, prediction and export for the finished runs of any task.
 
-A task that has more to offer names commands of its own in `Task.commands`.
+A task can replace these commands with its own in `Task.commands`.
 """
 
 import json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(OptionGroup):
-    """Where it runs."""
+    """Devices."""
 
     strategy: str = option(
         AUTO,
@@ -45,30 +45,30 @@ class DeviceOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRunOptions(OptionGroup):
-    """What a command needs that uses a trained model."""
+    """Options of every command that uses a finished run."""
 
-    run_dir: str = option("runs/default", "a finished run of tfdist.train", metavar="DIR")
+    run_dir: str = option("runs/default", "directory of a finished run", metavar="DIR")
     quiet: bool = option(False, "print nothing but errors", result=False)
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
-    split: str = option("val", "the part of the data", choices=("train", "val"))
-    global_batch_size: int = option(32, "examples a step, over all replicas", minimum=1)
+    split: str = option("val", "part of the data to evaluate on", choices=("train", "val"))
+    global_batch_size: int = option(32, "examples per step, over all replicas", minimum=1)
     output: str | None = option(
-        None, "the metrics as JSON; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
+        None, "JSON file of the metrics; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(CommandOptions):
-    """What `python -m tfdist.evaluate` takes for a task without an evaluation of its own.
+    """The options of `python -m tfdist.evaluate` for a task without its own evaluation.
 
     Attributes:
-      run, devices: the groups.
+      run, devices: the groups of options.
     """
 
     run: EvaluateRunOptions = EvaluateRunOptions()
@@ -77,21 +77,21 @@ class EvaluateOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
     examples: str | None = option(
-        None, "inputs: .npy, or .npz with an array for each input", metavar="FILE"
+        None, "inputs: an .npy file, or an .npz file with an array per input", metavar="FILE"
     )
-    global_batch_size: int = option(32, "examples a step, over all replicas", minimum=1)
-    output: str | None = option(None, "the model's outputs, as .npy or .npz", metavar="FILE")
+    global_batch_size: int = option(32, "examples per step, over all replicas", minimum=1)
+    output: str | None = option(None, "the outputs: .npy, or .npz if several", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CommandOptions):
-    """What `python -m tfdist.predict` takes for a task without a prediction of its own.
+    """The options of `python -m tfdist.predict` for a task without its own prediction.
 
     Attributes:
-      run, devices: the groups.
+      run, devices: the groups of options.
     """
 
     run: PredictRunOptions = PredictRunOptions()
@@ -100,19 +100,19 @@ class PredictOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
     output: str | None = option(
-        None, "holds the versions: 1, 2, ...; each export adds one", metavar="DIR"
+        None, "directory of the versions 1, 2, ...; each export adds one", metavar="DIR"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommandOptions):
-    """What `python -m tfdist.export` takes.
+    """The options of `python -m tfdist.export`.
 
     Attributes:
-      run: the only group.
+      run: the only group of options.
     """
 
     run: ExportRunOptions = ExportRunOptions()
@@ -123,8 +123,8 @@ class Command:
     """What a command does for a task.
 
     Attributes:
-      options_class: what it takes; its group `run` derives from `FinishedRunOptions`.
-      run: options in, exit status out.
+      options_class: the class of its options, whose group `run` derives from `FinishedRunOptions`.
+      run: a function that takes the options and returns the exit status.
     """
 
     options_class: type[CommandOptions]
@@ -132,10 +132,10 @@ class Command:
 
 
 def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs `evaluate`, `predict` or `export` as the task of the run that is named has it.
+    """Runs `evaluate`, `predict` or `export` as defined by the task of the run in `--run_dir`.
 
     Args:
-      name: the command.
+      name: the name of the command.
       arguments: the command line without the program; `sys.argv` by default.
 
     Returns:
@@ -159,7 +159,7 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def start_devices(options: DeviceOptions) -> "tf.distribute.Strategy":
-    """Sets the devices of a process that uses a finished run, and returns its strategy."""
+    """Configures the devices of this process and returns the strategy that uses them."""
     from tfdist import devices
     from tfdist.strategies.registry import choose_local_strategy, make_strategy
 
@@ -199,7 +199,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
 
 def run_prediction(options: PredictOptions) -> int:
-    """Writes what a run's model makes of the examples in a file."""
+    """Writes the outputs of a run's model for the examples in a file."""
     import keras
     import numpy as np
 
@@ -211,7 +211,7 @@ def run_prediction(options: PredictOptions) -> int:
     try:
         read = np.load(chosen.examples)
     except (OSError, ValueError) as error:
-        raise TfdistError(f"`examples={chosen.examples}`: {error}") from error
+        raise TfdistError(f"Cannot read `examples={chosen.examples}`: {error}") from error
     x = read if isinstance(read, np.ndarray) else dict(read)
     run, _ = _load(options)
     outputs = Trainer(run.model).predict(x, batch_size=chosen.global_batch_size)
@@ -227,7 +227,7 @@ def run_prediction(options: PredictOptions) -> int:
 
 
 def run_export(options: ExportOptions) -> int:
-    """Writes the run's model as the next version of a servable, by Keras's own export."""
+    """Writes the run's model as the next version of a servable, with `keras.Model.export`."""
     import tensorflow as tf
 
     from tfdist.tasks.finished import read_finished
@@ -242,7 +242,7 @@ def run_export(options: ExportOptions) -> int:
     path = f"{chosen.output}/{max(versions, default=0) + 1}"
     run.model.export(path, verbose=False)
     if not chosen.quiet:
-        print(f"{path}: the signature serve takes what the model takes.")
+        print(f"{path}: the signature serve accepts the model's inputs.")
     return 0
 
 
@@ -262,7 +262,7 @@ def _load(
 
 
 def _read_task(run_dir: str) -> str:
-    """Returns the name of a run's task; segmentation where there is no run."""
+    """Returns the name of a run's task, or of segmentation if the run cannot be read."""
     path = f"{run_dir.rstrip('/')}/options.json"
     try:
         if "://" in path:
@@ -275,5 +275,5 @@ def _read_task(run_dir: str) -> str:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
         return str(values["task"]["task"])
-    except Exception:  # The command itself says what is wrong.
+    except Exception:  # The command itself reports what is wrong.
         return Segmentation.name

@@ -18,15 +18,15 @@ from tfdist.training.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a finished run left.
+    """A finished run, read from its directory.
 
     Attributes:
       path: the run's directory.
-      options: what it was trained with.
-      task: what was trained.
-      summary: `summary.json`.
-      model: the best one, not compiled.
-      model_sha256: of the model's file.
+      options: the options that it was trained with.
+      task: the task that it trained.
+      summary: the contents of `summary.json`.
+      model: the best model, uncompiled.
+      model_sha256: the SHA-256 of the model's file.
     """
 
     path: str
@@ -40,7 +40,7 @@ class FinishedRun:
 def read_finished(path: str) -> FinishedRun:
     """Reads a run's directory, on any file system of `tf.io.gfile`.
 
-    Variables are made in the strategy's scope that is open.
+    The model's variables are created in the current strategy's scope.
 
     Raises:
       TfdistError: there is no run, it is not finished, or its files cannot be read.
@@ -48,17 +48,17 @@ def read_finished(path: str) -> FinishedRun:
     run = RunDirectory(path)
     if not tf.io.gfile.exists(f"{path}/options.json"):
         raise TfdistError(
-            f"Cannot find a run in `run_dir={path}`: it has no options.json. Name a directory "
-            "that tfdist.train has filled."
+            f"Cannot find a run in `run_dir={path}`: it has no options.json. Give the run "
+            "directory of a tfdist.train command."
         )
     if not (tf.io.gfile.exists(run.model) and tf.io.gfile.exists(f"{path}/summary.json")):
         raise TfdistError(
             f"The run in `run_dir={path}` is not finished: it has no model.keras or no "
-            "summary.json. Let the tfdist.train command that began it go on to its end."
+            "summary.json. Run the tfdist.train command that started it until it finishes."
         )
     try:
         options = TrainOptions.from_dict(_read_json(f"{path}/options.json"))
-        task = options.task.select()  # Before the model: its module registers what it is made of.
+        task = options.task.select()  # First: its module may register the model's layers.
         summary = _read_json(f"{path}/summary.json")
         model, digest = _load_model(run.model)
     except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
@@ -75,7 +75,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def _load_model(path: str) -> tuple[keras.Model, str]:
-    """Returns the model and its file's hash."""
+    """Returns the model and the SHA-256 of its file."""
     with tempfile.TemporaryDirectory() as directory:
         local = f"{directory}/model.keras"
         tf.io.gfile.copy(path, local)

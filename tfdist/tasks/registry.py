@@ -1,4 +1,4 @@
-"""The table of tasks, and the options that `--task` brings."""
+"""The table of tasks, and the options that each of them adds to a command."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from tfdist.tasks.classification.task import Classification
 from tfdist.tasks.segmentation.task import Segmentation
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Segmentation, Classification)}
-"""Name, as `--task` takes it -> class."""
+"""Name, as in `--task=NAME` -> class."""
 
 
 def find_task(name: str) -> type[Task]:
@@ -24,7 +24,7 @@ def find_task(name: str) -> type[Task]:
       name: a key of `TASKS`, `package.module:Class` or `FILE.py:Class`.
 
     Raises:
-      TfdistError: there is none of this name.
+      TfdistError: there is no task of this name.
     """
     if name in TASKS:
         return TASKS[name]
@@ -40,32 +40,32 @@ def find_task(name: str) -> type[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """What is trained.
+    """The task and its options.
 
     Attributes:
-      presets: name -> flags that stand for it.
+      presets: name -> the flags that it stands for.
     """
 
     presets: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     task: str = option(
         Segmentation.name,
-        "what is trained; package.module:Class or FILE.py:Class for one of your own",
+        "task to train, or package.module:Class or FILE.py:Class for one of your own",
         choices=tuple(TASKS),
         is_open=True,
     )
     preset: str = option(
-        "none", "published hyperparameters; flags that are given win over them", result=False
+        "none", "published hyperparameters; explicit flags override them", result=False
     )
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["TaskOptions"]:
-        """Returns the class with the options of the task that is named."""
+        """Returns the class with the options of the chosen task."""
         kind: Any = find_task(chosen.get("task", Segmentation.name))
         return _widen(kind)
 
     def list_directories(self) -> dict[str, str]:
-        """Returns the directories that the task's options name, by option."""
+        """Returns the directories among the task's options: option -> path."""
         values = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
@@ -74,18 +74,18 @@ class TaskOptions(OptionGroup):
         return {name: value for name, value in values.items() if value}
 
     def select(self) -> Task:
-        """Returns the task that is named, with its options."""
+        """Returns the chosen task, with its options."""
         return select_task(self)
 
 
 def make_task_options(**values: Any) -> TaskOptions:
-    """Returns the group with the options of a task, `task` among them."""
+    """Returns the options of a task; the value of `task` names it."""
     return TaskOptions.widen({"task": values.get("task", Segmentation.name)})(**values)
 
 
 @functools.cache
 def join_task(group: type[Any], kind: type[Task]) -> type[Any]:
-    """Returns a group of options with those of a task beside its own, which win."""
+    """Returns a group of options plus those of a task whose names the group does not have."""
     own = {item.name for item in dataclasses.fields(group)}
     fields: list[Any] = [
         (item.name, item.type, dataclasses.field(default=item.default, metadata=item.metadata))
@@ -100,14 +100,14 @@ def join_task(group: type[Any], kind: type[Task]) -> type[Any]:
 
 
 def select_task(options: Any) -> Task:
-    """Returns the task that a group of options names in `task`, with its options."""
+    """Returns the task that the option `task` of a group names, with its options."""
     kind = find_task(options.task)
     return kind(**{item.name: getattr(options, item.name) for item in dataclasses.fields(kind)})
 
 
 @functools.cache
 def _widen(kind: Any) -> type[TaskOptions]:
-    """Returns the group with the options of a task, and its presets as choices."""
+    """Returns `TaskOptions` with the options of a task, and the task's presets as choices."""
     preset = next(item for item in dataclasses.fields(TaskOptions) if item.name == "preset")
     metadata = {**preset.metadata, "choices": ("none", *kind.presets)}
     joined: Any = dataclasses.make_dataclass(
@@ -118,5 +118,5 @@ def _widen(kind: Any) -> type[TaskOptions]:
         frozen=True,
         kw_only=True,
     )
-    joined.__doc__ = f"What is trained: {(kind.__doc__ or kind.__name__).strip().splitlines()[0]}"
+    joined.__doc__ = f"Task: {(kind.__doc__ or kind.__name__).strip().splitlines()[0]}"
     return join_task(joined, kind)

@@ -1,4 +1,4 @@
-"""A task's data as sources, whose batches are a pure function of seed and step."""
+"""Converts a task's data to sources, whose batches are a pure function of seed and step."""
 
 import dataclasses
 from typing import Any
@@ -10,17 +10,17 @@ from tfdist.tasks.base import Data
 
 @dataclasses.dataclass(frozen=True)
 class SourceData(Data):
-    """Data of which both parts are sources."""
+    """Data whose two parts are both sources."""
 
     train: Source
     val: Source
 
 
 def to_sources(data: Any) -> SourceData:
-    """Returns a task's data, arrays made into sources.
+    """Returns a task's data with arrays converted to sources.
 
     Raises:
-      TfdistError: a task has returned something else.
+      TfdistError: the task's data is neither sources nor tuples of arrays.
     """
     if not isinstance(data, Data):
         raise TfdistError(f"make_data returned {type(data).__name__}, not tfdist.Data.")

@@ -1,1 +1,1 @@
-"""The same few steps under each strategy, compared with one device."""
+"""Compares a few training steps under each strategy with the same steps on one device."""

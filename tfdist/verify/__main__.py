@@ -1,6 +1,6 @@
-"""`python -m tfdist.verify`: the same few steps under each strategy, against one device.
+"""`python -m tfdist.verify`: compares a few steps under each strategy with one device.
 
-TensorFlow is imported when it starts, so that `--help` and a mistyped flag answer at once.
+TensorFlow is imported only when a comparison starts, so that `--help` is fast.
 """
 
 import json
@@ -27,10 +27,10 @@ def run_verification(options: VerifyOptions) -> int:
     """Compares the strategies and prints a table.
 
     Returns:
-      0 if all of them end where one device ends, else 1.
+      0 if all of them agree with one device, else 1.
 
     Raises:
-      TfdistError: bad input.
+      TfdistError: the input is invalid.
     """
     check_options(options)
     from tfdist.verify import runs
@@ -41,8 +41,8 @@ def run_verification(options: VerifyOptions) -> int:
     say = _make_say(options)
     chosen, total = options.model, options.verification.steps
     head = (
-        f"{chosen.task or chosen.model}, {total} steps of {chosen.global_batch_size} in "
-        f"{chosen.precision}, largest difference from one device relative to the largest value:"
+        f"{chosen.task or chosen.model}, {total} steps of {chosen.global_batch_size} examples in "
+        f"{chosen.precision}: largest difference from one device, relative to the largest value"
         f"\n\n{format_head()}\n"
     )
     verdicts: list[runs.Verdict] = []
@@ -59,10 +59,10 @@ def run_verification(options: VerifyOptions) -> int:
 
 
 def check_options(options: VerifyOptions) -> None:
-    """Refuses what cannot be compared.
+    """Checks that the options describe a comparison.
 
     Raises:
-      TfdistError: no strategy, or an unknown model.
+      TfdistError: there is no strategy, or the model is unknown.
     """
     names = options.verification.strategies
     if not names:
@@ -72,7 +72,7 @@ def check_options(options: VerifyOptions) -> None:
 
 
 def _make_say(options: VerifyOptions) -> Callable[[str, int, int], None]:
-    """Returns a function that shows progress on one line, where there is a terminal."""
+    """Returns a function that shows progress on one line, if there is a terminal."""
     is_shown = sys.stderr.isatty() and not options.run.quiet
 
     def say(name: str, step: int, total: int) -> None:

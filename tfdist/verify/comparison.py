@@ -1,4 +1,4 @@
-"""How far two recordings are from one another, and where that begins."""
+"""Measures how much two recordings differ, and where the difference begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ KINDS = (LOSSES, GRADIENTS, WEIGHTS, OPTIMIZER, STATISTICS, EVALUATION)
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What rounding alone may do to a number, relative to its size.
+    """The largest relative differences that rounding alone may cause.
 
     Attributes:
-      first: within the first step, where sums are only added up in another order.
-      later: after it. Adam divides each gradient by its own size, so that a rounding error of a
-        small gradient becomes one of a whole step: in float32, 4e-3 after ten steps with batch
-        normalization on one device alone.
-      floor: smaller numbers are measured by this share of the largest of their kind (or, losses
-        and metrics, of 1): a gradient that is zero on paper is nothing but rounding.
+      first: the limit within the first step, where only the order of summation differs.
+      later: the limit after it. Adam divides each gradient by its own size, so a rounding error in
+        a small gradient can grow to the size of a whole step: in float32, 4e-3 after ten steps with
+        batch normalization, even on one device.
+      floor: numbers below this fraction of the largest of their kind (for losses and metrics, of 1)
+        are compared with it instead, since a gradient that is zero on paper is all rounding.
     """
 
     first: float
@@ -37,8 +37,8 @@ class Tolerance:
     floor: float
 
 
-# In float64 rounding stays below 1e-12 (3e-15 of the weights after ten steps were measured), so
-# that whatever is really different shows.
+# In float64, rounding stays below 1e-12 (3e-15 was measured for the weights after ten steps), so
+# that any real difference shows.
 TOLERANCES = {
     "float64": Tolerance(1e-8, 1e-7, 1e-4),
     "float32": Tolerance(1e-4, 2e-2, 1e-2),
@@ -53,9 +53,9 @@ class Difference:
     Attributes:
       kind: one of `KINDS`.
       value: the largest relative difference.
-      name: of the variable, loss or metric that has it.
-      holds: whether it is within the tolerance.
-      wrong: the names of all that are not, in the model's order.
+      name: the name of the variable, loss or metric with this difference.
+      holds: whether the difference is within the tolerance.
+      wrong: the names of all that are not within it, in the model's order.
     """
 
     kind: str
@@ -67,12 +67,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One strategy against one device.
+    """The comparison of one strategy with one device.
 
     Attributes:
-      differences: one a kind; kinds the model has nothing of are left out.
-      start: where a difference begins, in words; empty where all hold.
-      first_update_holds: whether the weights after the first step are right.
+      differences: one per kind, without the kinds that the model does not have.
+      start: a description of where a difference begins; empty if all are within the tolerance.
+      first_update_holds: whether the weights after the first step are within the tolerance.
     """
 
     differences: tuple[Difference, ...]
@@ -81,16 +81,16 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether all is within the tolerance."""
+        """Whether all differences are within the tolerance."""
         return all(difference.holds for difference in self.differences)
 
     def find(self, kind: str) -> Difference | None:
-        """Returns the difference of a kind, if the model has it."""
+        """Returns the difference of a kind, or None if the model does not have it."""
         return next((d for d in self.differences if d.kind == kind), None)
 
 
 def compare(found: Recording, expected: Recording, tolerance: Tolerance) -> Comparison:
-    """Compares a strategy's recording with that of one device."""
+    """Returns the comparison of a strategy's recording with that of one device."""
     differences = []
     for kind in KINDS:
         if kind == LOSSES:
@@ -159,7 +159,7 @@ def _compare_values(
     scale: float | None = None,
 ) -> Difference:
     if scale is None:
-        # Counters and learning rates say nothing of the size of the others.
+        # Counters and learning rates say nothing about the size of the other values.
         sizes = [np.abs(value).max(initial=0.0) for value in expected.values() if np.ndim(value)]
         scale = float(max(sizes, default=0.0))
     values = {

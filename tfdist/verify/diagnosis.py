@@ -1,8 +1,8 @@
-"""Looks for the cause of a difference, by running the first step's parts on two replicas.
+"""Finds the cause of a difference by running the parts of the first step on several replicas.
 
-What differs first, in the order of the computation, is where the cause is: a layer's output,
-the loss, a gradient, an update, or nothing but a metric. The part is then tried alone, to see
-what it does that depends on the rows it is given together.
+The first part that differs, in the order of the computation, is the cause: a layer's output,
+the loss, a gradient, an update, or only a metric. That part is then run alone, to find out how
+it depends on the examples in its batch.
 """
 
 import collections
@@ -32,7 +32,7 @@ from tfdist.verify.comparison import (
 )
 from tfdist.verify.problem import Problem
 
-# By thread: layer, its one tensor of inputs or None, its output.
+# Thread -> (layer, its input if that is a single tensor, else None; its output) per call.
 Calls = dict[int, list[tuple[keras.Layer, Any, Any]]]
 
 
@@ -42,13 +42,13 @@ def diagnose(
     strategies: Sequence[tf.distribute.Strategy],
     tolerance: Tolerance,
 ) -> str:
-    """Returns the cause of a difference in a sentence, as far as it can be told.
+    """Returns a description of the cause of a difference, as far as it can be found.
 
     Args:
-      problem: what was trained.
-      comparison: the result.
-      strategies: one device, and one of several replicas in this process.
-      tolerance: of the precision.
+      problem: the problem that was trained.
+      comparison: the comparison that found the difference.
+      strategies: a strategy for one device, and one for several replicas in this process.
+      tolerance: the tolerance of the precision.
     """
     one, several = (_Forward(problem, strategy) for strategy in strategies)
     for (layer, inputs, expected), (_, _, found) in zip(one.outputs, several.outputs, strict=False):
@@ -62,18 +62,18 @@ def diagnose(
     if not comparison.first_update_holds:
         name = type(one.model.optimizer).__name__
         return (
-            "The gradients agree and the weights after the first step do not: the optimizer "
-            f"{name} does something to them on each replica that is not the same on all."
+            "The gradients agree, but the weights after the first step do not: the optimizer "
+            f"{name} does not compute the same update on all replicas."
         )
     for kind in (LOSSES, EVALUATION):
         difference = comparison.find(kind)
         if difference is not None and not difference.holds:
             return _explain_metric(one, difference.wrong)
-    return "The first step is right; what a later one does differently is not known."
+    return "The first step agrees; why a later step differs is unknown."
 
 
 def find_batch_layers(problem: Problem, strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns the layers whose output for a row depends on the other rows of the batch."""
+    """Returns the layers whose output for an example depends on other examples of the batch."""
     calls = _Forward(problem, strategy).outputs
     return [
         _describe(layer)
@@ -83,7 +83,7 @@ def find_batch_layers(problem: Problem, strategy: tf.distribute.Strategy) -> lis
 
 
 class _Forward:
-    """The forward pass and loss of the first global batch, with every layer's outputs."""
+    """The forward pass and the loss of the first global batch, with the outputs of all layers."""
 
     def __init__(self, problem: Problem, strategy: tf.distribute.Strategy):
         self._feed: Feed = make_feed(
@@ -138,9 +138,9 @@ class _Forward:
 
 @contextlib.contextmanager
 def _watch_layers(model: keras.Model, watched: Calls) -> Iterator[None]:
-    """Keeps inputs and outputs of the layers as they are done, those inside others first.
+    """Records the inputs and outputs of the layers as they finish, inner layers first.
 
-    MirroredStrategy traces each replica in a thread of its own, by turns.
+    MirroredStrategy traces the replicas one after the other, each in its own thread.
     """
     layers = [
         layer
@@ -162,7 +162,7 @@ def _make_watched(layer: keras.Layer, watched_calls: Calls, graph: Any) -> Any:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         output = call(layer, *args, **kwargs)
-        # What is inside a loop of the graph cannot be taken out of it.
+        # A tensor inside a loop of the graph cannot be accessed from outside.
         if isinstance(output, tf.Tensor) and output.graph is graph and output.shape.rank:
             tensors = [t for t in keras.tree.flatten((args, kwargs)) if isinstance(t, tf.Tensor)]
             is_plain = len(tensors) == 1 and args and tensors[0] is args[0]
@@ -174,36 +174,36 @@ def _make_watched(layer: keras.Layer, watched_calls: Calls, graph: Any) -> Any:
 
 
 def _explain_layer(layer: keras.Layer, inputs: np.ndarray | None) -> str:
-    """Tries a layer alone on one device, if it takes one tensor."""
+    """Runs a layer alone on one device, if it has a single input, to explain its difference."""
     name = _describe(layer)
     if inputs is None:
-        return f"{name} computes something else on several replicas than on one device."
+        return f"{name} gives other results on several replicas than on one device."
     if _differs(_call(layer, inputs), _call(layer, inputs)):
         return (
-            f"{name} gives another output each time: it draws from a generator of TensorFlow's, "
-            "seeded per replica, which knows no global batch. Draw with keras.random and a "
+            f"{name} gives another output each time: it draws from a generator of TensorFlow, "
+            "which is seeded per replica, not per global batch. Draw with keras.random and a "
             "keras.random.SeedGenerator."
         )
     rows = _call(layer, np.repeat(inputs[:1], len(inputs), 0))
     if _differs(rows, np.repeat(rows[:1], len(rows), 0)):
         return (
-            f"{name} gives equal rows different outputs: it draws random numbers per replica, "
-            "by a fixed or a replica's own seed. Draw with keras.random and a "
+            f"{name} gives different outputs for equal examples: it draws random numbers per "
+            "replica, with a fixed seed or one of the replica. Draw with keras.random and a "
             "keras.random.SeedGenerator."
         )
     if _couples_rows(layer, inputs):
         moving = [v.path for v in layer.non_trainable_variables if "float" in v.dtype]
         if moving:
             return (
-                f"{name} normalizes by the rows of its own replica: batch normalization that is "
-                f"not synchronized, which {', '.join(moving)} shows too. Take "
-                "tfdist.models.layers.FusedBatchNormalization or keras's synchronized=True."
+                f"{name} normalizes by the examples of its own replica: it is batch normalization "
+                f"without synchronization, as {', '.join(moving)} also shows. Use "
+                "tfdist.models.layers.FusedBatchNormalization, or synchronized=True in Keras."
             )
         return (
-            f"{name} takes a statistic over the rows of its own replica. Reduce it over the "
-            "replicas, or take it by example."
+            f"{name} computes a statistic over the examples of its own replica. Reduce it over the "
+            "replicas, or compute it per example."
         )
-    return f"{name} computes something else on several replicas than on one device."
+    return f"{name} gives other results on several replicas than on one device."
 
 
 def _describe(layer: keras.Layer) -> str:
@@ -211,7 +211,7 @@ def _describe(layer: keras.Layer) -> str:
 
 
 def _couples_rows(layer: keras.Layer, inputs: np.ndarray) -> bool:
-    """Whether the first rows' outputs change when the last rows do, and not by themselves."""
+    """Returns whether the last examples affect the outputs of the first, and not just chance."""
     half = max(1, len(inputs) // 2)
     other = np.concatenate([inputs[:half], inputs[:1].repeat(len(inputs) - half, 0)])
     plain, again, changed = (_call(layer, x)[:half] for x in (inputs, inputs, other))
@@ -223,7 +223,7 @@ def _differs(found: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def _call(layer: keras.Layer, inputs: np.ndarray) -> np.ndarray:
-    """Returns a layer's training output; its state stays as it is."""
+    """Returns a layer's output in training mode, without changing its state."""
     state = [(v, tf.convert_to_tensor(v.numpy())) for v in layer.variables]
     with keras.StatelessScope(state, collect_losses=True):
         arguments = {"training": True} if layer._call_has_training_arg else {}
@@ -231,7 +231,7 @@ def _call(layer: keras.Layer, inputs: np.ndarray) -> np.ndarray:
 
 
 def _explain_loss(one: _Forward, several: _Forward, tolerance: Tolerance) -> str:
-    """Looks whether the loss is the mean of those of its parts, weighted by their examples."""
+    """Explains a difference of the loss, by comparing it with the mean over halves of a batch."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(one.batch)
     num_rows = len(keras.tree.flatten(x)[0])
     y_pred = one.model(x, training=False)
@@ -247,20 +247,20 @@ def _explain_loss(one: _Forward, several: _Forward, tolerance: Tolerance) -> str
     flats = compiled._flat_losses if compiled else []
     names = [getattr(flat.loss, "name", flat.name) for flat in flats]
     text = (
-        f"The model's outputs agree and the loss does not: {several.loss:.6g} on several replicas, "
-        f"{one.loss:.6g} on one device. Loss {', '.join(map(str, names)) or 'compute_loss'}"
+        f"The outputs of the model agree, but the loss is {several.loss:.6g} on several replicas "
+        f"and {one.loss:.6g} on one device. Loss {', '.join(map(str, names)) or 'compute_loss'}"
     )
     whole, halves = measure(0, num_rows), measure(0, -(-num_rows // 2), num_rows)
     if measure_difference(halves, whole, floor=1e-6) > tolerance.first:
         return (
-            f"{text} is averaged per replica: it normalizes by what it finds in the rows it is "
-            "given. Return one value an example, or the values and a sample weight."
+            f"{text} is averaged per replica: it normalizes by a quantity of the examples that it "
+            "is given. Return one value per example, or use a sample weight."
         )
     return f"{text} depends on the replica that computes it."
 
 
 def _explain_gradient(one: _Forward, wrong: Sequence[str]) -> str:
-    """Looks whether the gradient grows with the loss, as only clipping keeps it from."""
+    """Explains a difference of gradients: one that does not grow with the loss is clipped."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(one.batch)
     variables = [v for v in one.model.trainable_variables if v.path in wrong]
 
@@ -271,7 +271,7 @@ def _explain_gradient(one: _Forward, wrong: Sequence[str]) -> str:
         gradients = tape.gradient(loss, [v.value for v in variables])
         return [np.asarray(tf.convert_to_tensor(g)) / scale for g in gradients if g is not None]
 
-    text = f"Outputs and loss agree and the gradient of {', '.join(wrong[:4])} does not"
+    text = f"Outputs and loss agree, but the gradient of {', '.join(wrong[:4])} does not"
     pairs = list(zip(differentiate(1e-3), differentiate(1.0), strict=True))
     size = max((float(np.abs(plain).max(initial=0.0)) for _, plain in pairs), default=0.0)
     if any(measure_difference(*pair, floor=size * 1e-3) > 1e-3 for pair in pairs):
@@ -291,7 +291,7 @@ def _take(rows: slice, tree: Any) -> Any:
 
 
 def _explain_metric(one: _Forward, wrong: Sequence[str]) -> str:
-    """Looks whether a metric depends on how a batch is cut into parts."""
+    """Explains a difference of metrics, by comparing a whole batch with its halves."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(one.batch)
     y_pred = one.model(x, training=False)
     cut = -(-len(keras.tree.flatten(x)[0]) // 2)
@@ -310,7 +310,7 @@ def _explain_metric(one: _Forward, wrong: Sequence[str]) -> str:
     named = [name for name in found if any(name in other for other in wrong)] or found
     if named:
         return (
-            f"Metric {', '.join(named)} is averaged over replicas: a mean of the means of what "
-            "each is given. Keep a sum and a count, as keras.metrics.Mean does."
+            f"Metric {', '.join(named)} is averaged over replicas: it is a mean of the means of "
+            "their parts. Keep a sum and a count, as keras.metrics.Mean does."
         )
-    return f"Weights agree and {', '.join(wrong[:4])} does not: it counts something per replica."
+    return f"Weights agree, but {', '.join(wrong[:4])} does not: it counts something per replica."

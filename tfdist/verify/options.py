@@ -1,4 +1,4 @@
-"""What `python -m tfdist.verify` takes."""
+"""The options of `python -m tfdist.verify`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import RunOptions, TrainingOptions
 
-# For commands that take a number alone.
+# For commands that accept only a number, not auto.
 FIXED_BATCH_SIZE: dict[str, Any] = {
-    "help": "examples a step, over all replicas",
+    "help": "examples per step, over all replicas",
     "auto": None,
     "metavar": None,
 }
@@ -20,7 +20,7 @@ FIXED_BATCH_SIZE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationOptions(OptionGroup):
-    """What is compared."""
+    """Comparison."""
 
     strategies: tuple[str, ...] = option(
         tuple(name for name, kind in STRATEGIES.items() if not kind.traits.is_remote),
@@ -32,34 +32,34 @@ class VerificationOptions(OptionGroup):
     steps: int = option(20, "training steps", minimum=1)
     replicas: int = option(
         2,
-        "mirrored, central_storage: devices; the CPU is split where there are fewer",
+        "mirrored, central_storage: devices; the GPUs or the CPU are split if there are fewer",
         minimum=2,
     )
-    workers: int = option(2, "strategies of several processes: workers", minimum=2)
+    workers: int = option(2, "workers of the strategies with several processes", minimum=2)
     timeout_s: float = option(
-        300.0, "seconds after which a cluster that is not done has failed", above=0
+        300.0, "seconds after which a cluster that has not finished counts as failed", above=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedModelOptions(OptionGroup):
-    """What is trained for it."""
+    """Model and training."""
 
     task: str = option(
         "",
-        "a task of your own instead, with its flags: package.module:Class or FILE.py:Class",
+        "a task of your own to use instead, with its flags: package.module:Class or FILE.py:Class",
         metavar="FILE.py:Class",
     )
     model: str = option(
         "unet",
-        "unet, mobilenet_v2_unet or resnet50_unet on the shapes data; or a function of your own "
-        "that returns a compiled Keras model",
+        "one of tfdist's models, such as unet or resnet50_unet, on the shapes data; or a function "
+        "of your own that returns a compiled Keras model",
         metavar="NAME|package.module:function",
     )
     make_data: str = option(
         "",
-        "for a model of your own: a function that returns (x, y) or (x, y, sample_weight), arrays; "
-        "the model's module's make_data by default, else arrays made up from the model's shapes",
+        "for a model of your own: a function that returns arrays (x, y) or (x, y, sample_weight); "
+        "by default, make_data in the model's module, or else random arrays of the model's shapes",
         metavar="package.module:function",
     )
     image_size: tuple[int, int] = inherit(Segmentation, "image_size", (16, 16))
@@ -75,39 +75,39 @@ class VerifiedModelOptions(OptionGroup):
         TrainingOptions,
         "precision",
         "float64",
-        help="of the computation",
+        help="precision of the computation",
         choices=("float64", "float32", "mixed_bfloat16"),
     )
     seed: int = inherit(TrainingOptions, "seed")
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["VerifiedModelOptions"]:
-        """Returns the class with the options of a task that is named."""
+        """Returns the class with the options of the chosen task, if any."""
         name = chosen.get("task")
         kind: Any = find_task(name) if name else None
         return join_task(VerifiedModelOptions, kind) if kind else VerifiedModelOptions
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one of the project's own networks."""
+        """Whether the model is one of tfdist's own."""
         return not self.task and ":" not in self.model
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(OptionGroup):
-    """What is said of it."""
+    """Report."""
 
-    json: str = option("", "write everything that was found to this file", metavar="FILE")
+    json: str = option("", "write all results to this file", metavar="FILE")
     quiet: bool = inherit(RunOptions, "quiet")
     verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(CommandOptions):
-    """Everything that `python -m tfdist.verify` takes.
+    """The options of `python -m tfdist.verify`.
 
     Attributes:
-      verification, model, run: the groups.
+      verification, model, run: the groups of options.
     """
 
     verification: VerificationOptions = VerificationOptions()

@@ -1,4 +1,4 @@
-"""What is trained for a comparison: a model of the project's own, or a user's."""
+"""The problems that comparisons train: with one of tfdist's models, or a user's."""
 
 import importlib
 from collections.abc import Callable
@@ -27,12 +27,12 @@ class Problem:
 
     Attributes:
       build_model: returns the compiled model.
-      train: what `Trainer.fit` takes, as positional arguments.
-      evaluation: what `Trainer.evaluate` takes.
-      augmentation: of a source's examples, or None.
-      global_batch_size: examples a step.
-      seed: of everything.
-      precision: of the computation.
+      train: the data, as positional arguments of `Trainer.fit`.
+      evaluation: the data, as positional arguments of `Trainer.evaluate`.
+      augmentation: the augmentation of a source's examples, or None.
+      global_batch_size: examples per step.
+      seed: the seed of everything.
+      precision: the precision of the computation.
     """
 
     build_model: Callable[[], keras.Model]
@@ -44,9 +44,9 @@ class Problem:
     precision: str
 
     def reset_process(self) -> None:
-        """Lets the next model have the weights and names that the first one has.
+        """Resets Keras, so that the next model has the same weights and names as the first one.
 
-        Called outside of any strategy's scope.
+        Must be called outside any strategy's scope.
         """
         policy = keras.config.dtype_policy()
         keras.utils.clear_session(free_memory=False)
@@ -54,7 +54,7 @@ class Problem:
         keras.utils.set_random_seed(self.seed)
 
     def make_linear(self, *, workers: int) -> "Problem":
-        """Returns the problem with plain gradient descent and an equal share for every worker."""
+        """Returns the problem with plain gradient descent and equal batches for all workers."""
 
         def build_plain() -> keras.Model:
             model = self.build_model()
@@ -66,14 +66,14 @@ class Problem:
 
 
 def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
-    """Returns what the options describe.
+    """Returns the problem that the options describe.
 
     Args:
-      options: of the command.
-      norm: another normalization for the project's own models.
+      options: the options of the command.
+      norm: another normalization for tfdist's own models.
 
     Raises:
-      TfdistError: a model or data that are not there or do not fit.
+      TfdistError: the model or the data is missing or does not fit.
     """
     chosen = options.model if norm is None else replace(options.model, norm=norm)
     common: dict[str, Any] = {
@@ -85,8 +85,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
         build_model = _import_function("model", chosen.model)
         arrays = _find_data(chosen, build_model)
         return Problem(build_model, arrays, arrays, None, **common)
-    # The project's own models are joined in there, and with them TensorFlow.
-    from tfdist import assembly
+    from tfdist import assembly  # not needed for a user's model
 
     train_options = make_train_options(options, norm=chosen.norm)
     training = train_options.training
@@ -103,7 +102,7 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
 def make_train_options(
     options: VerifyOptions, *, strategy: str = "one_device", norm: str | None = None
 ) -> TrainOptions:
-    """Returns the options that `tfdist.train` would have for the same training."""
+    """Returns the options of `tfdist.train` for the same training."""
     chosen, base = options.model, TrainOptions()
     own = {"model": chosen.model} if chosen.is_own else {}
     return TrainOptions(
@@ -154,13 +153,13 @@ def _find_data(chosen: VerifiedModelOptions, build_model: Callable[[], Any]) -> 
 
 
 def _make_up_data(model: keras.Model) -> tuple[Any, Any]:
-    """Returns arrays of the shapes that a model with one output asks for."""
+    """Returns random arrays of the shapes of a model's inputs and its only output."""
     try:
         inputs, (output,) = model.inputs, model.outputs
     except (AttributeError, TypeError, ValueError):
         raise TfdistError(
-            "Cannot make up data for this model: it has not one output of a known shape. Put a "
-            "function make_data beside it that returns (x, y), or give --make_data."
+            "Cannot make up data for this model: it does not have one output of a known shape. "
+            "Put a function make_data that returns (x, y) in its module, or give --make_data."
         ) from None
     rng = np.random.default_rng(0)
     loss = model._compile_loss and model._compile_loss._user_loss

@@ -1,4 +1,4 @@
-"""Trains a few steps under a strategy and keeps what can be compared."""
+"""Trains a few steps under a strategy and records what can be compared."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,13 +25,13 @@ GRADIENTS, FIRST, WEIGHTS, OPTIMIZER, STATISTICS = (
 
 @dataclass
 class Recording:
-    """What a few steps under one strategy did.
+    """The results of a few steps under one strategy.
 
     Attributes:
       arrays: kind -> name -> value: gradients of the first step, after any clipping; weights
         after it; weights, optimizer state and normalization statistics at the end.
       logs: losses and metrics of every step.
-      norms: after every step, the norm of each of the model's float variables by name.
+      norms: for every step, name -> norm of each of the model's float variables after it.
       evaluation: losses and metrics of an evaluation at the end.
     """
 
@@ -41,7 +41,7 @@ class Recording:
     evaluation: dict[str, float] = field(default_factory=dict)
 
     def save(self, path: str) -> None:
-        """Writes it as an `.npz` file."""
+        """Writes the recording to an `.npz` file."""
         keys = [(kind, name) for kind, values in self.arrays.items() for name in values]
         numbers = {"logs": self.logs, "norms": self.norms, "evaluation": self.evaluation}
         arrays: dict[str, Any] = {
@@ -52,7 +52,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str) -> "Recording":
-        """Reads what `save` wrote."""
+        """Reads a recording that `save` wrote."""
         with np.load(path) as file:
             content = json.loads(str(file["text"]))
             arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -68,13 +68,13 @@ def record(
     steps: int,
     report: Callable[[int], None] = lambda step: None,
 ) -> Recording:
-    """Trains under a strategy, on all its workers alike.
+    """Trains under a strategy and returns the recording; all workers must call this.
 
     Args:
       problem: what to train.
-      strategy: under which.
-      steps: how many.
-      report: called with the number of each step that is done.
+      strategy: the strategy to train under.
+      steps: the number of steps.
+      report: called after every step, with its number.
     """
     recording = Recording()
     observer = _Observer(recording, report)
@@ -110,9 +110,9 @@ def record(
 
 
 def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets an optimizer keep the gradients of its first step, as `first_gradients`.
+    """Makes an optimizer keep the gradients of its first step, in `first_gradients`.
 
-    They are kept as one of its own slots, which every strategy knows how to treat.
+    They are kept in slot variables of the optimizer, which every strategy can handle.
     """
     kind: Any = type(optimizer)
 
@@ -123,7 +123,7 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
                 self.first_gradients = self.add_optimizer_variables(variables, "first_gradient")
 
         def _backend_update_step(self, grads: Any, trainable_variables: Any, *args: Any) -> None:
-            # After clipping, which a worker of parameter servers does by itself.
+            # Called after clipping, which each worker of parameter servers does by itself.
             is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
             for gradient, variable in zip(grads, trainable_variables, strict=True):
                 slot = self.first_gradients[self._get_variable_index(variable)]
@@ -136,7 +136,7 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 class _Observer(keras.callbacks.Callback):
-    """Keeps the logs and the weights' norms of every step; each step is an epoch."""
+    """Records the logs and the norms of the weights for every step; each step is an epoch."""
 
     def __init__(self, recording: Recording, report: Callable[[int], None]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs each strategy: in this process, or in those of a cluster."""
+"""Runs each strategy, in this process or in the processes of a cluster."""
 
 import dataclasses
 import functools
@@ -24,19 +24,19 @@ from tfdist.verify.problem import Problem, make_problem, make_train_options
 from tfdist.verify.recording import Recording, record
 
 _GROUP_NORM = "group"
-_GRACE_S = 5.0  # what a cluster leaves is written when its chief ends
+_GRACE_S = 5.0  # short, because the recording is complete when the chief ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of one strategy.
+    """The result for one strategy.
 
     Attributes:
-      strategy: its name.
-      form: what it ran with, in words.
-      comparison: with one device; None if there is none.
-      problem: why there is none, or where a difference comes from.
-      excuse: why it is neither right nor wrong, in two words; empty if it is one of them.
+      strategy: the name of the strategy.
+      form: a description of how it ran.
+      comparison: the comparison with one device, or None.
+      problem: why there is no comparison, or the cause of a difference.
+      excuse: the skip reason, in two words; empty if the strategy was not skipped.
     """
 
     strategy: str
@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against the strategy."""
+        """Whether the strategy agrees with one device or was skipped."""
         return bool(self.excuse) or (self.comparison is not None and self.comparison.holds)
 
 
@@ -55,14 +55,14 @@ Report = Callable[[str, int], None]
 
 
 def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
-    """Yields each strategy's verdict, as it is there.
+    """Yields the verdict on each strategy as soon as it is known.
 
     Args:
-      options: what to run. The process is configured already.
-      report: told a strategy's name and the steps it has done.
+      options: what to run; the process must already be configured.
+      report: called with the name of a strategy and the number of steps it has done.
 
     Raises:
-      TfdistError: the model or its data are wrong.
+      TfdistError: the model or its data is invalid.
     """
     problem = make_problem(options)
     one_device = _make_strategy("one_device", options)
@@ -75,7 +75,7 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
                 chosen = make_local_problem(options)
                 layers = [] if options.model.is_own else find_batch_layers(chosen, one_device)
                 if layers:
-                    text = f"{layers[0]} sees the rows of its own worker only, by design."
+                    text = f"{layers[0]} sees only the examples of its own worker, by design."
                     yield Verdict(name, problem=text, excuse="not comparable")
                     continue
                 expected = _record("one_device", chosen, one_device, options, report)
@@ -88,8 +88,8 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
             else:
                 found = _run_cluster(name, options, report)
         except (TfdistError, TrainingError, ValueError, RuntimeError, tf.errors.OpError) as error:
-            text = " ".join(str(error).split())
-            yield Verdict(name, form, problem=text, excuse="not here" if traits.is_remote else "")
+            excuse = "not available" if traits.is_remote else ""
+            yield Verdict(name, form, problem=" ".join(str(error).split()), excuse=excuse)
             continue
         tolerance = TOLERANCES[options.model.precision]
         comparison = compare(found, expected, tolerance)
@@ -101,10 +101,10 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
 
 
 def make_local_problem(options: VerifyOptions) -> Problem:
-    """Returns the problem in the form in which local SGD can equal one device.
+    """Returns the problem in a form for which local SGD can give the result of one device.
 
-    Averaging after each step is synchronous training where an update is linear in the gradient,
-    and where no layer sees the batch: each worker normalizes by its own rows.
+    Averaging after each step equals synchronous training if updates are linear in the gradient and
+    no layer depends on the batch, since each worker normalizes by its own examples.
     """
     norm = _GROUP_NORM if _must_change_norm(options) else None
     return make_problem(options, norm=norm).make_linear(workers=options.verification.workers)
@@ -153,11 +153,11 @@ def _run_cluster(name: str, options: VerifyOptions, report: Report) -> Recording
         )
         if result.timed_out:
             raise TrainingError(
-                f"not done after {options.verification.timeout_s:g} s (--timeout_s)"
+                f"not finished after {options.verification.timeout_s:g} s (--timeout_s)"
             )
         if result.status:
             task = next(task for task in result.tasks if task.name == result.first_failed)
-            last = (last_lines(task.log.read_bytes()) or ["it said nothing"])[-1]
+            last = (last_lines(task.log.read_bytes()) or ["it printed nothing"])[-1]
             raise TrainingError(f"{task.name} failed with status {task.status}: {last}")
         return Recording.load(str(Path(directory) / "recording.npz"))
 
@@ -182,7 +182,7 @@ def _make_strategy(name: str, options: VerifyOptions) -> tf.distribute.Strategy:
 
 
 def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) -> str:
-    """Returns what a strategy runs with, in words."""
+    """Returns a description of how a strategy runs."""
     kind = find_strategy(name)
     if kind.traits.is_single or kind.traits.is_remote:
         return ""

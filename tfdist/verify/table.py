@@ -1,4 +1,4 @@
-"""A comparison as a table to read, and as JSON."""
+"""Formats a comparison as a text table and as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _HEADS = ("strategy", *KINDS, "verdict")
 
 
 def format_table(verdicts: Sequence[Verdict]) -> str:
-    """Returns the head, a row a strategy, and notes."""
+    """Returns the head, one row per strategy, and notes."""
     lines = [format_head(), *map(format_row, verdicts), *list_notes(verdicts)]
     return "\n".join(lines)
 
@@ -24,7 +24,7 @@ def format_head() -> str:
 def format_row(verdict: Verdict) -> str:
     """Returns the largest relative difference of each kind, and the verdict.
 
-    A number that is past its tolerance has a star.
+    A star marks a number that exceeds its tolerance.
     """
     cells = []
     for kind in KINDS:
@@ -35,7 +35,7 @@ def format_row(verdict: Verdict) -> str:
 
 
 def list_notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """Returns what each strategy ran with, and what is wrong with it."""
+    """Returns notes on how each strategy ran, and what is wrong with it."""
     notes = []
     for verdict in verdicts:
         if verdict.form:
@@ -48,7 +48,7 @@ def list_notes(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def to_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Returns the same, ready for JSON."""
+    """Returns the verdicts, ready for JSON."""
     return [
         {
             "strategy": verdict.strategy,

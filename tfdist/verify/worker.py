@@ -7,7 +7,7 @@ from tfdist.errors import TfdistError, TrainingError
 
 
 def main(directory: str, name: str) -> int:
-    """Runs the process; what is wrong is the last line of its log."""
+    """Runs the process; the last line of its log says what failed, if anything."""
     start_tensorflow_quietly()
     from tfdist.verify.runs import run_worker
 

@@ -66,7 +66,7 @@ def test_reads_a_data_set_of_tfds(pets_dir, path_with_spaces):
     assert labels.numpy().tolist() == [0, 1, 2]  # as the archive's list says
     assert "3 training and 2 validation examples" in task.describe_data(seed=0).text
     elsewhere = dataclasses.replace(task, data_dir=str(path_with_spaces))
-    assert "training would download it" in elsewhere.describe_data(seed=0).text
+    assert "training will download it" in elsewhere.describe_data(seed=0).text
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_refuses_a_share_beside_a_directory(folder):
 def test_refuses_directories_that_are_no_classes(folder):
     with pytest.raises(TfdistError, match="there is no directory '.*test'"):
         make_class_folder(str(folder), "test", (6, 5))
-    with pytest.raises(TfdistError, match="its directories are dark, light, and the classes a,b"):
+    with pytest.raises(TfdistError, match="directories are dark, light, but `class_names=a,b`"):
         make_class_folder(str(folder), "train", (6, 5), class_names=("a", "b"))
     (folder / "train" / "none").mkdir()
     with pytest.raises(TfdistError, match="none': it has no image"):

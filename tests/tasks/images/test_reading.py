@@ -132,7 +132,7 @@ def test_jpeg_files_of_four_inks_show_their_colors():
 
 @pytest.mark.parametrize("data", [b"", b"text", WEBP[:30], tf.io.encode_png(PICTURE).numpy()[:60]])
 def test_what_is_no_image_is_refused(data):
-    with pytest.raises(ImageFormatError, match="truncated, damaged or of another format"):
+    with pytest.raises(ImageFormatError, match="truncated, damaged or in another format"):
         decode_image(data)
 
 

@@ -182,7 +182,7 @@ def test_a_label_of_a_mask_may_be_transparent(color, transparent):
     [
         (b"\xff\xd8\xff", "not a PNG"),
         (png(make_image(0)), "RGB PNG"),
-        (png(np.dstack([make_image(0), make_mask(0)])), "RGB with alpha PNG"),
+        (png(np.dstack([make_image(0), make_mask(0)])), "RGB PNG with alpha"),
         (tf.io.encode_png(np.zeros((4, 4, 1), np.uint16)).numpy(), "16 bits"),
         (png(make_mask(0))[:-30], "truncated"),
     ],
@@ -295,7 +295,7 @@ BREAKAGES = {
     ),
     "other_size": (
         lambda root: write(f"{root}/train/masks/b.png", png(make_mask(0, (6, 16)))),
-        r"use '.*b\.png': the mask is 6x16 and its image 12x16",
+        r"use '.*b\.png': the mask is 6x16 and its image is 12x16",
     ),
     "out_of_range": (
         lambda root: write(f"{root}/train/masks/b.png", png(make_mask(0) + np.uint8(5))),

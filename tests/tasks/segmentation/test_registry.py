@@ -53,7 +53,7 @@ def test_camvid_is_read_as_a_folder():
         ({"dataset": "folder"}, "folder` without `data_dir`"),
         ({"dataset": "folder", "data_dir": "x"}, "folder` without `num_classes`"),
         ({"dataset": "shapes", "num_examples": 0}, "take 0 examples of the split 'train'"),
-        ({"dataset": "shapes", "label_map": {255: 1}}, "`label_map` is for `dataset=folder`"),
+        ({"dataset": "shapes", "label_map": {255: 1}}, "`label_map` is only for `dataset=folder`"),
         ({"dataset": "shapes", "image_size": (0, 5)}, "images of 0x5 pixels"),
         ({"dataset": "shapes", "cache": "all"}, "Unknown cache 'all'"),
     ],

@@ -1,1 +1,1 @@
-"""Classification: a class for every image."""
+"""Classification: assigns a class to every image."""

@@ -1,4 +1,4 @@
-"""Augmentation of images with a class, a pure function of a seed per example."""
+"""Augments classified images as a pure function of one seed per example."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from tfdist.data.seeds import hash_uniform
 
 @dataclass(frozen=True)
 class Mirror:
-    """Mirrors left and right for half of the examples."""
+    """Mirrors half of the examples horizontally."""
 
     @tf.autograph.experimental.do_not_convert
     def augment_batch(
         self, batch: tuple[tf.Tensor, tf.Tensor], seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a batch changed.
+        """Returns the augmented batch.
 
         Args:
           batch: images, float [batch, height, width, channels], and labels.

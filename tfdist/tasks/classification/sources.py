@@ -1,4 +1,4 @@
-"""Images with a class each: a directory for each class, data sets of TFDS, and drawn ones."""
+"""Sources of classified images: a directory per class, TensorFlow Datasets, and drawn shapes."""
 
 import dataclasses
 import hashlib
@@ -22,11 +22,11 @@ _ADVICE = "Name one with an image and a label, such as tfds:cifar10."
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImagesAndClasses:
-    """The examples' types, and their classes: a base beside a source's.
+    """A mixin for sources that defines the types and the classes of the examples.
 
     Attributes:
       image_size: (height, width) in pixels of every example.
-      class_names: a name a class.
+      class_names: one name per class.
     """
 
     image_size: tuple[int, int]
@@ -42,22 +42,22 @@ class ImagesAndClasses:
 
     @property
     def stored_spec(self) -> Any:
-        """The image in uint8."""
+        """`element_spec` with the image in uint8."""
         image, label = self.element_spec
         return tf.TensorSpec(image.shape, tf.uint8), label
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The classes, ready for JSON."""
+        """The names of the classes, ready for JSON."""
         return {"class_names": list(self.class_names)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DrawnSource(ImagesAndClasses, BatchSource):
-    """The pictures of `tfdist.tasks.segmentation.make_shapes`, by the shape that covers most.
+    """The pictures of `tfdist.tasks.segmentation.make_shapes`; the class is the largest shape's.
 
     Attributes:
-      pictures: with their masks.
+      pictures: the source of the pictures and their masks.
     """
 
     pictures: ShapesSource
@@ -66,17 +66,17 @@ class DrawnSource(ImagesAndClasses, BatchSource):
         """Returns images and classes at `indices` (int64 [batch])."""
         images, masks = self.pictures.load_batch(indices)
         pixels = tf.one_hot(masks, len(self.class_names) + 1)
-        covered = tf.reduce_sum(pixels, axis=[1, 2])[:, 1:]  # but for the background
+        covered = tf.reduce_sum(pixels, axis=[1, 2])[:, 1:]  # without the background
         return images, tf.argmax(covered, axis=-1, output_type=tf.int32)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what the pictures are a function of."""
+        """Returns everything that determines the pictures."""
         return {**self.pictures.make_fingerprint(), "kind": "drawn classes"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassFolderSource(ImagesAndClasses, SequentialSource):
-    """See `make_class_folder`; `tfdist.data.cache_source` gives random access.
+    """See `make_class_folder`; `tfdist.data.cache_source` adds random access.
 
     Attributes:
       files: (path, class) of every example.
@@ -91,7 +91,7 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
                 yield resize_image(read_image(path), self.image_size), np.array(label, np.int32)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells the files from others, as JSON: names, sizes, some contents."""
+        """Returns a fingerprint of the files' names, sizes and some of their contents."""
         header = make_header(
             kind="class folder", num_examples=self.num_examples, element_spec=self.element_spec
         )
@@ -99,7 +99,7 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
         return {**header, "classes": list(self.class_names), "files": files}
 
     def get_fingerprint(self) -> str:
-        """Returns a hash of the files' names, classes, sizes and times of change."""
+        """Returns a hash of the files' names, classes, sizes and modification times."""
         digest = hashlib.sha256()
         for path, label in self.files:
             stat = tf.io.gfile.stat(path)
@@ -109,11 +109,11 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassTfdsSource(ImagesAndClasses, SequentialSource):
-    """See `make_class_tfds`; `tfdist.data.cache_source` gives random access.
+    """See `make_class_tfds`; `tfdist.data.cache_source` adds random access.
 
     Attributes:
       builder: a `tfds.core.DatasetBuilder`.
-      split: the data set's name of it.
+      split: the data set's own name of the split.
     """
 
     builder: Any
@@ -130,7 +130,7 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
             yield resize_image(image, self.image_size), np.array(label, np.int32)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns the data set's full name and its splits' sizes."""
+        """Returns the data set's full name and the sizes of its splits."""
         return tfds.describe_split(
             self.builder, self.split, num_examples=self.num_examples, spec=self.element_spec
         )
@@ -144,7 +144,7 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
 def make_drawn(
     split: str, image_size: tuple[int, int], num_examples: int | None, seed: int
 ) -> DrawnSource:
-    """Returns drawn circles, squares and triangles; arguments as of `make_shapes`."""
+    """Returns drawn circles, squares and triangles; for the arguments, see `make_shapes`."""
     pictures = make_shapes(split, image_size, num_examples, seed)
     names = pictures.class_names
     assert names is not None
@@ -165,19 +165,19 @@ def make_class_folder(
     max_examples: int | None = None,
     val_fraction: float = 0.0,
 ) -> ClassFolderSource:
-    """Returns the images in DATA_DIR/SPLIT/CLASS.
+    """Returns a source of the images in DATA_DIR/SPLIT/CLASS.
 
     Args:
-      data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
-      split: a directory in it, such as "train", which holds one for each class.
+      data_dir: a directory on any file system of `tf.io.gfile`, such as gs://.
+      split: a directory in it, such as "train", which holds a directory for each class.
       image_size: (height, width) in pixels of the examples.
-      class_names: the directories, in the order of the classes; that of their names by default.
-      max_examples: take only this many, spread over the classes.
-      val_fraction: the share of DATA_DIR/train, or of DATA_DIR itself, that is the split "val",
-        by a hash of the names; the rest is "train". 0 where there is a directory for each.
+      class_names: the directories, in the order of the classes; sorted by name by default.
+      max_examples: the maximum number of examples, spread over the classes.
+      val_fraction: the fraction of DATA_DIR/train, or of DATA_DIR itself, that becomes the split
+        "val", chosen by a hash of the names; the rest is "train". 0 if each has a directory.
 
     Raises:
-      TfdistError: a directory is missing or empty, or one has no class.
+      TfdistError: a directory is missing or has no image, or does not match the classes.
     """
     gfile = tf.io.gfile
     root = find_split(str(data_dir), split, val_fraction)
@@ -192,8 +192,8 @@ def make_class_folder(
     if len(names) < 2 or set(names) != set(found):
         raise TfdistError(
             f"Cannot classify the images in {root!r}: its directories are {', '.join(found)}"
-            f"{f', and the classes {chr(44).join(names)}' if class_names else ''}. Give two or "
-            "more classes a directory each."
+            f"{f', but `class_names={chr(44).join(names)}`' if class_names else ''}. Give two or "
+            "more classes one directory each."
         )
     files: list[tuple[int, int, str]] = []
     num_skipped = 0
@@ -202,12 +202,12 @@ def make_class_folder(
         listing.warn_of_skipped()
         num_skipped += len(listing.skipped)
         if not listing.names:
-            raise TfdistError(f"Cannot read {listing.directory!r}: it has no image.")
+            raise TfdistError(f"Cannot read {listing.directory!r}: it has no images.")
         files += [
             (place, label, gfile.join(listing.directory, file))
             for place, file in enumerate(listing.names)
         ]
-    # The first of each class, the second of each, ...
+    # In turns: the first image of each class, the second of each, and so on.
     part = take_part(sorted(files), split, val_fraction, name=lambda file: file[2][len(root) :])
     chosen = part[:max_examples]
     return ClassFolderSource(
@@ -228,21 +228,21 @@ def make_class_tfds(
     max_examples: int | None = None,
     download_config: Any = None,
 ) -> ClassTfdsSource:
-    """Returns a data set of TensorFlow Datasets with `image` and `label`.
+    """Returns a source of a TensorFlow Datasets data set that has `image` and `label`.
 
-    It is downloaded and prepared when it is not in `data_dir` yet.
+    The data set is downloaded and prepared if it is not yet in `data_dir`.
 
     Args:
       name: such as "cifar10" or "cifar10:3.0.2".
-      split: such as "train"; "val" is what the data set has of val, validation or test.
+      split: such as "train"; "val" stands for the data set's val, validation or test.
       image_size: (height, width) in pixels of the examples.
-      data_dir: where data sets are; by default ~/tensorflow_datasets.
-      max_examples: take only this many, the first in the stored order.
+      data_dir: the directory of the data sets; ~/tensorflow_datasets by default.
+      max_examples: the maximum number of examples; the first in the stored order are used.
       download_config: a `tfds.download.DownloadConfig`.
 
     Raises:
-      TfdistError: tensorflow_datasets is missing or has no such data set; it has no label; it
-        cannot be downloaded or prepared; no such split.
+      TfdistError: tensorflow_datasets is missing; there is no such data set or split; the data
+        set has no label, or cannot be downloaded or prepared.
     """
     builder = _make_builder(name, data_dir)
     tfds.prepare(builder, name, download_config)
@@ -258,7 +258,7 @@ def make_class_tfds(
 
 
 def list_unprepared_classes(name: str, data_dir: str | None) -> list[str] | None:
-    """Returns the classes of a data set that `make_class_tfds` would download, else None.
+    """Returns the classes of a data set that is not prepared yet, or None if it is.
 
     Raises:
       TfdistError: see `make_class_tfds`.

@@ -1,4 +1,4 @@
-"""Classification as a task: a class for every image."""
+"""The classification task, which assigns a class to every image."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,43 +21,43 @@ _TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """Images and a class for each."""
+    """Image classification."""
 
     name: ClassVar[str] = "classification"
     monitor: ClassVar[str] = "val_accuracy"
 
     dataset: str = option("shapes", "shapes (drawn), folder, or tfds:NAME", metavar="NAME")
     data_dir: str | None = option(
-        None, "folder: holds SPLIT/CLASS/*.jpg; tfds: where data sets are", metavar="DIR"
+        None, "folder: directory of SPLIT/CLASS/*.jpg; tfds: of the data sets", metavar="DIR"
     )
     class_names: tuple[str, ...] = option(
-        (), "folder: the classes' directories in order; sorted by default", metavar="cat,dog"
+        (), "folder: directories of the classes, in order; sorted by default", metavar="cat,dog"
     )
     image_size: tuple[int, int] = option(
         (96, 96), "height and width in pixels; images are resized bilinearly", metavar="H,W"
     )
     train_examples: int | None = option(
-        None, "training examples of shapes, or a cap on others'", metavar="N", minimum=1
+        None, "number of training examples; a maximum except for shapes", metavar="N", minimum=1
     )
     val_examples: int | None = option(
-        None, "validation examples of shapes, or a cap on others'", metavar="N", minimum=1
+        None, "number of validation examples; a maximum except for shapes", metavar="N", minimum=1
     )
     val_fraction: float = option(
         0.0,
-        "folder: the share of the training examples that validation takes, by their names, where "
-        "there is no directory for it; 0 for none",
+        "folder: fraction of the training examples to use for validation, chosen by name, if there "
+        "is no directory val; 0 for none",
         minimum=0,
     )
     flip: bool = option(True, "mirror half of the training examples")
     model: str = option(
         "small_cnn",
         "small_cnn, a network of keras.applications such as MobileNetV2, or "
-        "package.module:function, called with image_size and num_classes",
+        "package.module:function, which is called with image_size and num_classes",
     )
-    pretrained: bool = option(False, "ImageNet weights (keras.applications)")
+    pretrained: bool = option(False, "start from ImageNet weights (keras.applications only)")
     cache: str = option(
         "auto",
-        "where decoded and resized examples are kept",
+        "where to keep decoded and resized examples",
         choices=("auto", "memory", "disk", "none"),
         result=False,
     )
@@ -72,12 +72,12 @@ class Classification(Task):
         return Data(train, val, dict(train.info))
 
     def describe_data(self, *, seed: int) -> DataPlan:
-        """Returns what is known of the data without reading the images."""
+        """Returns what is known about the data without reading the images."""
         from tfdist.tasks.classification.sources import list_unprepared_classes
 
         kind, _, name = self.dataset.partition(":")
         if kind == "tfds" and (names := list_unprepared_classes(name, self.data_dir)):
-            text = f"{self.dataset}, {len(names)} classes: not here yet, training would download it"
+            text = f"{self.dataset}, {len(names)} classes: not here yet, training will download it"
             return DataPlan(text, {"class_names": names}, None)
         train, val = self._make_sources(seed)
         names = train.info["class_names"]
@@ -88,7 +88,7 @@ class Classification(Task):
         return DataPlan(text, dict(train.info), train.num_examples, train.element_spec)
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
-        """Returns the network, from images in [0, 255] to logits."""
+        """Returns the network, which maps images in [0, 255] to logits."""
         import keras
 
         num_classes = len(info["class_names"])
@@ -112,7 +112,7 @@ class Classification(Task):
     def compile_model(
         self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
     ) -> None:
-        """Compiles it with the cross-entropy, and the accuracy of the first and five classes."""
+        """Compiles the model with cross-entropy, accuracy and, above 5 classes, top-5 accuracy."""
         import keras
 
         metrics: list[Any] = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
@@ -122,7 +122,7 @@ class Classification(Task):
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
 
     def make_augmentation(self, info: Mapping[str, Any]) -> "Mirror | None":
-        """Returns the mirroring, if it is asked for."""
+        """Returns the mirroring if `flip` is set, else None."""
         from tfdist.tasks.classification.augment import Mirror
 
         return Mirror() if self.flip else None
@@ -132,7 +132,7 @@ class Classification(Task):
         return self.model
 
     def without_downloads(self) -> Self:
-        """Returns the task without ImageNet's weights."""
+        """Returns the task without ImageNet weights."""
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Classification(Task):
         return {**summary, "per_class_accuracy": per_class, "confusion": confusion.tolist()}
 
     def describe_result(self, summary: Mapping[str, Any]) -> str:
-        """Returns the accuracy."""
+        """Returns the validation accuracy as text."""
         return f"Validation accuracy {summary['val_accuracy']:.4f}"
 
     def _make_sources(self, seed: int) -> list[Any]:

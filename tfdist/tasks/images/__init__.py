@@ -1,1 +1,1 @@
-"""Reading of images, which several tasks share."""
+"""Image reading that several tasks share."""

@@ -1,4 +1,4 @@
-"""Decoding of BMP files, whose palettes TensorFlow leaves out."""
+"""Decodes BMP files, including their palettes, which TensorFlow ignores."""
 
 import struct
 
@@ -15,17 +15,17 @@ _INFO_HEADER_BYTES = 40
 
 
 class BitmapFormatError(ValueError):
-    """The bytes are not a BMP file that can be read; the message says why."""
+    """Raised for bytes that are not a readable BMP file; the message says why."""
 
 
 def decode_bmp(data: bytes) -> np.ndarray:
-    """Returns the image in a BMP file's bytes: palette, gray, 24 or 32 bits a pixel.
+    """Returns the image in the bytes of a BMP file with a palette, or 24 or 32 bits per pixel.
 
     Returns:
-      uint8 [height, width, 3]. An alpha channel is left out.
+      uint8 [height, width, 3]. An alpha channel is dropped.
 
     Raises:
-      BitmapFormatError: it is truncated, compressed or of another kind.
+      BitmapFormatError: the file is truncated, compressed or of another kind.
 
     Source: https://learn.microsoft.com/en-us/windows/win32/gdi/bitmap-storage
     """
@@ -33,10 +33,10 @@ def decode_bmp(data: bytes) -> np.ndarray:
         raise BitmapFormatError("it is truncated")
     start, header_bytes = struct.unpack_from("<II", data, 10)
     if header_bytes < _INFO_HEADER_BYTES:
-        raise BitmapFormatError("it is a BMP file of OS/2")
+        raise BitmapFormatError("it is an OS/2 BMP file")
     width, stored_height, _, bits, compression = struct.unpack_from("<iiHHI", data, 18)
     if bits not in (*_PALETTE_BITS, *_COLOR_BITS):
-        raise BitmapFormatError(f"it is a BMP file of {bits} bits a pixel")
+        raise BitmapFormatError(f"it is a BMP file with {bits} bits per pixel")
     fields = struct.unpack_from("<III", data, 54) if len(data) >= 66 else ()
     is_plain = compression == _UNCOMPRESSED or (
         compression == _BIT_FIELDS and bits == 32 and fields == _USUAL_FIELDS
@@ -47,7 +47,7 @@ def decode_bmp(data: bytes) -> np.ndarray:
     if width < 1 or height < 1 or start + height * row_bytes > len(data):
         raise BitmapFormatError("it is truncated or damaged")
     rows = np.frombuffer(data, np.uint8, height * row_bytes, start).reshape(height, row_bytes)
-    if stored_height > 0:  # from the bottom up
+    if stored_height > 0:  # stored from the bottom up
         rows = rows[::-1]
     if bits in _PALETTE_BITS:
         return _look_up(data, _FILE_HEADER_BYTES + header_bytes, _unpack(rows, bits)[:, :width])
@@ -66,5 +66,5 @@ def _look_up(data: bytes, start: int, indices: np.ndarray) -> np.ndarray:
     count = min(count or 256, 256, (len(data) - start) // 4)
     palette = np.frombuffer(data, np.uint8, 4 * count, start).reshape(-1, 4)
     if indices.max() >= count:
-        raise BitmapFormatError("a pixel names a color that its palette does not have")
+        raise BitmapFormatError("a pixel refers to a color that its palette does not have")
     return palette[:, 2::-1][indices]

@@ -1,4 +1,4 @@
-"""The EXIF orientation of an image: how its pixels are turned before they are shown."""
+"""Reads and applies EXIF orientations, which say how to rotate an image for display."""
 
 import struct
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def find_orientation(data: bytes) -> int:
-    """Returns the EXIF orientation in a JPEG, PNG or WebP file's bytes: 1 to 8, 1 if none.
+    """Returns the EXIF orientation, 1 to 8, of a JPEG, PNG or WebP file; 1 if it has none.
 
-    Metadata that cannot be understood count as none.
+    Metadata that cannot be parsed is ignored.
 
     Source: CIPA DC-008 (Exif 2.32), section 4.6.4, tag 0x0112; PNG third edition, eXIf; RFC 9649,
     section 2.7.1.5.
@@ -31,11 +31,11 @@ def find_orientation(data: bytes) -> int:
 
 
 def apply_orientation(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Returns an image or a mask turned and mirrored so that it stands upright.
+    """Returns an image or a mask rotated and mirrored so that it is upright.
 
     Args:
       pixels: [height, width, ...], as stored.
-      orientation: 1 to 8; from 5 on, height and width change places.
+      orientation: 1 to 8; from 5 on, height and width are swapped.
     """
     if orientation >= 5:
         pixels = np.swapaxes(pixels, 0, 1)
@@ -60,7 +60,7 @@ def _list_jpeg_blocks(data: bytes) -> Iterator[bytes]:
     start = len(_JPEG_START)
     while start + 4 <= len(data) and data[start] == 0xFF:
         kind = data[start + 1]
-        if kind == 0xFF:  # a byte that fills up
+        if kind == 0xFF:  # a fill byte
             start += 1
             continue
         if kind == _JPEG_PIXELS:
@@ -72,14 +72,14 @@ def _list_jpeg_blocks(data: bytes) -> Iterator[bytes]:
 
 
 def _list_chunks(data: bytes, start: int, wanted: bytes, *, is_png: bool) -> Iterator[bytes]:
-    """Yields the contents of a PNG file's chunks, or of a RIFF file's, of one kind."""
+    """Yields the contents of the chunks of one kind in a PNG or RIFF file."""
     while start + 8 <= len(data):
         head = data[start : start + 8]
         kind = head[4:] if is_png else head[:4]
         length = int.from_bytes(head[:4], "big") if is_png else int.from_bytes(head[4:], "little")
         if kind == wanted:
             yield data[start + 8 : start + 8 + length]
-        # A PNG chunk ends with a checksum, a RIFF chunk with an even number of bytes.
+        # A PNG chunk ends with a checksum; a RIFF chunk is padded to an even length.
         start += 8 + length + (4 if is_png else length % 2)
 
 

@@ -1,4 +1,4 @@
-"""Reading of images: JPEG, PNG, BMP, GIF and WebP."""
+"""Reads images: JPEG, PNG, BMP, GIF and WebP."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,20 +12,20 @@ IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"
 
 
 class ImageFormatError(ValueError):
-    """The bytes are not an image that can be read; the message says why."""
+    """Raised for bytes that are not a readable image; the message says why."""
 
 
 def decode_image(data: bytes) -> np.ndarray:
-    """Returns the image in a file's bytes, upright as its EXIF orientation says.
+    """Returns the image in a file's bytes, turned upright according to its EXIF orientation.
 
-    The contents tell the format, whatever the file's name. An alpha channel is left out, and of
-    a moving picture all but the first image.
+    The format is recognized by the contents, not by the file's name. An alpha channel is dropped.
+    Only the first frame of an animation is decoded.
 
     Returns:
       uint8 [height, width, 3].
 
     Raises:
-      ImageFormatError: it cannot be decoded.
+      ImageFormatError: the bytes cannot be decoded.
     """
     if data.startswith(bitmaps.SIGNATURE):
         try:
@@ -34,12 +34,12 @@ def decode_image(data: bytes) -> np.ndarray:
             raise ImageFormatError(str(error)) from error
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     try:
-        # TensorFlow decodes a WebP file to the channels that it has, and to no others.
+        # TensorFlow decodes a WebP file only to the number of channels that the file has.
         image = tf.io.decode_image(
             data, channels=0 if is_webp else 3, expand_animations=False
         ).numpy()
     except tf.errors.InvalidArgumentError as error:
-        raise ImageFormatError("it is truncated, damaged or of another format") from error
+        raise ImageFormatError("it is truncated, damaged or in another format") from error
     return apply_orientation(image[..., :3], find_orientation(data))
 
 
@@ -47,7 +47,7 @@ def read_bytes(path: str) -> bytes:
     """Returns a file's bytes.
 
     Raises:
-      TfdistError: it cannot be read.
+      TfdistError: the file cannot be read.
     """
     try:
         return tf.io.read_file(path).numpy()
@@ -56,20 +56,20 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_image(path: str) -> np.ndarray:
-    """Returns the image in a file, upright as its EXIF orientation says.
+    """Returns the image in a file, turned upright according to its EXIF orientation.
 
     Returns:
       uint8 [height, width, 3].
 
     Raises:
-      TfdistError: it cannot be read or decoded.
+      TfdistError: the file cannot be read or decoded.
     """
     data = read_bytes(path)
     try:
         return decode_image(data)
     except ImageFormatError as error:
         raise TfdistError(
-            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it by a "
+            f"Cannot decode the image {path!r} ({len(data)} bytes): {error}. Replace it with a "
             f"{IMAGE_FORMATS} file."
         ) from error
 

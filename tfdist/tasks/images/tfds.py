@@ -1,4 +1,4 @@
-"""Data sets of TensorFlow Datasets: found, prepared, and read in their stored order."""
+"""Finds, prepares and reads data sets of TensorFlow Datasets."""
 
 import contextlib
 import importlib.resources.abc
@@ -28,13 +28,13 @@ def make_builder(
 
     Args:
       name: such as "oxford_iiit_pet" or "oxford_iiit_pet:4.0.0".
-      data_dir: where data sets are; by default ~/tensorflow_datasets.
-      features: what its examples must have.
-      advice: a sentence that ends errors.
+      data_dir: the directory of the data sets; ~/tensorflow_datasets by default.
+      features: the features that its examples must have.
+      advice: the sentence with which error messages end.
       known: more names to suggest for a mistyped one.
 
     Raises:
-      TfdistError: tensorflow_datasets is missing, or has no such data set; it has no such feature.
+      TfdistError: tensorflow_datasets is missing or has no such data set; a feature is missing.
     """
     try:
         import tensorflow_datasets as tfds
@@ -64,36 +64,36 @@ def make_builder(
 
 
 def prepare(builder: Any, name: str, download_config: Any = None) -> None:
-    """Downloads and prepares a data set where it is not there yet.
+    """Downloads and prepares a data set unless it is already prepared.
 
     Raises:
-      TfdistError: it cannot be downloaded or prepared.
+      TfdistError: the data set cannot be downloaded or prepared.
     """
     try:
         with _lend_importlib_resources():
             builder.download_and_prepare(download_config=download_config)
     except Exception as error:
-        # Whatever went wrong - network, disk, checksum - is the user's to mend.
+        # Whatever went wrong (network, disk, checksum), the user has to fix it.
         raise TfdistError(
             f"Cannot prepare tfds:{name} in {str(builder.data_dir)!r}: "
-            f"{type(error).__name__}: {_first_line(error)} Check the network, or name with "
-            "`data_dir` a directory where it is prepared already."
+            f"{type(error).__name__}: {_first_line(error)} Check the network, or set "
+            "`data_dir` to a directory where it is already prepared."
         ) from error
 
 
 def find_split(
     builder: Any, name: str, split: str, *, aliases: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the data set's name of a split; "val" is its val, validation or test.
+    """Returns the data set's own name of a split; "val" stands for val, validation or test.
 
     Args:
-      builder: of the data set.
-      name: of the data set.
+      builder: the builder of the data set.
+      name: the name of the data set.
       split: such as "train".
-      aliases: our name of a split -> theirs, where they differ.
+      aliases: tfdist's name of a split -> the data set's name, where they differ.
 
     Raises:
-      TfdistError: no such split, or it has no example.
+      TfdistError: there is no such split, or it has no examples.
     """
     splits = builder.info.splits
     wanted = [(aliases or {}).get(split, split)]
@@ -107,7 +107,7 @@ def find_split(
         )
     if splits[found].num_examples < 1:
         raise TfdistError(
-            f"Cannot use the split {found!r} of tfds:{name}: it has no example. Name another split."
+            f"Cannot use the split {found!r} of tfds:{name}: it has no examples. Name another one."
         )
     return found
 
@@ -115,7 +115,7 @@ def find_split(
 def read_in_order(
     builder: Any, split: str, *, features: Sequence[str], num_examples: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Yields some features of the first examples of a split, in the stored order, as arrays."""
+    """Yields the given features of a split's first examples as arrays, in the stored order."""
     import tensorflow_datasets as tfds
 
     dataset = builder.as_dataset(
@@ -134,7 +134,7 @@ def read_in_order(
 
 
 def describe_split(builder: Any, split: str, *, num_examples: int, spec: Any) -> dict[str, Any]:
-    """Returns a fingerprint: the data set's full name, and the sizes of its splits."""
+    """Returns a fingerprint that consists of the data set's full name and its splits' sizes."""
     splits = builder.info.splits
     return {
         **make_header(kind="tfds", num_examples=num_examples, element_spec=spec),
@@ -146,10 +146,10 @@ def describe_split(builder: Any, split: str, *, num_examples: int, spec: Any) ->
 
 @contextlib.contextmanager
 def _lend_importlib_resources() -> Iterator[None]:
-    """Makes the standard library's module answer for the package, if that is absent.
+    """Lets importlib.resources stand in for the package importlib_resources if that is missing.
 
     tensorflow_datasets 4.9.10 imports importlib_resources to prepare a data set but
-    requires it for Python < 3.9 only (tensorflow/datasets#11212). Goes when it does.
+    requires it for Python < 3.9 only (tensorflow/datasets#11212). Remove this once it is fixed.
     """
     name = "importlib_resources"
     if importlib.util.find_spec(name) is not None:

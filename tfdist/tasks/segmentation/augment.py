@@ -1,4 +1,4 @@
-"""Augmentation of images and their masks, a pure function of a seed per example."""
+"""Augments images and their masks as a pure function of one seed per example."""
 
 import dataclasses
 
@@ -7,29 +7,29 @@ import tensorflow as tf
 from tfdist.data.seeds import hash_uniform
 from tfdist.errors import TfdistError
 
-# Gray, seen by the model where a scaled-down image leaves its frame empty.
+# The gray that fills the frame around an image that is scaled down.
 _FILL = 127.5
-# Sampling boxes keep this far inside the image, so that rounding never samples outside.
+# Sampling boxes stay this far inside the image, so that rounding never samples outside it.
 _MARGIN = 1e-6
 _LUMA_RED, _LUMA_BLUE = 0.299, 0.114
 
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random flips, scaling with a crop, and color changes.
+    """Flips, scales and crops examples and changes their colors at random.
 
-    Each example's change depends on its own seed alone, so it does not matter how
+    The changes to an example depend only on its own seed, so it does not matter how
     examples are batched or where they are processed.
 
     Attributes:
-      flip: mirror left and right for half of the examples.
-      scale: smallest and largest zoom, drawn log-uniformly; a crop of the frame's size
-        is taken at a random place. Below 1 the frame is not filled: the rest is gray in
-        the image and `ignore_label` in the mask. Without an ignore label zooms below 1
-        are drawn as 1.
-      color: strength in [0, 1) of the changes of brightness, contrast and saturation:
+      flip: whether to mirror half of the examples horizontally.
+      scale: the smallest and largest zoom, drawn log-uniformly; a crop of the frame's size
+        is taken at a random position. A zoom below 1 does not fill the frame: the rest is
+        gray in the image and `ignore_label` in the mask. Without an ignore label, the range
+        is limited to zooms of at least 1.
+      color: the strength in [0, 1) of the changes to brightness, contrast and saturation:
         each is multiplied by a number in [1 - color, 1 + color].
-      ignore_label: label of pixels outside of the image, or None.
+      ignore_label: the label of pixels outside the image, or None.
 
     Raises:
       TfdistError: the scale is not 0 < min <= max, or color is not in [0, 1).
@@ -51,7 +51,7 @@ class Augmentation:
     def __call__(
         self, image: tf.Tensor, mask: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns one example changed.
+        """Returns one augmented example.
 
         Args:
           image: float32 [height, width, 3], in [0, 255].
@@ -64,12 +64,12 @@ class Augmentation:
         images, masks = self.augment_batch((image[None], mask[None]), seed[None])
         return images[0], masks[0]
 
-    # AutoGraph would take a second to find nothing to convert.
+    # AutoGraph would spend a second to find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def augment_batch(
         self, batch: tuple[tf.Tensor, tf.Tensor], seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a batch changed, row by row as `__call__` would.
+        """Returns the augmented batch, in which each example is what `__call__` would return.
 
         Args:
           batch: images, float32 [batch, height, width, 3], in [0, 255], and their masks, int32
@@ -77,7 +77,7 @@ class Augmentation:
           seeds: int64 [batch, 2].
 
         Raises:
-          TfdistError: the batch is something else.
+          TfdistError: the batch does not consist of images and masks.
         """
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise TfdistError(
@@ -107,9 +107,9 @@ class Augmentation:
     def _scale_and_flip(
         self, images: tf.Tensor, masks: tf.Tensor, flips: tf.Tensor, draws: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Samples one box of each image; one kernel scales, crops and flips."""
+        """Samples one box of each image: one kernel scales, crops and flips it."""
         low, high = self._get_scale()
-        # In float64 and rounded: exp's last bit may depend on the place in the batch.
+        # In float64, then rounded: the last bit of exp may depend on the position in the batch.
         ratio = tf.math.log(tf.constant(high / low, tf.float64))
         zoom = low * tf.exp(tf.cast(draws[:, 0], tf.float64) * ratio)
         side = tf.cast(1.0 / zoom, tf.float32)
@@ -136,12 +136,12 @@ class Augmentation:
         brightness, contrast, saturation = tf.unstack(
             1.0 + self.color * (2.0 * draws - 1.0), axis=-1
         )
-        # Contrast turns about mid-gray, not about the image's mean: a sum over pixels
-        # would depend on how the batch is split over threads.
+        # Contrast changes about mid-gray, not about the image's mean, because a sum over
+        # pixels would depend on how the batch is split over threads.
         gain, offset = brightness * contrast, 127.5 * (1.0 - contrast)
-        # Plane by plane: broadcasting a number over channels is slow. No two additions
-        # follow each other: Grappler re-associates those by their operands' shapes, and
-        # the last bit would depend on the batch.
+        # Plane by plane, because broadcasting a number over channels is slow. No two additions
+        # follow each other, because Grappler would re-associate them depending on the shapes of
+        # their operands, and the last bit would depend on the batch.
         red, green, blue = tf.unstack(images, axis=-1)
         gray = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
         common = gray * _per_image(gain * (saturation - 1.0)) - _per_image(offset)

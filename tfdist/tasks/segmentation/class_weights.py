@@ -1,4 +1,4 @@
-"""How often each class occurs, and the loss weights that make up for it."""
+"""Counts how often each class occurs, and computes loss weights that compensate for it."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ def count_classes(source: Source) -> np.ndarray:
     """Returns the number of pixels of each class.
 
     Args:
-      source: of (image, mask) examples with `num_classes`; read once, so cache it first.
+      source: (image, mask) examples, with `class_names` in `info`; reads all, so cache it first.
 
     Returns:
       int64 [num_classes]. Pixels of the ignore label are not counted.
@@ -25,7 +25,7 @@ def count_classes(source: Source) -> np.ndarray:
 
 
 def count_pixels_with_class(source: Source) -> np.ndarray:
-    """Returns, for each class, the number of counted pixels of the images that show it.
+    """Returns, for each class, the number of counted pixels in the images that contain it.
 
     Args:
       source: see `count_classes`.
@@ -42,12 +42,12 @@ def make_class_weights(
 ) -> np.ndarray:
     """Returns loss weights that favor rare classes.
 
-    "none" is 1 for every class; "sqrt" goes as 1 / sqrt(frequency); "median_frequency"
-    as median(frequency) / frequency, where the frequency of a class is its share of the
-    pixels in `pixels_with_class`, or of all pixels where that is not given.
+    "none" gives 1 for every class; "sqrt" gives 1 / sqrt(frequency); "median_frequency"
+    gives median(frequency) / frequency, where the frequency of a class is its fraction of
+    the pixels in `pixels_with_class`, or of all pixels if that is not given.
 
-    Weights are scaled so that their mean over all counted pixels is 1, which keeps the
-    size of the loss and the meaning of the learning rate. A class that never occurs gets
+    These are scaled so that their mean over all counted pixels is 1, which preserves the
+    scale of the loss and the meaning of the learning rate. A class that never occurs gets
     weight 1.
 
     Args:
@@ -59,7 +59,7 @@ def make_class_weights(
       float32 [num_classes].
 
     Raises:
-      TfdistError: unknown kind.
+      TfdistError: the kind is unknown.
 
     Source: median frequency balancing: Eigen and Fergus, "Predicting depth, surface
     normals and semantic labels with a common multi-scale convolutional architecture",
@@ -87,7 +87,7 @@ def make_class_weights(
 def _count_by_image(source: Source) -> np.ndarray:
     """Returns int64 [num_examples, num_classes]."""
     if "class_names" not in source.info:
-        raise ValueError("count_classes needs a source whose info has class_names")
+        raise ValueError("count_classes requires a source whose info has class_names.")
     num_classes = len(source.info["class_names"])
     ignore_label = source.info.get("ignore_label")
 
@@ -97,7 +97,7 @@ def _count_by_image(source: Source) -> np.ndarray:
         counted = (labels >= 0) & (labels < num_classes)
         if ignore_label is not None:
             counted &= labels != ignore_label
-        # One bin more, for what is not counted.
+        # The extra bin is for the pixels that are not counted.
         labels = tf.where(counted, labels, num_classes)
         size = num_classes + 1
         return tf.math.bincount(labels, minlength=size, maxlength=size, axis=-1)[:, :num_classes]

@@ -1,4 +1,4 @@
-"""What a run's summary says of its model: metrics by class, and pictures."""
+"""Evaluates a run's model for the summary: metrics per class, and pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ def evaluate_segmentation(
     """Returns `val_loss`, `val_mean_iou`, `val_pixel_accuracy`, ... and `per_class_iou`.
 
     Args:
-      trainer: its model has a `SegmentationMetrics`.
+      trainer: a trainer whose model has a `SegmentationMetrics`.
       source: the examples.
-      class_names: keys of `per_class_iou`.
-      global_batch_size: examples a step.
+      class_names: the keys of `per_class_iou`.
+      global_batch_size: examples per step.
     """
     logs = trainer.evaluate(
         source, global_batch_size=global_batch_size, verbose=0, return_dict=True
@@ -39,7 +39,7 @@ def write_samples(
 ) -> str | None:
     """Writes `samples/predictions.png`: image, truth and prediction of the first examples.
 
-    All workers predict; the chief writes. Returns the path, on the chief.
+    All workers predict; only the chief writes, and returns the path.
     """
     count = min(num_examples, source.num_examples)
     examples = [source.load(tf.constant(index, tf.int64)) for index in range(count)]
@@ -59,10 +59,10 @@ def write_curves(run: RunDirectory, history: Mapping[str, Sequence[float]]) -> s
 
     Args:
       run: the run's directory.
-      history: log -> a value an epoch.
+      history: log -> one value per epoch.
 
     Returns:
-      The path, or None where no epoch is known.
+      The path, or None if the history has no validation loss.
     """
     if not history.get("val_loss"):
         return None

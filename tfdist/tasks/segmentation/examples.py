@@ -1,4 +1,4 @@
-"""What all sources of images and masks have in common."""
+"""What all sources of images and masks share."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImagesAndMasks:
-    """The examples' types, and the classes of their masks: a base beside a source's.
+    """A mixin for sources that defines the types of the examples and the classes of the masks.
 
     Attributes:
       image_size: (height, width) in pixels of every example.
-      num_classes: number of classes.
-      class_names: their names, or None.
-      ignore_label: label that neither loss nor metrics see, or None.
+      num_classes: the number of classes.
+      class_names: the names of the classes, or None.
+      ignore_label: the label of pixels that losses and metrics ignore, or None.
     """
 
     image_size: tuple[int, int]
@@ -33,12 +33,12 @@ class ImagesAndMasks:
 
     @property
     def stored_spec(self) -> Any:
-        """Both in uint8."""
+        """`element_spec` with the image and the mask in uint8."""
         image, mask = self.element_spec
         return tf.TensorSpec(image.shape, tf.uint8), tf.TensorSpec(mask.shape, tf.uint8)
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The classes, ready for JSON."""
+        """The names of the classes and the ignore label, ready for JSON."""
         names = self.class_names or map(str, range(self.num_classes))
         return {"class_names": list(names), "ignore_label": self.ignore_label}

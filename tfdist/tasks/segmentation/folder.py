@@ -25,7 +25,7 @@ from tfdist.tasks.segmentation.masks import check_mask, read_mask
 
 MASK_EXTENSIONS = (".png",)
 
-# Pictures that cannot be read: one that has a partner is left out together with it.
+# Images in formats that cannot be read; they are left out together with their partners.
 _OTHER_EXTENSIONS = (".tif", ".tiff", ".jxl", ".avif", ".heic", ".heif", ".jp2", ".pgm", ".ppm")
 
 _MAX_NAMED = 3
@@ -43,36 +43,36 @@ def make_folder(
     max_examples: int | None = None,
     val_fraction: float = 0.0,
 ) -> "FolderSource":
-    """Returns the images and masks in DATA_DIR/SPLIT/images and DATA_DIR/SPLIT/masks.
+    """Returns a source of the images in DATA_DIR/SPLIT/images and masks in DATA_DIR/SPLIT/masks.
 
-    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp) has the mask `NAME.png`: 8 bits, one
-    channel or a palette, a pixel's value being its class. Both are turned as their EXIF
-    orientation says, as viewers show them. The files' order is that of their names. Images
+    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp) has the mask `NAME.png`, of 8 bits and
+    one channel or a palette, in which a pixel's value is its class. Both are turned upright
+    according to their EXIF orientation, as in viewers. Examples are sorted by name. Images
     are resized bilinearly with anti-aliasing, masks to the nearest label.
 
-    Other files and directories are skipped and counted in a warning. Of a pair in which one
-    is a picture in a format that cannot be read, such as TIFF, both are.
+    Other files and directories are skipped and counted in a warning. If one file of a pair is
+    in an image format that cannot be read, such as TIFF, both files are skipped.
 
     Args:
-      data_dir: a directory; gs:// and whatever else `tf.io.gfile` reads.
+      data_dir: a directory on any file system of `tf.io.gfile`, such as gs://.
       split: a directory in it, such as "train".
       image_size: (height, width) in pixels of the examples.
       num_classes: labels are 0 .. num_classes - 1.
       ignore_label: one more label that is allowed in the masks, or None.
-      label_map: the class that a value, such as 255, or a color, such as "#ff0000", of the
-        masks stands for. Values that it does not hold stand for themselves; colors must all
-        be in it, and the masks may then be RGB.
-      class_names: one for each class, or None.
-      max_examples: take only this many, the first by name.
-      val_fraction: the share of DATA_DIR/train, or of DATA_DIR itself, that is the split "val",
-        by a hash of the names; the rest is "train". 0 where there is a directory for each.
+      label_map: maps values in the masks, such as 255, or colors, such as "#ff0000", to
+        classes. Values that are not in it stand for themselves; colors must all be in it,
+        and the masks may then be RGB.
+      class_names: one name per class, or None.
+      max_examples: the maximum number of examples; the first by name are used.
+      val_fraction: the fraction of DATA_DIR/train, or of DATA_DIR itself, that becomes the split
+        "val", chosen by a hash of the names; the rest is "train". 0 if each has a directory.
 
     Raises:
-      TfdistError: a directory is missing or empty; an image has no mask, a mask no
-        image, or two images share a name; the number of class names is not that of the
-        classes; the label map leads to a class that there is not. Reading the examples
-        raises it too, naming the file: a file that cannot be decoded, sizes that differ, a
-        label out of range.
+      TfdistError: a directory is missing or empty; an image has no mask, a mask has no
+        image, or two images share a name; the number of class names is wrong; the label map
+        names a class that does not exist. Reading the examples also raises it, naming the
+        file, if a file cannot be decoded, the sizes of a pair differ or a label is out of
+        range.
     """
     _check_classes(num_classes, class_names)
     if label_map:
@@ -97,10 +97,10 @@ def make_folder(
 def leave_out_bad(source: "FolderSource") -> "FolderSource":
     """Returns a source without the examples that cannot be used; reads every file once.
 
-    Each is named in a warning, and counted in `num_skipped`.
+    Each of these examples is named in a warning, and counted in `num_skipped`.
 
     Raises:
-      TfdistError: none can be used.
+      TfdistError: no example can be used.
     """
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         problems = list(pool.map(source.find_problem, range(source.num_examples)))
@@ -121,8 +121,8 @@ def leave_out_bad(source: "FolderSource") -> "FolderSource":
 class FolderSource(ImagesAndMasks, SequentialSource, Source):
     """See `make_folder`.
 
-    Read at random (`load`) it decodes in Python, in this process only; `cache_source`
-    makes of it what any worker can read, and fast.
+    Random access (`load`) decodes files in Python, in this process only; `cache_source` turns
+    it into a source that is fast and that any worker can read.
 
     Attributes:
       pairs: (image path, mask path) of every example.
@@ -134,14 +134,14 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
     label_map: LabelMap = dataclasses.field(default_factory=dict)
 
     def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the example at `index` (int64 scalar), decoded now."""
+        """Returns the example at `index` (int64 scalar), decoded at each call."""
         image, mask = call_python(self._read_marked, [index], (tf.uint8, tf.uint8))
         image = tf.ensure_shape(image, (*self.image_size, 3))
         mask = tf.ensure_shape(mask, self.image_size)
         return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
 
     def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example in order, decoded by a few threads."""
+        """Yields every example in order, decoded by several threads."""
         threads = os.cpu_count() or 1
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
@@ -161,7 +161,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
 
         Args:
           index: the example's number.
-          own_size: leave it in the size that it has in its files.
+          own_size: whether to keep the original size.
 
         Raises:
           TfdistError: see `make_folder`.
@@ -188,7 +188,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
         return None
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what tells the files from others, as JSON: names, sizes, some contents."""
+        """Returns a fingerprint of the files' names, sizes and some of their contents."""
         return {
             **make_header(
                 kind="folder", num_examples=self.num_examples, element_spec=self.element_spec
@@ -198,7 +198,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
         }
 
     def get_fingerprint(self) -> str:
-        """Returns a hash of the files' names, sizes and times of change."""
+        """Returns a hash of the files' names, sizes and modification times, and of the labels."""
         digest = hashlib.sha256()
         for path in (path for pair in self.pairs for path in pair):
             stat = tf.io.gfile.stat(path)
@@ -216,12 +216,12 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
 def resize_example(
     image: np.ndarray, mask: np.ndarray, image_size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns an image resized bilinearly with anti-aliasing and its mask to the nearest.
+    """Returns an image resized bilinearly with anti-aliasing, and its mask to the nearest label.
 
     Args:
       image: uint8 [any height, any width, 3].
       mask: uint8 [the same height, the same width].
-      image_size: (height, width) in pixels wanted.
+      image_size: the new (height, width) in pixels.
     """
     if image.shape[:2] == tuple(image_size):
         return image, mask
@@ -232,17 +232,17 @@ def resize_example(
 def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
     if not 2 <= num_classes <= 256:
         raise TfdistError(
-            f"Cannot use {num_classes} classes: a mask of bytes holds 2 to 256. Set `num_classes`."
+            f"Cannot use {num_classes} classes: 8-bit masks have 2 to 256. Set `num_classes`."
         )
     if class_names is not None and len(class_names) != num_classes:
         raise TfdistError(
             f"Cannot name {num_classes} classes with {len(class_names)} names "
-            f"({', '.join(class_names)}). Give one name a class."
+            f"({', '.join(class_names)}). Give one name per class."
         )
 
 
 def _list_pairs(data_dir: str, split: str, root: str) -> tuple[list[tuple[str, str]], int]:
-    """Returns the pairs in a split, and how many are left out for their format."""
+    """Returns the pairs in a split, and how many are left out because of their format."""
     gfile = tf.io.gfile
     if not gfile.isdir(data_dir):
         raise TfdistError(
@@ -310,7 +310,7 @@ def _find_stems(listing: Listing) -> dict[str, str]:
         path = tf.io.gfile.join(listing.directory, name)
         if stem in paths:
             raise TfdistError(
-                f"Cannot tell apart {paths[stem]!r} and {path!r}: they have one name, and "
+                f"Cannot tell apart {paths[stem]!r} and {path!r}: they have the same name, and "
                 "examples are paired by name. Remove one."
             )
         paths[stem] = path
@@ -318,7 +318,7 @@ def _find_stems(listing: Listing) -> dict[str, str]:
 
 
 def _find_unreadable(listing: Listing) -> set[str]:
-    """Returns the names, without extension, of the skipped files that are pictures."""
+    """Returns the names, without extension, of the skipped files that are images."""
     pictures = (*IMAGE_EXTENSIONS, *_OTHER_EXTENSIONS)
     return {name.rpartition(".")[0] for name in listing.skipped if name.lower().endswith(pictures)}
 
@@ -328,7 +328,7 @@ def _name_lost(what: str, count: int) -> str:
 
 
 def _list_names(directory: str) -> list[str]:
-    # Object stores end a directory's name with a slash.
+    # Object stores end the name of a directory with a slash.
     return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
 
 

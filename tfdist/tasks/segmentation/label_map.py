@@ -1,4 +1,4 @@
-"""From the values or colors that a mask has stored to the classes that they stand for."""
+"""Maps the values or colors that a mask stores to the classes that they stand for."""
 
 from collections.abc import Mapping
 
@@ -6,21 +6,21 @@ import numpy as np
 
 from tfdist.errors import TfdistError
 
-# A value, 0 to 255, or a color, "#rrggbb" -> a class; `tfdist.options.parse_label_map` makes it.
+# A value, 0 to 255, or a color, "#rrggbb" -> a class; `parse_label_map` in task.py makes it.
 LabelMap = Mapping[int | str, int]
 
 _MAX_NAMED = 3
 
 
 class UnknownColorError(ValueError):
-    """A mask has a color that stands for no class; the message names it."""
+    """Raised if a mask has a color that stands for no class; the message names the color."""
 
 
 def check_label_map(label_map: LabelMap, num_classes: int, ignore_label: int | None) -> None:
-    """Checks that a label map leads to classes that there are.
+    """Checks that every class of a label map exists.
 
     Raises:
-      TfdistError: one is neither 0 .. num_classes - 1 nor the ignore label.
+      TfdistError: a class is neither in 0 .. num_classes - 1 nor the ignore label.
     """
     for found, label in label_map.items():
         if not 0 <= label < num_classes and label != ignore_label:
@@ -32,16 +32,16 @@ def check_label_map(label_map: LabelMap, num_classes: int, ignore_label: int | N
 
 
 def is_of_colors(label_map: LabelMap) -> bool:
-    """Whether a label map is of colors, and not of values."""
+    """Returns whether a label map maps colors rather than values."""
     return any(isinstance(found, str) for found in label_map)
 
 
 def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
-    """Returns the classes that a mask's values stand for; others stand for themselves.
+    """Returns the classes that a mask's values stand for; unmapped values are classes themselves.
 
     Args:
       values: uint8 [height, width].
-      label_map: of values.
+      label_map: a map of values.
 
     Returns:
       uint8 [height, width].
@@ -57,7 +57,7 @@ def map_colors(colors: np.ndarray, label_map: LabelMap) -> np.ndarray:
 
     Args:
       colors: uint8 [height, width, 3].
-      label_map: of colors.
+      label_map: a map of colors.
 
     Returns:
       uint8 [height, width].

@@ -1,4 +1,4 @@
-"""Losses of segmentation: from Keras where Keras has them, blind to the ignore label."""
+"""Segmentation losses that skip the ignore label, based on Keras's own where there are any."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from tfdist.internals import backend
 
 
 class _SegmentationLoss(keras.losses.Loss):
-    """What the losses below share: labels cleaned of the ignore label, and class weights."""
+    """The base class of the losses below, which handles the ignore label and class weights."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class _SegmentationLoss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class PixelCrossEntropy(_SegmentationLoss):
-    """Cross-entropy of each pixel, from logits; the mean over the pixels that count.
+    """Computes the cross-entropy of each pixel from logits; averaged over the pixels that count.
 
-    Takes labels int [batch, height, width] and logits [batch, height, width, classes]; gives
+    Expects labels, int [batch, height, width], and logits [batch, height, width, classes]; returns
     [batch, height, width].
 
     Args:
-      ignore_label: the label of pixels that count nowhere.
-      class_weights: a factor a class.
-      name, reduction, dtype: as in `keras.losses.Loss`.
+      ignore_label: the label of pixels that do not count.
+      class_weights: one factor per class.
+      name, reduction, dtype: see `keras.losses.Loss`.
     """
 
     def call(self, y_true, y_pred):
@@ -76,13 +76,13 @@ class PixelCrossEntropy(_SegmentationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class PixelFocal(_SegmentationLoss):
-    """Focal loss of each pixel, from logits: cross-entropy with easy pixels turned down.
+    """Computes the focal loss of each pixel from logits, which down-weights easy pixels.
 
-    Shapes as in `PixelCrossEntropy`.
+    The shapes are those of `PixelCrossEntropy`.
 
     Args:
-      gamma: how far easy pixels are turned down; 0 is cross-entropy.
-      ignore_label, class_weights, name, reduction, dtype: as in `PixelCrossEntropy`.
+      gamma: how strongly easy pixels are down-weighted; 0 gives cross-entropy.
+      ignore_label, class_weights, name, reduction, dtype: see `PixelCrossEntropy`.
 
     Source: Lin, Goyal, Girshick, He, Dollar 2017, arXiv:1708.02002, equation 4.
     """
@@ -108,12 +108,12 @@ class PixelFocal(_SegmentationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class ImageDice(_SegmentationLoss):
-    """One minus the soft Dice coefficient of each image, over the classes that it contains.
+    """Computes 1 minus the soft Dice coefficient of each image over the classes it contains.
 
-    Takes what `PixelCrossEntropy` takes; gives [batch]. An image without a pixel that counts
-    gives 0.
+    Expects the inputs of `PixelCrossEntropy`; returns [batch]. The value is 0 for an image in
+    which no pixel counts.
 
-    Source: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, section 3, one term a class.
+    Source: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, section 3, with one term per class.
     """
 
     def call(self, y_true, y_pred):
@@ -129,10 +129,10 @@ class ImageDice(_SegmentationLoss):
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class CrossEntropyDice(_SegmentationLoss):
-    """Pixel cross-entropy plus image Dice, equally weighted.
+    """Computes pixel cross-entropy plus image Dice, equally weighted.
 
-    The Dice term of an image is added to each of its pixels that count, so that images weigh
-    by their counting pixels. Shapes as in `PixelCrossEntropy`.
+    The Dice term of an image is added to each of its pixels that count, so images are weighted by
+    the number of these pixels. The shapes are those of `PixelCrossEntropy`.
 
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z (cross-entropy plus Dice).
     """
@@ -163,11 +163,11 @@ def make_loss(
 
     Args:
       name: a key of `LOSSES`.
-      ignore_label: the label of pixels that count nowhere.
-      class_weights: a factor a class.
+      ignore_label: the label of pixels that do not count.
+      class_weights: one factor per class.
 
     Raises:
-      TfdistError: an unknown name.
+      TfdistError: the name is unknown.
     """
     if name not in LOSSES:
         raise make_unknown_name_error("`loss`", name, LOSSES)

@@ -1,4 +1,4 @@
-"""Decoding of label masks, including palette PNGs, without Pillow."""
+"""Reads, checks and writes label masks, including palette PNGs, without Pillow."""
 
 import struct
 import zlib
@@ -20,29 +20,29 @@ from tfdist.tasks.segmentation.label_map import (
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GRAY, _PALETTE = 0, 3
 _WITH_ALPHA = (4, 6)
-_COLOR_NAMES = {2: "RGB", 4: "gray with alpha", 6: "RGB with alpha"}
+_COLOR_NAMES = {2: "an RGB PNG", 4: "a gray PNG with alpha", 6: "an RGB PNG with alpha"}
 
 
 class MaskFormatError(ValueError):
-    """The bytes are not a mask that can be read; the message says why."""
+    """Raised for bytes that are not a readable mask; the message says why."""
 
 
 def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray:
     """Returns the labels in a PNG file's bytes.
 
-    A one-channel PNG holds labels as gray levels, a palette PNG as indices. TensorFlow
-    turns indices into colors, so the file's header is rewritten to call them gray. With
-    a label map of colors a PNG of any kind holds labels as colors.
+    A one-channel PNG stores labels as gray levels, a palette PNG as indices. TensorFlow
+    turns indices into colors, so the header is rewritten to declare them gray levels. With
+    a label map of colors, a PNG of any kind stores labels as colors.
 
     Args:
-      data: a PNG file's.
+      data: the bytes of a PNG file.
       label_map: the classes that values or colors stand for, or None if values are classes.
 
     Returns:
       uint8 [height, width].
 
     Raises:
-      MaskFormatError: not a PNG, more than one channel, more than 8 bits, truncated.
+      MaskFormatError: not a PNG, truncated, transparent, or more than one channel or 8 bits.
       UnknownColorError: a color is not in the label map.
     """
     if not data.startswith(_SIGNATURE) or data[12:16] != b"IHDR" or len(data) < 33:
@@ -51,25 +51,25 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
     if label_map and is_of_colors(label_map):
         return map_colors(_decode_colors(data, bits, has_alpha=color in _WITH_ALPHA), label_map)
     if color not in (_GRAY, _PALETTE):
-        raise MaskFormatError(f"it is {_COLOR_NAMES.get(color, 'an unknown kind of')} PNG")
+        raise MaskFormatError(f"it is {_COLOR_NAMES.get(color, 'a PNG of an unknown kind')}")
     if bits > 8:
-        raise MaskFormatError(f"it has {bits} bits a pixel")
+        raise MaskFormatError(f"it has {bits} bits per pixel")
     if color == _PALETTE:
         data = _call_palette_gray(data)
-    # Fewer than 8 bits come out stretched to 0..255.
+    # TensorFlow stretches values of fewer than 8 bits to 0..255.
     labels = _decode_png(data, 1)[:, :, 0] // np.uint8(255 // (2**bits - 1))
     return map_values(labels, label_map) if label_map else labels
 
 
 def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
-    """Returns labels as the bytes of an indexed PNG: `decode_mask` gives them back.
+    """Returns labels as the bytes of a palette PNG, which `decode_mask` reads back.
 
     Args:
       labels: uint8 [height, width].
-      palette: uint8 [colors, 3], the color that each label is shown in.
+      palette: uint8 [colors, 3], the color of each label.
     """
     data = tf.io.encode_png(labels[:, :, None]).numpy()
-    # Gray levels and indices of 8 bits are stored alike: the header says which they are.
+    # Gray levels and indices of 8 bits are stored alike; only the header differs.
     header = bytearray(data[16:29])
     header[9] = _PALETTE
     colors = np.ascontiguousarray(palette, np.uint8).tobytes()
@@ -81,7 +81,7 @@ def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
 def _decode_colors(data: bytes, bits: int, *, has_alpha: bool) -> np.ndarray:
     """Returns a PNG file's colors, uint8 [height, width, 3]."""
     if bits > 8:
-        raise MaskFormatError(f"it has {bits} bits a channel")
+        raise MaskFormatError(f"it has {bits} bits per channel")
     pixels = _decode_png(data, 4 if has_alpha else 3)
     if has_alpha and pixels[:, :, 3].min() < 255:
         raise MaskFormatError("it is transparent in places")
@@ -122,27 +122,27 @@ def check_mask(
     num_classes: int,
     ignore_label: int | None,
 ) -> None:
-    """Checks that a mask has its image's size and no other labels than there are.
+    """Checks that a mask has the size of its image and only valid labels.
 
     Args:
-      path: the mask's, for the message.
+      path: the path of the mask, for the message.
       mask: uint8 [height, width].
       image_size: (height, width) of the image.
       num_classes: labels are 0 .. num_classes - 1.
       ignore_label: one more label that is allowed, or None.
 
     Raises:
-      TfdistError: another size, or a label out of range.
+      TfdistError: the sizes differ, or a label is out of range.
     """
     if mask.shape != tuple(image_size):
         cure = "Make them the same size."
         if mask.shape == tuple(image_size)[::-1]:
             cure = (
-                "If the image has an EXIF orientation, remove it from the file or turn the mask "
-                "with it; else make them the same size."
+                "If the image has an EXIF orientation, remove it from the file or rotate the mask "
+                "to match; otherwise make them the same size."
             )
         raise TfdistError(
-            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image "
+            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image is "
             f"{_name_size(image_size)}. {cure}"
         )
     labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
@@ -151,24 +151,24 @@ def check_mask(
         ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"
         raise TfdistError(
             f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
-            f"{num_classes - 1}{ignored}. Say which class it stands for, as in "
+            f"{num_classes - 1}{ignored}. Map it to a class, as in "
             f"`label_map={_propose_label_map(labels, wrong, num_classes)}`; or set `num_classes` "
-            "if it is a class itself, or `ignore_label` if its pixels are not to count."
+            "if it is a class itself, or `ignore_label` if its pixels should not count."
         )
 
 
 def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
-    """Returns the labels in a PNG file, upright as its EXIF orientation says, if it has one.
+    """Returns the labels in a PNG file, turned upright according to its EXIF orientation, if any.
 
     Args:
-      path: the file's.
+      path: the path of the file.
       label_map: see `make_folder`.
 
     Returns:
       uint8 [height, width].
 
     Raises:
-      TfdistError: it cannot be read or decoded, or has a color that is not in the label map.
+      TfdistError: the file cannot be read or decoded, or a color is not in the label map.
     """
     data = read_bytes(path)
     try:
@@ -180,14 +180,14 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
         ) from error
     except MaskFormatError as error:
         raise TfdistError(
-            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. Masks are PNG files "
-            "of at most 8 bits, one channel or a palette, or of colors that `label_map` names."
+            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. A mask must be a PNG "
+            "of at most 8 bits with one channel or a palette, or with the colors of `label_map`."
         ) from error
     return apply_orientation(labels, find_orientation(data))
 
 
 def _propose_label_map(labels: np.ndarray, wrong: list[int], num_classes: int) -> str:
-    """Returns an example of `--label_map` for a mask's values that are no classes."""
+    """Returns an example of `--label_map` for a mask's values that are not classes."""
     free = [label for label in range(num_classes) if label not in labels]
     if len(wrong) > len(free):
         return f"{wrong[0]}:{num_classes - 1}"

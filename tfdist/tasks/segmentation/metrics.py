@@ -1,4 +1,4 @@
-"""Metrics of segmentation, all from one confusion matrix."""
+"""Segmentation metrics, all computed from one confusion matrix."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class SegmentationMetrics(keras.metrics.Metric):
-    """Pixel accuracy, mean IoU, mean Dice and the IoU of every class, over all pixels seen.
+    """Computes pixel accuracy, mean IoU, mean Dice and the IoU of every class over all pixels.
 
-    Counts whole pixels in int64, summed over the replicas when read: exact over any split of
-    the data. A class that is neither predicted nor in the truth is left out of the means.
+    Counts pixels in int64 and sums the counts over the replicas when the result is read, so any
+    split of the data is exact. The means exclude classes neither predicted nor in the truth.
 
     Args:
-      num_classes: classes of the truth, the ignored one not among them.
-      ignore_label: the label of pixels that count nowhere.
-      class_names: names for the per-class entries; the numbers by default.
-      name, dtype: as in Keras.
+      num_classes: the number of classes, without the ignored one.
+      ignore_label: the label of pixels that are not counted.
+      class_names: names for the per-class entries; the class numbers by default.
+      name, dtype: see `keras.metrics.Metric`.
     """
 
     is_sum_over_rows = True  # see `tfdist.training.replica_metrics`
@@ -45,7 +45,7 @@ class SegmentationMetrics(keras.metrics.Metric):
         Args:
           y_true: int labels [batch, height, width] or [batch, height, width, 1].
           y_pred: logits or probabilities [batch, height, width, num_classes].
-          sample_weight: not supported: pixels are counted, not weighed.
+          sample_weight: must be None: pixels are counted, not weighted.
 
         Raises:
           ValueError: a sample weight was given.
@@ -55,7 +55,7 @@ class SegmentationMetrics(keras.metrics.Metric):
         self.confusion.assign_add(self.count(y_true, y_pred))
 
     def count(self, y_true, y_pred) -> tf.Tensor:
-        """Returns a batch's confusion matrix, int64 [num_classes (truth), num_classes]."""
+        """Returns the confusion matrix of a batch, int64 [num_classes (truth), num_classes]."""
         truth = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
         predicted = tf.reshape(tf.argmax(y_pred, -1, output_type=tf.int32), [-1])
         cells = self.num_classes * self.num_classes
@@ -63,7 +63,7 @@ class SegmentationMetrics(keras.metrics.Metric):
         counts = tf.logical_and(truth >= 0, truth < self.num_classes)
         if self.ignore_label is not None:
             counts = tf.logical_and(counts, truth != self.ignore_label)
-        # What does not count goes to a cell of its own, which is cut off.
+        # Pixels that do not count go to an extra cell, which is cut off.
         cell = tf.where(counts, cell, cells)
         matrix = tf.math.bincount(cell, minlength=cells + 1, maxlength=cells + 1)[:cells]
         return tf.cast(tf.reshape(matrix, [self.num_classes, self.num_classes]), tf.int64)
@@ -86,7 +86,7 @@ def measure_confusion(confusion: tf.Tensor, class_names: Sequence[str]) -> dict[
 
     Args:
       confusion: int64 [classes (truth), classes (prediction)].
-      class_names: one a class.
+      class_names: one name per class.
     """
     matrix = tf.cast(confusion, tf.float64)
     hits = tf.linalg.diag_part(matrix)

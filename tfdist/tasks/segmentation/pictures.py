@@ -1,4 +1,4 @@
-"""Pictures of segmentations: image, truth and prediction side by side."""
+"""Pictures of segmentations: overlays, and image, truth and prediction side by side."""
 
 import colorsys
 
@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 _VOID = (0, 0, 0)
-_MIN_HEIGHT = 128  # Smaller pictures are shown enlarged.
+_MIN_HEIGHT = 128  # Smaller pictures are enlarged.
 _GOLDEN_RATIO = 0.61803398875
 _LIGHTNESS = (0.35, 0.55, 0.72)
 
 
 def make_palette(num_classes: int) -> np.ndarray:
-    """Returns a color a class, uint8 [num_classes, 3]: spread over hue and lightness."""
+    """Returns one color per class, uint8 [num_classes, 3], spread over hue and lightness."""
     colors = [
         colorsys.hls_to_rgb(index * _GOLDEN_RATIO % 1, _LIGHTNESS[index % 3], 0.75)
         for index in range(num_classes)
@@ -21,14 +21,14 @@ def make_palette(num_classes: int) -> np.ndarray:
 
 
 def color_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Returns uint8 [..., 3] for int labels [...]; labels without a color are black."""
+    """Returns the colors, uint8 [..., 3], of int labels [...]; labels without one are black."""
     table = np.concatenate([palette, np.array([_VOID], np.uint8)])
     inside = (mask >= 0) & (mask < len(palette))
     return table[np.where(inside, mask, len(palette))]
 
 
 def make_overlay(image: np.ndarray, mask: np.ndarray, palette: np.ndarray) -> bytes:
-    """Returns a PNG: the image, half of it in its classes' colors.
+    """Returns a PNG of the image, blended half and half with the colors of its classes.
 
     Args:
       image: uint8 [height, width, 3].
@@ -42,13 +42,13 @@ def make_overlay(image: np.ndarray, mask: np.ndarray, palette: np.ndarray) -> by
 def make_comparison(
     images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, num_classes: int
 ) -> bytes:
-    """Returns a PNG: a row an example; image, truth and prediction side by side.
+    """Returns a PNG with one row per example: image, truth and prediction side by side.
 
     Args:
       images: [examples, height, width, 3], in [0, 255].
       truths, predictions: int labels [examples, height, width]; where the truth has no color
-        (the ignore label) the prediction is not shown either.
-      num_classes: classes that have a color.
+        (the ignore label), the prediction is not shown either.
+      num_classes: the number of classes, each of which has a color.
     """
     palette = make_palette(num_classes)
     enlarge = max(1, _MIN_HEIGHT // images.shape[1])

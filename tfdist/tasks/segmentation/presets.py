@@ -1,17 +1,17 @@
-"""Published hyperparameters, as flags that the user's own flags win over.
+"""Published hyperparameters, as flags that the user's own flags override.
 
 `camvid`: U-Net on CamVid, resized to 368x480, Adam at 5e-4 with weight decay 2e-4, median frequency
 class weights: openvinotoolkit/nncf, examples/torch/semantic_segmentation/configs/unet_camvid.json.
 (A U-Net of this size and width reached a mean IoU of 71.95 %: Open Model Zoo,
-unet-camvid-onnx-0001.) Batches of 10 and 300 epochs, which that file leaves open, are those of
-davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same rate and decay. Here the decay
-is decoupled from the gradient (AdamW), the rate falls as a cosine where theirs fell at plateaus,
-and the augmentation is tfdist's. `--data_dir` is the user's to give.
+unet-camvid-onnx-0001.) The batch size of 10 and the 300 epochs, which that file does not specify,
+are from davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same learning rate and
+decay. Here the decay is decoupled from the gradient (AdamW), the learning rate follows a cosine
+instead of dropping at plateaus, and the augmentation is tfdist's. Add `--data_dir`.
 
 `oxford_pets`: U-Net over MobileNetV2 with ImageNet weights, 128x128, Adam at Keras's 1e-3 without a
 schedule, 20 epochs of batches of 64, mirroring as the only augmentation. Source:
 https://www.tensorflow.org/tutorials/examples/segmentation. There the encoder is frozen and the
-decoder another; here all of it is trained.
+decoder is a different one; here the whole model is trained.
 """
 
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -50,4 +50,4 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--loss=cross_entropy",
     ),
 }
-"""Name -> flags."""
+"""Name -> the flags that it stands for."""

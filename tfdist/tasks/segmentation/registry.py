@@ -1,4 +1,4 @@
-"""The table of data sets by name, as `--dataset` gives it."""
+"""The table of data sets, by the names that `--dataset` accepts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from tfdist.tasks.segmentation.tfds_source import make_tfds
 
 DEFAULT_IMAGE_SIZE = (128, 128)
 
-# Drawing `shapes` costs about as much as one pass of training reads; kept in memory it
-# costs it once. Not for so many that starting up would be felt.
+# Training would draw `shapes` again in every epoch; kept in memory, they are drawn once.
+# The limit is on the delay at the start.
 _SHAPES_CACHE_LIMIT_BYTES = 128 * 2**20
 
 
@@ -43,24 +43,24 @@ def make_source(
       dataset: "shapes", "folder" or "tfds:NAME".
       split: such as "train" or "val".
       image_size: (height, width) in pixels, by default 128 x 128.
-      data_dir: of "folder" and "tfds:NAME".
-      num_classes: of "folder" and of the data sets of TFDS that are not known here.
-      ignore_label: as above; label that neither loss nor metrics see, or None.
-      label_map: of "folder"; see `make_folder`.
-      class_names: as above.
-      num_examples: the size of "shapes", a cap for the others.
-      val_fraction: of "folder"; see `make_folder`.
-      seed: of "shapes".
-      on_bad_example: of "folder": "fail", or "skip", which reads every file once at the start
+      data_dir: the directory of "folder" or "tfds:NAME".
+      num_classes: the number of classes; for "folder", and for unknown data sets of TFDS.
+      ignore_label: the label of pixels that losses and metrics ignore, or None; likewise.
+      label_map: for "folder" only; see `make_folder`.
+      class_names: one name per class; for "folder" and "tfds:NAME".
+      num_examples: the number of examples of "shapes", the maximum for the others.
+      val_fraction: for "folder" only; see `make_folder`.
+      seed: the seed of "shapes".
+      on_bad_example: for "folder": "fail", or "skip", which reads every file once at the start
         and leaves out those that cannot be used.
       cache: see `cache_source`.
       cache_dir: see `cache_source`.
-      quiet: show no progress bar.
+      quiet: whether to hide the progress bar.
 
     Raises:
-      TfdistError: an unknown name, something missing that the data set needs, a label map
-        for another data set than "folder", a size that is not positive, and what
-        `make_shapes`, `make_folder`, `make_tfds` and `cache_source` raise.
+      TfdistError: the name is unknown; an argument that the data set requires is missing;
+        an argument is for "folder" only; a size is not positive; or `make_shapes`,
+        `make_folder`, `make_tfds` or `cache_source` raises it.
     """
     request = _Request(
         dataset=dataset,
@@ -86,7 +86,7 @@ def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
 
     Args:
       dataset: see `make_source`.
-      **options: those of `make_source` that are not about the cache.
+      **options: the arguments of `make_source`, except those about the cache.
 
     Raises:
       TfdistError: see `make_source`.
@@ -95,14 +95,14 @@ def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
 
 
 def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]:
-    """Returns what a request asks for, and where it is to be cached."""
+    """Returns the requested source, and where to cache it."""
     height, width = request.image_size
     if min(height, width) < 1:
         raise TfdistError(f"Cannot make images of {height}x{width} pixels. Set `image_size`.")
     if request.num_examples is not None and request.num_examples < 1:
         raise TfdistError(
-            f"Cannot take {request.num_examples} examples of the split {request.split!r}: at "
-            "least 1 is needed."
+            f"Cannot take {request.num_examples} examples of the split {request.split!r}: give "
+            "at least 1."
         )
     kind, colon, name = request.dataset.partition(":")
     if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
@@ -110,12 +110,12 @@ def _make_uncached(request: "_Request") -> tuple[Source | SequentialSource, str]
         raise make_unknown_name_error("`dataset`", request.dataset, valid)
     if request.label_map and kind != "folder":
         raise TfdistError(
-            f"Cannot map the labels of `dataset={request.dataset}`: `label_map` is for "
+            f"Cannot map the labels of `dataset={request.dataset}`: `label_map` is only for "
             "`dataset=folder`. Leave it out."
         )
     if request.val_fraction and kind != "folder":
         raise TfdistError(
-            f"`val_fraction={request.val_fraction:g}` is for `dataset=folder`. Leave it out."
+            f"`val_fraction={request.val_fraction:g}` is only for `dataset=folder`. Leave it out."
         )
     return _FACTORIES[kind](request)
 

@@ -19,14 +19,14 @@ DEFAULT_NUM_OTHER_EXAMPLES = 200
 
 _MIN_SIDE = 16
 _MAX_SHAPES = 4
-# The first two shapes are always there, the others with this probability.
+# The probability of each shape; the first two are always there.
 _PRESENT = (1.0, 1.0, 0.5, 0.3)
-# Radius of the circle of a shape's area, as a share of the image's shorter side.
+# The radius of a circle of the same area as a shape, as a fraction of the image's shorter side.
 _RADIUS = (0.1, 0.22)
-# Half a square's side and a triangle's inner radius, for a circle's area of radius 1.
+# Half the side of a square, and the inradius of a triangle, with the area of the unit circle.
 _SQUARE = math.sqrt(math.pi) / 2
 _TRIANGLE = math.sqrt(math.pi / (3 * math.sqrt(3)))
-# Share of the shapes that have their class's tint.
+# The fraction of the shapes that have the tint of their class.
 _TINTED = 0.95
 _GRID = 5
 _GRAIN_SIDE = 128
@@ -40,20 +40,20 @@ def make_shapes(
     num_examples: int | None = None,
     seed: int = 0,
 ) -> "ShapesSource":
-    """Returns the `shapes` data: no file and no download, made as it is read.
+    """Returns the `shapes` data, which is drawn as it is read, without files or downloads.
 
-    Overlapping, anti-aliased shapes of random place, size, turn, color and shading lie
-    on a mottled background under noise. Classes: 0 background, 1 circle, 2 square,
+    Overlapping, anti-aliased shapes of random position, size, rotation, color and shading
+    lie on a mottled background under noise. Classes: 0 background, 1 circle, 2 square,
     3 triangle.
 
     Args:
       split: any name; different names give different pictures.
       image_size: (height, width) in pixels.
       num_examples: by default 2000 for "train" and 200 for any other split.
-      seed: of the whole data set.
+      seed: the seed of the whole data set.
 
     Raises:
-      TfdistError: the image is smaller than 16 pixels, or there is no example.
+      TfdistError: a side is shorter than 16 pixels, or `num_examples` is below 1.
     """
     if min(image_size) < _MIN_SIDE:
         raise TfdistError(
@@ -79,25 +79,25 @@ def make_shapes(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ShapesSource(ImagesAndMasks, BatchSource):
-    """See `make_shapes`.
+    """The source that `make_shapes` returns.
 
-    An example is a pure function of (seed, split, index), to the last bit. Pixels see
-    sums, products and comparisons only, and sums of sums are written as differences:
-    Grappler re-associates the former by their operands' shapes, so that rounding would
-    depend on the batch.
+    An example is a pure function of (seed, split, index), to the last bit. Pixels are
+    computed by sums, products and comparisons only. Sums of sums are written as differences,
+    because Grappler re-associates sums depending on the shapes of their operands, so that
+    rounding would depend on the batch.
     """
 
     split: str
     seed: int
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns what the pictures are a function of."""
+        """Returns everything that determines the pictures."""
         header = make_header(
             kind="shapes", num_examples=self.num_examples, element_spec=self.element_spec
         )
         return {**header, "split": self.split, "seed": self.seed}
 
-    # AutoGraph would take a second to find nothing to convert.
+    # AutoGraph would spend a second to find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the pictures and masks at `indices` (int64 [batch])."""
@@ -119,7 +119,7 @@ class ShapesSource(ImagesAndMasks, BatchSource):
             images, masks = _draw_shape(images, masks, base, per_shape[:, slot], _PRESENT[slot])
         images = tf.transpose(images, [0, 2, 3, 1])
         grain = self._make_grain(scene[:, 3:6]) * _lerp(3.0, 14.0, scene[:, 6])[:, None, None, None]
-        # Whole numbers, as in a photograph: what a cache of bytes holds is the same.
+        # Whole numbers, as in a photograph, so that a cache of bytes holds the same values.
         images = tf.round(tf.clip_by_value(images - grain, 0.0, 255.0))
         batch = indices.shape[0]
         return (
@@ -131,12 +131,12 @@ class ShapesSource(ImagesAndMasks, BatchSource):
         return (self.seed << 32) % 2**63 | zlib.crc32(self.split.encode())
 
     def _make_grain(self, draws: tf.Tensor) -> tf.Tensor:
-        """Returns unit noise [batch, height, width, 3]: a tile of it, shifted and turned."""
+        """Returns unit noise [batch, height, width, 3]: a tile, shifted, with permuted columns."""
         height, width = self.image_size
         tile = tf.random.stateless_normal([_GRAIN_SIDE * _GRAIN_SIDE, 3], [11, 7])
         offset = tf.cast(draws[:, :2] * _GRAIN_SIDE, tf.int32)
         rows = (tf.range(height) + offset[:, :1]) % _GRAIN_SIDE
-        # An odd step visits every column of the tile, in an order of its own.
+        # An odd step visits every column of the tile, in an order that depends on the step.
         step = 2 * tf.cast(draws[:, 2:] * (_GRAIN_SIDE // 2), tf.int32) + 1
         columns = (tf.range(width) * step + offset[:, 1:]) % _GRAIN_SIDE
         return tf.gather(tile, rows[:, :, None] * _GRAIN_SIDE + columns[:, None, :])
@@ -160,7 +160,7 @@ def _draw_shape(
       masks: int32 [batch, height, width].
       base: float32 [batch, 3], the background's mean color.
       draws: float32 [batch, _DRAWS_PER_SHAPE], in [0, 1).
-      present: probability that there is a shape.
+      present: the probability that there is a shape.
     """
     height, width = images.shape[2:]
     short = float(min(height, width))
@@ -190,13 +190,13 @@ def _get_distance(
 ) -> tf.Tensor:
     """Returns the signed distance to the shape's edge, in pixels, [batch, height, width].
 
-    A polygon is the largest of its sides' distances, and each of those is a sum of a
-    number a row and a number a column. So is a circle's (d^2 - r^2) / 2r, which is the
-    distance to first order at the edge. One formula serves all three.
+    The distance to a polygon is the largest of the distances to its sides, each of which is the
+    sum of one number per row and one per column. So is (d^2 - r^2) / 2r for a circle, which
+    equals the distance to first order at the edge. One formula thus serves all three.
     """
     circle, square = label == 1, label == 2
     inner = radius * tf.where(square, _SQUARE, _TRIANGLE)
-    # In float64: the last bit of a sine may depend on the place in the batch.
+    # In float64: the last bit of a sine may depend on the position in the batch.
     turn = tf.cast(turn, tf.float64) * (2.0 * math.pi)
     sides = tf.where(square, tf.constant(4.0, tf.float64), tf.constant(3.0, tf.float64))
     distance = None
@@ -216,9 +216,9 @@ def _get_distance(
 def _make_colors(label: tf.Tensor, base: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     """Returns a color [batch, 3] that stands out from the background's mean.
 
-    Nineteen shapes of twenty have their class's tint (circles red, squares green, triangles
-    blue), which makes them quick to learn; the others have any, so that only the outline tells
-    the classes apart for certain.
+    Nineteen shapes out of twenty have the tint of their class (circles red, squares green,
+    triangles blue), which makes them quick to learn. The others have any color, so that only
+    the outline reliably tells the classes apart.
     """
     tinted = draws[:, :1] < _TINTED
     high = tf.one_hot(label - 1, 3) > 0.0

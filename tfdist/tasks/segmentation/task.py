@@ -1,4 +1,4 @@
-"""Segmentation as a task: a class for every pixel of an image."""
+"""The segmentation task, which assigns a class to every pixel of an image."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ _SAMPLES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation(Task):
-    """Images and their masks."""
+    """Semantic segmentation."""
 
     name: ClassVar[str] = "segmentation"
     monitor: ClassVar[str] = "val_mean_iou"
@@ -38,39 +38,39 @@ class Segmentation(Task):
     }
 
     dataset: str = option(
-        "shapes", "shapes (made as it goes), folder, or tfds:NAME", metavar="NAME"
+        "shapes", "shapes (drawn as it is read), folder, or tfds:NAME", metavar="NAME"
     )
     data_dir: str | None = option(
         None,
-        "folder: holds SPLIT/images and SPLIT/masks; tfds: where data sets are kept (gs:// too)",
+        "folder: directory of SPLIT/images and SPLIT/masks; tfds: of the data sets (maybe gs://)",
         metavar="DIR",
     )
-    num_classes: int | None = option(None, "classes; the data set's own by default", metavar="N")
+    num_classes: int | None = option(None, "classes; as in the data set by default", metavar="N")
     ignore_label: int | None = option(
-        None, "label of pixels that count in no loss and no metric", metavar="LABEL"
+        None, "label of pixels that losses and metrics ignore", metavar="LABEL"
     )
     label_map: tuple[str, ...] = option(
         (),
-        "folder: the class that a mask's value or color stands for, as in 255:1 or #ff0000:1; "
-        "values that are not named stand for themselves, colors must all be named",
+        "folder: the class that a value or color in the masks stands for, as in 255:1 or "
+        "#ff0000:1; values that are not listed stand for themselves, colors must all be listed",
         metavar="FROM:TO,FROM:TO",
     )
-    class_names: tuple[str, ...] = option((), "names for the metrics", metavar="sky,road")
+    class_names: tuple[str, ...] = option((), "names of the classes", metavar="sky,road")
     image_size: tuple[int, int] = option(
         (96, 96),
-        "height and width in pixels: bilinear for images, nearest for masks",
+        "height and width in pixels; images are resized bilinearly, masks to the nearest label",
         metavar="H,W",
     )
     train_examples: int | None = option(
-        None, "training examples of shapes, or a cap on them", metavar="N"
+        None, "number of training examples; a maximum except for shapes", metavar="N"
     )
     val_examples: int | None = option(
-        None, "validation examples of shapes, or a cap on them", metavar="N"
+        None, "number of validation examples; a maximum except for shapes", metavar="N"
     )
     val_fraction: float = option(
         0.0,
-        "folder: the share of the training examples that validation takes, by their names, where "
-        "there is no directory for it; 0 for none",
+        "folder: fraction of the training examples to use for validation, chosen by name, if there "
+        "is no directory val; 0 for none",
         minimum=0,
     )
     flip: bool = option(True, "mirror half of the training examples")
@@ -80,47 +80,47 @@ class Segmentation(Task):
         metavar="MIN,MAX",
     )
     color: float = option(
-        0.2, "strength in [0, 1) of changes of brightness, contrast and saturation"
+        0.2, "strength in [0, 1) of changes to brightness, contrast and saturation"
     )
     class_weights: str = option(
         "none",
-        "weigh classes by how rare their pixels are",
+        "weight classes by how rare their pixels are",
         choices=("none", "sqrt", "median_frequency"),
     )
     on_bad_example: str = option(
         "fail",
-        "folder: what to do with an image or mask that cannot be used; skip reads all at the "
-        "start, names the bad ones and leaves them out",
+        "folder: what to do with an image or mask that cannot be used; skip reads all files at the "
+        "start, reports the bad ones and leaves them out",
         choices=("fail", "skip"),
     )
     cache: str = option(
         "auto",
-        "where decoded and resized examples are kept",
+        "where to keep decoded and resized examples",
         choices=("auto", "memory", "disk", "none"),
         result=False,
     )
     model: str = option(
         "unet",
-        "network; or package.module:function, called with image_size and num_classes",
+        "network, or package.module:function, which is called with image_size and num_classes",
         choices=tuple(MODELS),
         is_open=True,
     )
-    base_filters: int = option(32, "filters of the first level; they double with every level")
-    depth: int = option(4, "levels below the first: image sizes are multiples of 2**depth")
+    base_filters: int = option(32, "filters of the first level; every level doubles them")
+    depth: int = option(4, "levels below the first; image sizes must be multiples of 2**depth")
     norm: str = option(
         "sync_batch",
-        "normalization; sync_batch takes its moments over the global batch",
+        "normalization; sync_batch computes its statistics over the global batch",
         choices=("sync_batch", "batch", "group", "none"),
     )
-    pretrained: bool = option(False, "ImageNet weights for the encoder (needs a network)")
+    pretrained: bool = option(False, "start the encoder from ImageNet weights (downloads them)")
     loss: str = option(
         "cross_entropy",
-        "loss",
+        "loss function",
         choices=("cross_entropy", "dice", "cross_entropy_dice", "focal"),
     )
 
     def check(self) -> None:
-        """Refuses a label map that cannot be understood."""
+        """Checks that the label map can be parsed."""
         parse_label_map(self.label_map)
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
@@ -146,14 +146,14 @@ class Segmentation(Task):
         return Data(train, val, info)
 
     def describe_data(self, *, seed: int) -> DataPlan:
-        """Returns what is known of the data without reading them."""
+        """Returns what is known about the data without reading it."""
         from tfdist.tasks.segmentation.registry import make_examples
         from tfdist.tasks.segmentation.tfds_source import is_prepared
 
         size = f"{self.image_size[0]}x{self.image_size[1]}"
         kind, _, name = self.dataset.partition(":")
         if kind == "tfds" and not is_prepared(name, self.data_dir):
-            text = f"{self.dataset}, resized to {size}: not here yet, training would download it"
+            text = f"{self.dataset}, resized to {size}: not here yet, training will download it"
             classes = self.num_classes or len(self.class_names) or 2
             names = list(self.class_names or map(str, range(classes)))
             planned = {"class_names": names, "ignore_label": self.ignore_label}
@@ -172,7 +172,7 @@ class Segmentation(Task):
         return DataPlan(text, info, train.num_examples, train.element_spec)
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
-        """Returns the network, from images in [0, 255] to logits."""
+        """Returns the network, which maps images in [0, 255] to logits."""
         from tfdist import models
 
         num_classes = len(info["class_names"])
@@ -196,14 +196,14 @@ class Segmentation(Task):
     def compile_model(
         self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
     ) -> None:
-        """Compiles it with the loss that is chosen and the metrics of every class."""
+        """Compiles the model with the chosen loss and the segmentation metrics."""
         from tfdist.tasks.segmentation.losses import make_loss
         from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
         names, ignore_label = info["class_names"], info["ignore_label"]
         weights = info.get("class_weights")
         if weights is None and self.class_weights != "none":
-            weights = [1.0] * len(names)  # of data that are not read yet
+            weights = [1.0] * len(names)  # the data has not been read yet
         model.compile(
             optimizer=optimizer,
             loss=make_loss(self.loss, ignore_label=ignore_label, class_weights=weights),
@@ -226,7 +226,7 @@ class Segmentation(Task):
         return self.model
 
     def without_downloads(self) -> Self:
-        """Returns the task without ImageNet's weights."""
+        """Returns the task without ImageNet weights."""
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Segmentation(Task):
         return {**summary, "per_class_iou": per_class, "skipped_examples": skipped}
 
     def describe_result(self, summary: Mapping[str, Any]) -> str:
-        """Returns the mean IoU and the pixel accuracy."""
+        """Returns the mean IoU and the pixel accuracy as text."""
         return (
             f"Validation mean IoU {summary['val_mean_iou']:.4f}, pixel accuracy "
             f"{summary['val_pixel_accuracy']:.4f}"
@@ -257,7 +257,7 @@ class Segmentation(Task):
             write_curves(run, history)
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
-        """Returns the model of Keras's own layers."""
+        """Returns the model with Keras's own layers."""
         from tfdist.models.portable import to_keras_layers
 
         return to_keras_layers(model)
@@ -277,7 +277,7 @@ class Segmentation(Task):
 
 
 def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
-    """Returns value or color -> class, from what `--label_map` lists.
+    """Parses the entries of `--label_map` into value or color -> class.
 
     >>> parse_label_map(["255:1", "128:2"])
     {255: 1, 128: 2}
@@ -294,8 +294,8 @@ def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
         numbers = [int(text) for text in match.groups() if text.isdigit()] if match else [256]
         if match is None or max(numbers) > 255:
             raise TfdistError(
-                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color and its "
-                "class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
+                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color, and then "
+                "its class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
             )
         found: int | str = match[1].lower() if match[1].startswith("#") else int(match[1])
         if found in label_map:
@@ -303,7 +303,7 @@ def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
         label_map[found] = int(match[2])
     if len({type(found) for found in label_map}) > 1:
         raise TfdistError(
-            f"--label_map={','.join(pairs)} mixes values and colors. Name all colors, or values "
-            "alone."
+            f"--label_map={','.join(pairs)} mixes values and colors. Give only values, or only "
+            "colors."
         )
     return label_map

@@ -18,10 +18,10 @@ class TfdsInfo:
     """What TensorFlow Datasets does not say about a data set's masks.
 
     Attributes:
-      class_names: one for each class, in order.
-      first_label: the mask's value of class 0.
-      splits: our name of a split -> theirs, where they differ.
-      ignore_label: as stored in the mask, or None.
+      class_names: one name per class, in order.
+      first_label: the value of class 0 in the masks.
+      splits: pairs of tfdist's name and the data set's name of a split, where they differ.
+      ignore_label: the ignore label as stored in the masks, or None.
     """
 
     class_names: tuple[str, ...]
@@ -53,28 +53,28 @@ def make_tfds(
     max_examples: int | None = None,
     download_config: Any = None,
 ) -> "TfdsSource":
-    """Returns a data set of TensorFlow Datasets with `image` and `segmentation_mask`.
+    """Returns a source of a TensorFlow Datasets data set with `image` and `segmentation_mask`.
 
-    It is downloaded and prepared when it is not in `data_dir` yet. For the data sets in
-    `KNOWN_DATASETS` the classes are known and their labels start at 0 (the 1, 2, 3 of
-    oxford_iiit_pet become 0, 1, 2); for any other give `num_classes`.
+    The data set is downloaded and prepared if it is not yet in `data_dir`. For the data sets
+    in `KNOWN_DATASETS`, the classes are known and their labels start at 0 (the 1, 2, 3 of
+    oxford_iiit_pet become 0, 1, 2); for any other, give `num_classes`.
 
     Args:
       name: such as "oxford_iiit_pet" or "oxford_iiit_pet:4.0.0".
-      split: such as "train"; "val" is what the data set has of val, validation or test.
+      split: such as "train"; "val" stands for the data set's val, validation or test.
       image_size: (height, width) in pixels of the examples.
-      data_dir: where data sets are, which may be gs://; by default ~/tensorflow_datasets.
+      data_dir: the directory of the data sets, maybe gs://; ~/tensorflow_datasets by default.
       num_classes: labels are 0 .. num_classes - 1.
       ignore_label: one more label that is allowed in the masks, or None.
-      class_names: one for each class.
-      max_examples: take only this many, the first in the stored order.
+      class_names: one name per class.
+      max_examples: the maximum number of examples; the first in the stored order are used.
       download_config: a `tfds.download.DownloadConfig`.
 
     Raises:
-      TfdistError: tensorflow_datasets is missing or has no such data set; it has no
-        segmentation_mask; it cannot be downloaded or prepared; no such split; the
-        number of classes is not known. Reading the examples raises it for a label out
-        of range.
+      TfdistError: tensorflow_datasets is missing; there is no such data set or split; the
+        data set has no segmentation_mask, or cannot be downloaded or prepared; the number
+        of classes is unknown. Reading the examples also raises it, if a label is out of
+        range.
     """
     builder = _make_builder(name, data_dir)
     info = KNOWN_DATASETS.get(builder.name)
@@ -90,7 +90,7 @@ def make_tfds(
     if class_names is not None and len(class_names) != num_classes:
         raise TfdistError(
             f"Cannot name {num_classes} classes of tfds:{name} with {len(class_names)} names "
-            f"({', '.join(class_names)}). Give one name a class."
+            f"({', '.join(class_names)}). Give one name per class."
         )
     tfds.prepare(builder, name, download_config)
     stored_split = tfds.find_split(
@@ -113,7 +113,7 @@ def make_tfds(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TfdsSource(ImagesAndMasks, SequentialSource):
-    """See `make_tfds`. It is read in the stored order; `cache_source` gives random access."""
+    """See `make_tfds`. Reads in the stored order; `cache_source` adds random access."""
 
     builder: Any
     split: str
@@ -123,7 +123,7 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
         """Yields every example, in the stored order.
 
         Raises:
-          TfdistError: a label out of range.
+          TfdistError: a label is out of range.
         """
         examples = tfds.read_in_order(
             self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
@@ -138,14 +138,14 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
                 yield resize_example(image, labels, self.image_size)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns the data set's full name, its splits' sizes, and what its labels become."""
+        """Returns the data set's full name, the sizes of its splits, and its first label."""
         found = tfds.describe_split(
             self.builder, self.split, num_examples=self.num_examples, spec=self.element_spec
         )
         return {**found, "first_label": self.first_label}
 
     def get_fingerprint(self) -> str:
-        """Returns the data set's full name and split, and what becomes of its labels."""
+        """Returns the data set's full name and split, and how its labels are mapped."""
         return (
             f"tfds {self.builder.info.full_name} {self.split} {self.first_label} "
             f"{self.num_classes} {self.ignore_label} {self.builder.info.splits[self.split]}"
@@ -170,7 +170,7 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
 
 
 def is_prepared(name: str, data_dir: str | None) -> bool:
-    """Returns whether a data set is there already, so that `make_tfds` downloads nothing.
+    """Returns whether a data set is already prepared, so that `make_tfds` downloads nothing.
 
     Raises:
       TfdistError: see `make_tfds`.

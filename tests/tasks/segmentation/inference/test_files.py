@@ -17,6 +17,6 @@ def test_lists_images_and_says_what_is_skipped(path_with_spaces, caplog):
 
 def test_a_directory_without_images_is_refused(path_with_spaces, caplog):
     (path_with_spaces / "c.tif").touch()
-    with pytest.raises(TfdistError, match=r"there is not a .* file in it, only 1 \.tif\."):
+    with pytest.raises(TfdistError, match=r"it has no .* file, only 1 \.tif\."):
         list_images(str(path_with_spaces))
     assert not caplog.records

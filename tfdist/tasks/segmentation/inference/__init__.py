@@ -1,1 +1,1 @@
-"""Using a finished run: prediction on images of any size, its scores, and servables."""
+"""Uses finished runs: predicts images of any size, scores predictions and exports servables."""

@@ -21,8 +21,8 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
     """Returns a finished run with its model.
 
     Args:
-      run_dir: what `tfdist.train` filled, on any file system of `tf.io.gfile`.
-      strategy: where the model's variables are made; one device by default.
+      run_dir: a run directory of `tfdist.train`, on any file system of `tf.io.gfile`.
+      strategy: creates the model's variables in its scope; the current strategy by default.
 
     Raises:
       TfdistError: there is no run, it is not finished, or its files cannot be read.
@@ -35,7 +35,7 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
 def build_predictor(
     run: TrainedRun, options: WindowOptions, strategy: tf.distribute.Strategy
 ) -> Predictor:
-    """Returns what predicts with a run's model, loaded under the strategy."""
+    """Returns the predictor for a run whose model was loaded under the strategy."""
     return Predictor(
         run.model,
         window=run.image_size,
@@ -48,7 +48,7 @@ def build_predictor(
 
 
 def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | SequentialSource:
-    """Returns the examples that a run is evaluated on: its own data set, or what is named."""
+    """Returns the examples to evaluate a run on: its own data set, or that of the options."""
     task = run.task
     num_examples = options.num_examples
     if num_examples is None:
@@ -65,7 +65,7 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         label_map=parse_label_map(label_map),
         class_names=run.class_names,
         num_examples=num_examples,
-        # Of its own data alone: others have their own splits.
+        # Only for the run's own data: other data has splits of its own.
         val_fraction=task.val_fraction if options.data_dir in (None, task.data_dir) else 0.0,
         seed=run.options.training.seed,
         on_bad_example=task.on_bad_example,

@@ -1,4 +1,4 @@
-"""The commands of a finished segmentation run: scores, masks of images, and a servable."""
+"""Evaluation, prediction and export for finished segmentation runs."""
 
 import dataclasses
 import sys
@@ -24,13 +24,13 @@ def run_evaluation(options: EvaluateOptions) -> int:
     """Scores a run's model on every example of a split, prints the metrics and writes them.
 
     Args:
-      options: the command's.
+      options: the options of the command.
 
     Returns:
       0.
 
     Raises:
-      TfdistError: bad input; nothing was written.
+      TfdistError: the input is invalid; nothing was written.
       OSError: the metrics cannot be written.
     """
     from tfdist.data.cache import read_examples
@@ -48,7 +48,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     if num_classes != run.num_classes:
         raise TfdistError(
             f"Cannot evaluate a model of {run.num_classes} classes on a data set of "
-            f"{num_classes}. Name another --dataset."
+            f"{num_classes} classes. Name another --dataset."
         )
     total = np.zeros((run.num_classes, run.num_classes), np.int64)
     confusions = scores.score_examples(
@@ -75,14 +75,14 @@ def run_prediction(options: PredictOptions) -> int:
     """Predicts the images that `--output` does not hold yet.
 
     Args:
-      options: the command's.
+      options: the options of the command.
 
     Returns:
-      0, or 1 if a file could not be read: it was reported and left out.
+      0, or 1 if files could not be read, which were reported and left out.
 
     Raises:
-      TfdistError: bad input; nothing was written.
-      OSError: `--output` cannot be written.
+      TfdistError: the input is invalid; nothing was written.
+      OSError: `--output` cannot be written to.
     """
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction
@@ -150,14 +150,14 @@ def run_export(options: ExportOptions) -> int:
     """Writes the run's model as the next version of a servable.
 
     Args:
-      options: the command's.
+      options: the options of the command.
 
     Returns:
       0.
 
     Raises:
-      TfdistError: bad input; nothing was written.
-      OSError: `--output` cannot be written.
+      TfdistError: the input is invalid; nothing was written.
+      OSError: `--output` cannot be written to.
     """
     from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (

@@ -29,28 +29,28 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
     """Returns the images to predict: name without directory and extension -> path, sorted.
 
     Args:
-      directory_or_pattern: a directory, of which the JPEG, PNG, BMP, GIF and WebP files are
-        taken and whatever else is there is skipped and counted in a warning; or a pattern of
-        `tf.io.gfile.glob`, of which every file is taken.
+      directory_or_pattern: a directory, whose JPEG, PNG, BMP, GIF and WebP files are listed
+        while all others are skipped and counted in a warning; or a pattern of
+        `tf.io.gfile.glob`, for which every matching file is listed.
 
     Raises:
-      TfdistError: there is none, or two have one name.
+      TfdistError: there is no image, or two have the same name.
     """
     gfile = tf.io.gfile
     if gfile.isdir(directory_or_pattern):
         listing = list_directory(directory_or_pattern, IMAGE_EXTENSIONS)
-        expected = f"a {', '.join(IMAGE_EXTENSIONS)} file in it"
+        problem = f"it has no {', '.join(IMAGE_EXTENSIONS)} file"
         if listing.skipped:
-            expected += f", only {listing.describe_skipped()}"
+            problem += f", only {listing.describe_skipped()}"
         paths = [gfile.join(directory_or_pattern, name) for name in listing.names]
         if paths:
             listing.warn_of_skipped()
     else:
         paths = [path for path in _glob(directory_or_pattern) if not gfile.isdir(path)]
-        expected = "a file that matches, or a directory of that name"
+        problem = "no file matches, and no directory has that name"
     if not paths:
         raise TfdistError(
-            f"Cannot find an image in `images={directory_or_pattern}`: there is not {expected}."
+            f"Cannot find images in `images={directory_or_pattern}`: {problem}. Name another."
         )
     images: dict[str, str] = {}
     for path in sorted(paths):
@@ -58,7 +58,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
         if stem in images:
             raise TfdistError(
                 f"Cannot tell apart {images[stem]!r} and {path!r}: their predictions would have "
-                "one name. Predict them one after the other into two directories."
+                "the same name. Predict them separately, into two directories."
             )
         images[stem] = path
     return images
@@ -89,7 +89,7 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
 def read_ahead(
     read: Callable[[str], Any], paths: Iterable[str]
 ) -> Iterator[concurrent.futures.Future]:
-    """Yields the reading of each path, in order, while a few threads read the next ones."""
+    """Yields a future for each path, in order, while several threads read the next ones."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         pending: deque[concurrent.futures.Future] = deque()
         try:
@@ -106,10 +106,10 @@ def read_ahead(
 
 @dataclass(frozen=True)
 class PredictionDirectory:
-    """What a prediction leaves: masks, overlays, tables. Every file appears whole.
+    """The output of a prediction: masks, overlays and tables. Every file is written atomically.
 
     Attributes:
-      path: the directory.
+      path: the path of the directory.
       palette: uint8 [classes, 3].
     """
 
@@ -117,13 +117,13 @@ class PredictionDirectory:
     palette: np.ndarray
 
     def open(self, command: Mapping[str, Any]) -> None:
-        """Claims the directory for a command, or checks that it is this command's.
+        """Claims the directory for a command, or checks that the same command has claimed it.
 
         Args:
-          command: what decides the predictions, as flag -> JSON value.
+          command: what determines the predictions, as flag -> JSON value.
 
         Raises:
-          TfdistError: the directory holds another command's predictions, or cannot be written.
+          TfdistError: the directory holds another command's predictions, or cannot be written to.
         """
         record = f"{self.path}/predictions.json"
         try:
@@ -144,14 +144,14 @@ class PredictionDirectory:
             raise TfdistError(_describe_failure(self.path, error)) from error
 
     def holds(self, name: str) -> bool:
-        """Whether an image's mask and overlay are there."""
+        """Returns whether an image's mask and overlay exist."""
         return all(map(tf.io.gfile.exists, self._list_paths(name)))
 
     def write(self, name: str, image: np.ndarray, mask: np.ndarray) -> None:
         """Writes an image's mask and overlay.
 
         Args:
-          name: of the files, without extension.
+          name: the name of the files, without extension.
           image: uint8 [height, width, 3].
           mask: uint8 [height, width].
         """
@@ -160,7 +160,7 @@ class PredictionDirectory:
         self._write(overlay_path, make_overlay(image, mask, self.palette))
 
     def read_mask(self, name: str) -> np.ndarray:
-        """Returns a mask that was written: uint8 [height, width]."""
+        """Returns a mask that `write` wrote: uint8 [height, width]."""
         return read_mask(self._list_paths(name)[0])
 
     def write_table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -182,10 +182,10 @@ class PredictionDirectory:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes a value as JSON, its directory included.
+    """Writes a value as JSON; creates the file's directory if necessary.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     with _show_write_failure(path):
         tf.io.gfile.makedirs(os.path.dirname(path) or ".")
@@ -194,7 +194,7 @@ def write_json(path: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def _show_write_failure(path: str) -> Iterator[None]:
-    """Raises a file system's error as an OSError of one line that names --output."""
+    """Converts an error of the file system to an OSError of one line that names `output`."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -211,5 +211,5 @@ def _describe_failure(path: str, error: tf.errors.OpError) -> str:
 def _glob(pattern: str) -> list[str]:
     try:
         return tf.io.gfile.glob(pattern)
-    except tf.errors.OpError:  # a directory of the pattern that is not there
+    except tf.errors.OpError:  # a directory in the pattern does not exist
         return []

@@ -1,4 +1,4 @@
-"""What the commands take that use a finished run; see `tfdist.options`."""
+"""The options of the commands that use a finished run; see `tfdist.options`."""
 
 from dataclasses import dataclass
 
@@ -16,40 +16,40 @@ _DEVICES = DeviceOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(OptionGroup):
-    """How it looks at an image."""
+    """Sliding windows."""
 
-    overlap: float = option(0.5, "share in [0, 1) of a window that the next one sees again")
+    overlap: float = option(0.5, "fraction in [0, 1) of a window that the next one overlaps")
     zoom: float = option(
         1.0, "resize images by this factor for the model; masks keep the images' size"
     )
     tta: bool = option(False, "test-time augmentation: average with the mirror image's prediction")
-    global_batch_size: int = option(16, "windows a step, over all replicas", result=False)
+    global_batch_size: int = option(16, "windows per step, over all replicas", result=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
     images: str | None = option(
         None, "a directory of images, or a pattern such as 'photos/*.jpg'", metavar="DIR_OR_GLOB"
     )
     masks: str | None = option(
-        None, "a directory with the truth, NAME.png for each image: adds the metrics", metavar="DIR"
+        None, "a directory of true masks, NAME.png for each image; adds metrics", metavar="DIR"
     )
     label_map: tuple[str, ...] = inherit(
-        Segmentation, "label_map", help=f"of --masks, {_LABEL_MAP_HELP}"
+        Segmentation, "label_map", help=f"for --masks: {_LABEL_MAP_HELP}"
     )
     output: str | None = option(
-        None, "masks, overlays and statistics; the same command continues", metavar="DIR"
+        None, "directory of masks, overlays and statistics; can be continued", metavar="DIR"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CommandOptions):
-    """Everything that `python -m tfdist.predict` takes.
+    """The options of `python -m tfdist.predict`.
 
     Attributes:
-      run, windows, devices: the groups.
+      run, windows, devices: the groups of options.
     """
 
     run: PredictRunOptions = PredictRunOptions()
@@ -59,35 +59,35 @@ class PredictOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
-    split: str = option("val", "the part of the data set", metavar="NAME")
+    split: str = option("val", "split of the data set to evaluate on", metavar="NAME")
     dataset: str | None = option(
         None, "shapes, folder or tfds:NAME; the run's own by default", metavar="NAME"
     )
     data_dir: str | None = option(
-        None, "where the data set is; the run's own by default", metavar="DIR"
+        None, "directory of the data set; the run's own by default", metavar="DIR"
     )
     label_map: tuple[str, ...] = inherit(
         Segmentation, "label_map", help=f"folder: {_LABEL_MAP_HELP}"
     )
     num_examples: int | None = option(
-        None, "examples of shapes, or a cap on them; the run's own by default", metavar="N"
+        None, "number of examples, a maximum except for shapes; the run's by default", metavar="N"
     )
     full_size: bool = option(
-        False, "images in their own size, in windows, instead of resized to the run's size"
+        False, "predict images at their original size, in windows, instead of resizing them"
     )
     output: str | None = option(
-        None, "the metrics as JSON; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
+        None, "JSON file of the metrics; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(CommandOptions):
-    """Everything that `python -m tfdist.evaluate` takes.
+    """The options of `python -m tfdist.evaluate`.
 
     Attributes:
-      run, windows, devices: the groups.
+      run, windows, devices: the groups of options.
     """
 
     run: EvaluateRunOptions = EvaluateRunOptions()
@@ -97,19 +97,19 @@ class EvaluateOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRunOptions(FinishedRunOptions):
-    """What it reads and writes."""
+    """Input and output."""
 
     output: str | None = option(
-        None, "holds the versions: 1, 2, ...; each export adds one", metavar="DIR"
+        None, "directory of the versions 1, 2, ...; each export adds one", metavar="DIR"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommandOptions):
-    """Everything that `python -m tfdist.export` takes.
+    """The options of `python -m tfdist.export`.
 
     Attributes:
-      run: the only group.
+      run: the only group of options.
     """
 
     run: ExportRunOptions = ExportRunOptions()

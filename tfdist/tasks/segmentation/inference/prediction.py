@@ -1,4 +1,4 @@
-"""Images in files to masks, overlays and statistics in files."""
+"""Predicts image files and writes masks, overlays and statistics."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from tfdist.tasks.segmentation.masks import check_mask, read_mask
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of one predicted image.
+    """The statistics of one predicted image.
 
     Attributes:
-      name: of its files.
-      pixels: int64 [classes], how many are predicted to be of each class.
-      confusion: int64 [classes (truth), classes], or None without a truth.
+      name: the name of its files.
+      pixels: int64 [classes], the number of pixels that are predicted to be of each class.
+      confusion: int64 [classes (truth), classes], or None if there is no truth.
     """
 
     name: str
@@ -44,17 +44,17 @@ def predict_files(
     label_map: LabelMap | None = None,
     report: Callable[[TfdistError], None],
 ) -> Iterator[Prediction]:
-    """Predicts what the directory does not hold yet, and yields one result an image.
+    """Predicts the images that the directory does not hold yet, and yields one result per image.
 
     Args:
-      predictor: whose masks are written.
+      predictor: predicts the masks.
       images: name -> path.
-      directory: takes the masks and overlays.
+      directory: receives the masks and overlays.
       masks: name -> path of the truth, or None.
-      ignore_label: label of the truth that does not count.
-      label_map: of the truth; see `tfdist.tasks.segmentation.make_folder`.
-      report: called with what is wrong with a file, which is then left out: an image that cannot
-        be read altogether, a mask that cannot be used only from the metrics.
+      ignore_label: the label in the truth of pixels that do not count.
+      label_map: maps the values of the truth; see `tfdist.tasks.segmentation.make_folder`.
+      report: called with the error of a file that cannot be used. Such an image is left out; such
+        a mask is left out of the metrics only.
     """
 
     def measure(name: str, predicted: np.ndarray) -> Prediction:
@@ -104,7 +104,7 @@ def predict_files(
 def write_statistics(
     directory: PredictionDirectory, predictions: Sequence[Prediction], class_names: Sequence[str]
 ) -> None:
-    """Writes `classes.csv`: each image's pixels, and the share of each class in them."""
+    """Writes `classes.csv`: the number of pixels of each image, and the fraction of each class."""
     rows: list[list[Any]] = [["image", "pixels", *class_names]]
     total = np.zeros(len(class_names), np.int64)
     for prediction in predictions:
@@ -117,11 +117,11 @@ def write_statistics(
 def write_scores(
     directory: PredictionDirectory, predictions: Sequence[Prediction], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Writes `metrics.csv`, an image a row, and `metrics.json`, over all pixels.
+    """Writes `metrics.csv`, one row per image, and `metrics.json`, over all pixels.
 
     Returns:
-      What `metrics.json` holds: `images`, what `summarize_confusion` gives, `class_names` and
-      `confusion`.
+      The contents of `metrics.json`: `images`, the result of `summarize_confusion`, `class_names`
+      and `confusion`.
     """
     means = ["pixel_accuracy", "mean_iou", "mean_dice"]
     rows: list[list[Any]] = [["image", *means, *(f"iou/{name}" for name in class_names)]]

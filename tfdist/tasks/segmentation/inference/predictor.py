@@ -1,4 +1,4 @@
-"""Class probabilities of images of any size, in windows, over a strategy's replicas."""
+"""Predicts class probabilities of images of any size, in windows, on a strategy's replicas."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ Key = TypeVar("Key")
 
 
 class Predictor:
-    """A segmentation model that takes images of any size.
+    """Applies a segmentation model to images of any size.
 
-    An image is cut into windows of the size that the model was trained on; the windows'
-    probabilities are blended. Windows of all images share batches of one shape, split over the
-    strategy's replicas, so that there is one compiled step.
+    An image is cut into windows of the size that the model was trained on, and the windows'
+    probabilities are blended. The windows of all images share batches of one shape, which are
+    split over the strategy's replicas, so that only one step is compiled.
 
     Example:
 
@@ -29,17 +29,17 @@ class Predictor:
         mask = predictor.predict_mask(image)
 
     Args:
-      model: from float [batch, height, width, 3], in [0, 255], to logits
-        [batch, height, width, classes]; made in the strategy's scope.
+      model: maps float [batch, height, width, 3], in [0, 255], to logits
+        [batch, height, width, classes]; created in the strategy's scope.
       window: (height, width) in pixels.
-      overlap: share in [0, 1) of a window that the next one sees again.
+      overlap: the fraction in [0, 1) of a window that the next one overlaps.
       zoom: images are resized by this factor before they are cut into windows.
       tta: whether to average with the prediction for the mirror image.
-      global_batch_size: windows a step, over all replicas.
-      strategy: whose replicas share the windows; one device by default.
+      global_batch_size: windows per step, over all replicas.
+      strategy: its replicas share the windows; the current strategy by default.
 
     Raises:
-      TfdistError: an overlap, zoom or batch that cannot be.
+      TfdistError: the overlap, the zoom or the batch size is out of range.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Predictor:
     ):
         check_overlap(overlap)
         if not zoom > 0:
-            raise TfdistError(f"Cannot resize images by {zoom}: give `zoom` above 0.")
+            raise TfdistError(f"Cannot resize images by {zoom}: give a `zoom` above 0.")
         if global_batch_size < 1:
             raise TfdistError(
-                f"Cannot take {global_batch_size} windows a step: give `global_batch_size` of at "
-                "least 1."
+                f"Cannot take {global_batch_size} windows per step: give a `global_batch_size` of "
+                "at least 1."
             )
         self.num_classes = int(model.output_shape[-1])
         self._window = window
@@ -94,7 +94,7 @@ class Predictor:
         """Yields (key, probabilities float32 [height, width, classes]) for each image, in order.
 
         Args:
-          images: (key, image uint8 [height, width, 3]); a key comes back with its image's result.
+          images: (key, image uint8 [height, width, 3]); the key is returned with the result.
         """
         started: deque[tuple[Key, tuple[int, ...], Canvas]] = deque()
         waiting: list[tuple[Canvas, tuple[int, int]]] = []

@@ -1,4 +1,4 @@
-"""A finished run of segmentation: its options, its classes and its model."""
+"""A finished segmentation run: its options, its classes and its model."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ from tfdist.tasks.segmentation.task import Segmentation
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a finished run of `tfdist.train` left; `tfdist.load_run` reads it.
+    """A finished segmentation run of `tfdist.train`; `tfdist.load_run` reads it.
 
     Attributes:
       path: the run's directory.
-      options: what it was trained with.
-      task: the part of them that says what.
-      class_names: a name a class.
-      model: from float [batch, height, width, 3], in [0, 255], to logits
+      options: the options that it was trained with.
+      task: the task that it trained.
+      class_names: one name per class.
+      model: maps float [batch, height, width, 3], in [0, 255], to logits
         [batch, height, width, classes].
-      model_sha256: of the model's file.
+      model_sha256: the SHA-256 of the model's file.
     """
 
     path: str
@@ -33,34 +33,34 @@ class TrainedRun:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) in pixels of the images it was trained on."""
+        """(height, width) in pixels of the images that the model was trained on."""
         return self.task.image_size
 
     @property
     def num_classes(self) -> int:
-        """How many classes it tells apart."""
+        """The number of classes."""
         return len(self.class_names)
 
     @property
     def ignore_label(self) -> int | None:
-        """The label of pixels that count in no metric, or None."""
+        """The label of pixels that metrics ignore, or None."""
         return self.task.ignore_label
 
 
 def read_run(path: str) -> TrainedRun:
     """Reads a run's directory, on any file system of `tf.io.gfile`.
 
-    Variables are made in the strategy's scope that is open.
+    The model's variables are created in the current strategy's scope.
 
     Raises:
-      TfdistError: there is no run, it is not finished, its files cannot be read, or it is one of
-        another task.
+      TfdistError: there is no run, it is not finished, its files cannot be read, or it is a run
+        of another task.
     """
     run = read_finished(path)
     if not isinstance(run.task, Segmentation):
         raise TfdistError(
-            f"The run in `run_dir={path}` is one of `task={run.options.task.task}`, which this "
-            "command is not for."
+            f"Cannot use the run in `run_dir={path}`: it is of `task={run.options.task.task}`, "
+            "not of segmentation. Name another run."
         )
     return TrainedRun(
         path=path,

@@ -1,4 +1,4 @@
-"""How predictions compare with the truth: confusion matrices and what follows from them."""
+"""Scores predictions against the truth with confusion matrices and metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from tfdist.tasks.segmentation.metrics import measure_confusion
 def count_confusion(
     truth: np.ndarray, predicted: np.ndarray, *, num_classes: int, ignore_label: int | None
 ) -> np.ndarray:
-    """Returns int64 [classes (truth), classes (prediction)]: how many pixels are which.
+    """Returns the confusion matrix, int64 [classes (truth), classes (prediction)], in pixels.
 
     Args:
-      truth, predicted: uint8 labels of one shape.
-      num_classes: pixels whose truth is not below it do not count.
-      ignore_label: nor do those whose truth this is.
+      truth, predicted: uint8 labels of the same shape.
+      num_classes: the number of classes; pixels whose truth is out of range do not count.
+      ignore_label: pixels with this truth do not count either; or None.
     """
     counts = truth < num_classes
     if ignore_label is not None:
@@ -30,7 +30,7 @@ def count_confusion(
 def summarize_confusion(confusion: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
     """Returns `pixel_accuracy`, `mean_iou`, `mean_dice` and `per_class_iou`.
 
-    A class that is neither predicted nor in the truth has no IoU (None) and is in no mean.
+    A class that is neither predicted nor in the truth has the IoU None; the means exclude it.
     """
     logs = {
         name: float(value)
@@ -48,7 +48,7 @@ def summarize_confusion(confusion: np.ndarray, class_names: Sequence[str]) -> di
 def make_scores(
     confusion: np.ndarray, class_names: Sequence[str], *, num_images: int
 ) -> dict[str, Any]:
-    """Returns everything that is known of a confusion matrix, ready for JSON."""
+    """Returns a confusion matrix and its metrics, ready for JSON."""
     return {
         "images": num_images,
         **summarize_confusion(confusion, class_names),
@@ -66,9 +66,9 @@ def score_examples(
     """Yields the confusion matrix of each example, int64 [classes, classes], in order.
 
     Args:
-      predictor: what is scored.
+      predictor: the predictor to score.
       examples: (image uint8 [height, width, 3], truth uint8 [height, width]).
-      ignore_label: label that does not count, or None.
+      ignore_label: the label of pixels that do not count, or None.
     """
     for truth, mask in predictor.predict_masks((truth, image) for image, truth in examples):
         yield count_confusion(
@@ -77,7 +77,7 @@ def score_examples(
 
 
 def format_scores(scores: dict[str, Any]) -> str:
-    """Returns `summarize_confusion`'s result as a table to read."""
+    """Returns the result of `summarize_confusion` as a text table."""
     rows = [(name, iou) for name, iou in scores["per_class_iou"].items()]
     rows += [("mean IoU", scores["mean_iou"]), ("pixel accuracy", scores["pixel_accuracy"])]
     width = max(len(name) for name, _ in rows)

@@ -1,4 +1,4 @@
-"""A finished run as a SavedModel that plain TensorFlow and TensorFlow Serving run."""
+"""Exports a finished run as a SavedModel for plain TensorFlow and TensorFlow Serving."""
 
 import os
 import tempfile
@@ -21,27 +21,27 @@ Answer = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
 
 def export_servable(run: TrainedRun, output: str) -> str:
-    """Writes a run's model as the next version in a directory, as TensorFlow Serving reads it.
+    """Writes a run's model as the next version in a directory, for TensorFlow Serving.
 
-    Both signatures resize the images to the size that the model was trained on, as the training
-    data were, and answer `mask`, int32 [batch, height, width], and `probabilities`, float32
-    [batch, height, width, classes], of that size:
+    Both signatures resize the images to the size that the model was trained on, in the same way
+    as the training data, and return `mask`, int32 [batch, height, width], and `probabilities`,
+    float32 [batch, height, width, classes], of that size. Their inputs are:
 
     - `serving_default`: `image_bytes`, string [batch], JPEG, PNG, BMP or GIF files.
     - `tensors`: `images`, float32 [batch, any height, any width, 3], in [0, 255].
 
-    The classes' names are the asset `class_names.txt`, one a line; a warm-up request for each
-    signature is in `assets.extra`.
+    The asset `class_names.txt` holds the names of the classes, one per line; `assets.extra` holds
+    a warm-up request for each signature.
 
     Args:
-      run: whose model is written.
-      output: a directory on any file system of `tf.io.gfile`; made if it is not there.
+      run: the run whose model to write.
+      output: a directory on any file system of `tf.io.gfile`; created if it does not exist.
 
     Returns:
-      The version's directory: `output` and a number, one above the highest there.
+      The version's directory: `output` and a number, one above the highest so far.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the servable cannot be written.
 
     Source: https://www.tensorflow.org/tfx/serving/saved_model_warmup
     """
@@ -60,7 +60,7 @@ def export_servable(run: TrainedRun, output: str) -> str:
 
 
 class _Servable(tf.Module):
-    """Keeps what the signatures need where `tf.saved_model.save` finds it."""
+    """Holds what the signatures use where `tf.saved_model.save` finds it."""
 
     def __init__(self, weights: Sequence[keras.Variable], class_names: tf.saved_model.Asset):
         super().__init__()
@@ -129,10 +129,10 @@ def _save(run: TrainedRun, path: str) -> None:
 
 
 def _publish(local: str, path: str) -> None:
-    """Copies a servable so that no part of it is taken for the whole.
+    """Copies a servable in a way that no server loads an incomplete copy.
 
-    The server takes a directory whose name is a number for a version, and loads nothing without
-    `saved_model.pb`, which therefore comes last where directories cannot be renamed.
+    A server regards a directory whose name is a number as a version, but loads nothing without
+    `saved_model.pb`. That file is therefore copied last, for object stores, which cannot rename.
     """
     partial = path if "://" in path else f"{path}.writing"
     files = [file for file in Path(local).rglob("*") if file.is_file()]

@@ -1,7 +1,7 @@
-"""Requests by which TensorFlow Serving warms a model up, without its Python package.
+"""Encodes TensorFlow Serving's warm-up requests without its Python package.
 
 The few fields that a request needs are all nested messages and strings, which the wire format
-of protocol buffers writes alike: a key, a length, the bytes.
+of protocol buffers encodes in the same way: a key, a length, the bytes.
 
 Source: tensorflow_serving/apis/prediction_log.proto, predict.proto and model.proto, and
 https://protobuf.dev/programming-guides/encoding/
@@ -19,7 +19,7 @@ _NAME, _SIGNATURE_NAME = 1, 3
 _KEY, _VALUE = 1, 2
 _LENGTH_DELIMITED = 2
 
-_MODEL_NAME = "tfdist"  # A server warms up the model that it finds the request in.
+_MODEL_NAME = "tfdist"  # Any name: a server warms up the model in which it finds the request.
 
 
 def encode_predict_request(signature: str, inputs: Mapping[str, np.ndarray]) -> bytes:
@@ -27,7 +27,7 @@ def encode_predict_request(signature: str, inputs: Mapping[str, np.ndarray]) -> 
 
     Args:
       signature: the name of the signature that answers it.
-      inputs: its inputs by name; bytes in arrays of objects.
+      inputs: the signature's inputs by name; bytes in arrays of dtype object.
     """
     spec = _encode(_NAME, _MODEL_NAME.encode()) + _encode(_SIGNATURE_NAME, signature.encode())
     request = _encode(_MODEL_SPEC, spec)
@@ -42,7 +42,7 @@ def _encode(field: int, content: bytes) -> bytes:
 
 
 def _encode_varint(value: int) -> bytes:
-    """Returns a number in groups of 7 bits, the lowest first, all but the last one marked.
+    """Returns a number in groups of 7 bits, lowest first, with a mark on all but the last.
 
     >>> _encode_varint(300).hex()
     'ac02'

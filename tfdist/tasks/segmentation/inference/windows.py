@@ -1,4 +1,4 @@
-"""An image as overlapping windows, and windows blended back into an image."""
+"""Cuts an image into overlapping windows, and blends windows back into an image."""
 
 import math
 
@@ -8,22 +8,22 @@ from tfdist.errors import TfdistError
 
 
 def check_overlap(overlap: float) -> None:
-    """Checks that windows share less than all of themselves.
+    """Checks that the overlap of windows is in [0, 1).
 
     Raises:
-      TfdistError: they do not.
+      TfdistError: it is not.
     """
     if not 0 <= overlap < 1:
-        raise TfdistError(f"Cannot overlap windows by {overlap}: give `overlap` in [0, 1).")
+        raise TfdistError(f"Cannot overlap windows by {overlap}: give an `overlap` in [0, 1).")
 
 
 def plan_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Returns where windows start along one axis: evenly, the last one ending at the end.
+    """Returns where windows start along one axis: evenly spaced, the last one at the end.
 
     Args:
-      length: of the axis in pixels, at least `window`.
-      window: its pixels.
-      overlap: share in [0, 1) of a window that the next one has too, or more.
+      length: the length of the axis in pixels, at least `window`.
+      window: the length of a window in pixels.
+      overlap: the fraction in [0, 1) of a window that the next one overlaps at least.
 
     >>> plan_starts(360, 128, 0.5)
     [0, 58, 116, 174, 232]
@@ -36,10 +36,10 @@ def plan_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def make_weights(window: tuple[int, int]) -> np.ndarray:
-    """Returns what a window's pixels count in the blend: float32 [height, width], above 0.
+    """Returns the weights of a window's pixels in the blend: float32 [height, width], above 0.
 
-    Highest in the middle, where the model sees most around a pixel, and falling smoothly to the
-    border, so that the blend has no seams.
+    They are highest in the middle, where the model sees most of a pixel's surroundings, and fall
+    smoothly toward the border, so that the blend has no seams.
 
     Source: Pielawski and Wählby 2020 (doi:10.1371/journal.pone.0229839): Hann windows.
     """
@@ -48,15 +48,15 @@ def make_weights(window: tuple[int, int]) -> np.ndarray:
 
 
 class Canvas:
-    """One image's windows, and the class probabilities blended so far.
+    """The windows of one image, and the class probabilities blended so far.
 
-    An image smaller than a window is continued by its mirror image.
+    An image smaller than a window is padded with its mirror image.
 
     Args:
       image: uint8 [height, width, 3].
       window: (height, width) in pixels.
       overlap: see `plan_starts`.
-      num_classes: probabilities a pixel has.
+      num_classes: the number of probabilities per pixel.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Canvas:
         return self._missing == 0
 
     def cut(self, place: tuple[int, int]) -> np.ndarray:
-        """Returns the window at a place: uint8 [height, width, 3]."""
+        """Returns the window at a position: uint8 [height, width, 3]."""
         return self._image[self._slices(place)]
 
     def add(self, place: tuple[int, int], values: np.ndarray, weights: np.ndarray) -> None:
-        """Blends in a window.
+        """Adds a window to the blend.
 
         Args:
-          place: one of `places`, each once.
+          place: one of `places`, each of which must be added once.
           values: float32 [height, width, classes].
           weights: float32 [height, width].
         """
