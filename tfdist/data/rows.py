@@ -10,13 +10,7 @@ from tfdist.data.dataset_options import set_options
 from tfdist.data.graph_errors import assert_in_graph
 from tfdist.errors import TfdistError
 
-MAX_SEED = 2**31 - 1
 
-# What tf.random.experimental.index_shuffle puts before its seed. It takes only one seed for
-# many indices; the operation that it calls takes one seed per index, which a batch that
-# spans two epochs requires. A test checks that the two agree.
-_SHUFFLE_KEY = 498247692
-_SHUFFLE_ROUNDS = 4
 
 
 _UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of examples"
