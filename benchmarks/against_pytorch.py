@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark import runs, table
-from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
@@ -30,17 +30,17 @@ SCRIPT = Path(__file__).with_name("pytorch_unet.py")
 TORCH_EAGER, TORCH_COMPILED = "PyTorch eager", "PyTorch compiled"
 LARGEST_DIFFERENCE = 1e-4  # between the outputs, relative to the largest output
 
-ONE = {precision: Contestant(precision=precision) for precision in (F32, BF16)}
-LOOP = {p: Contestant(kind="loop", precision=p) for p in (F32, BF16)}
-KERAS = {p: Contestant(kind="keras_layers_fit", precision=p) for p in (F32, BF16)}
-EAGER = {p: Contestant(kind=TORCH_EAGER, precision=p) for p in (F32, BF16)}
-COMPILED = {p: Contestant(kind=TORCH_COMPILED, precision=p) for p in (F32, BF16)}
-MIRRORED = Contestant(strategy="mirrored", replicas=2)
-ONE_CORE = Contestant(cores=1)
-TWO_WORKERS = Contestant(strategy="multi_worker_mirrored", workers=2)
-DDP = Contestant(kind=TORCH_COMPILED, workers=2)
-CONTESTANTS = [
-    *(Contestant(kind="ceiling", precision=p) for p in (F32, BF16)),
+ONE = {precision: Configuration(precision=precision) for precision in (F32, BF16)}
+LOOP = {p: Configuration(kind="loop", precision=p) for p in (F32, BF16)}
+KERAS = {p: Configuration(kind="keras_layers_fit", precision=p) for p in (F32, BF16)}
+EAGER = {p: Configuration(kind=TORCH_EAGER, precision=p) for p in (F32, BF16)}
+COMPILED = {p: Configuration(kind=TORCH_COMPILED, precision=p) for p in (F32, BF16)}
+MIRRORED = Configuration(strategy="mirrored", replicas=2)
+ONE_CORE = Configuration(cores=1)
+TWO_WORKERS = Configuration(strategy="multi_worker_mirrored", workers=2)
+DDP = Configuration(kind=TORCH_COMPILED, workers=2)
+CONFIGURATIONS = [
+    *(Configuration(kind="ceiling", precision=p) for p in (F32, BF16)),
     *(group[p] for p in (F32, BF16) for group in (LOOP, KERAS, EAGER, COMPILED, ONE)),
     MIRRORED,
     ONE_CORE,
@@ -72,17 +72,17 @@ def main() -> int:
         flush=True,
     )
 
-    def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
-        if contestant.kind in (TORCH_EAGER, TORCH_COMPILED):
-            return run_pytorch(contestant, options, flags.python)
-        return runs.run_contestant(contestant, options)
+    def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any]:
+        if configuration.kind in (TORCH_EAGER, TORCH_COMPILED):
+            return run_pytorch(configuration, options, flags.python)
+        return runs.run_configuration(configuration, options)
 
-    def report(number: int, contestant: Contestant, finding: dict[str, Any]) -> None:
+    def report(number: int, configuration: Configuration, finding: dict[str, Any]) -> None:
         said = finding.get("error") or f"{finding.get('examples_per_second', 0):.2f} examples/s"
-        name = f"{contestant.name}, {contestant.precision}"
+        name = f"{configuration.name}, {configuration.precision}"
         print(f"round {number}: {name}: {said}", file=sys.stderr, flush=True)
 
-    found = runs.run_rounds(CONTESTANTS, options, report, measure=measure)
+    found = runs.run_rounds(CONFIGURATIONS, options, report, measure=measure)
     rows = table.make_rows(found)
     print("", table.format_table(rows), "", *list_ratios(rows), sep="\n")
     if flags.output:
@@ -97,8 +97,8 @@ def main() -> int:
 
 def list_ratios(rows: list[table.Row]) -> list[str]:
     """Returns the lines of a Markdown table of the ratios that matter, each with its minimum."""
-    of = {row.contestant: row.examples_per_second for row in rows if row.examples_per_second}
-    by_contestant = {row.contestant: row for row in rows}
+    of = {row.configuration: row.examples_per_second for row in rows if row.examples_per_second}
+    by_configuration = {row.configuration: row for row in rows}
     torch = {p: max((COMPILED[p], EAGER[p]), key=lambda c: of.get(c, 0.0)) for p in (F32, BF16)}
     pairs = [
         ("trainer / loop by hand, float32", ONE[F32], LOOP[F32], 1, 0.99),
@@ -117,7 +117,7 @@ def list_ratios(rows: list[table.Row]) -> list[str]:
         if above in of and below in of:
             lines.append(f"| {text} | {of[above] / (times * of[below]):.2f} | {least} |")
     for precision, least in ((F32, 0.78), (BF16, 0.65)):
-        row = by_contestant[ONE[precision]]
+        row = by_configuration[ONE[precision]]
         if row.of_peak is not None:
             for of_what, share in (("all", row.of_convolutions), ("the fastest", row.of_peak)):
                 text = f"MFU relative to {of_what} of its convolutions alone, {precision}"
@@ -125,19 +125,21 @@ def list_ratios(rows: list[table.Row]) -> list[str]:
     return lines
 
 
-def run_pytorch(contestant: Contestant, options: BenchmarkOptions, python: str) -> dict[str, Any]:
-    """Measures PyTorch once, as `tfdist.benchmark.runs.run_contestant` measures tfdist."""
+def run_pytorch(
+    configuration: Configuration, options: BenchmarkOptions, python: str
+) -> dict[str, Any]:
+    """Measures PyTorch once, as `tfdist.benchmark.runs.run_configuration` measures tfdist."""
     task = {
         **_describe_model(options.model),
-        "compiled": contestant.kind == TORCH_COMPILED,
-        "bfloat16": contestant.precision == BF16,
+        "compiled": configuration.kind == TORCH_COMPILED,
+        "bfloat16": configuration.precision == BF16,
         "global_batch_size": options.model.global_batch_size,
         "warmup_steps": options.contest.warmup_steps,
         "steps": options.contest.steps,
     }
     command = [python, str(SCRIPT), "measure"]
     return runs.run_task(
-        task, command, workers=contestant.workers, timeout_s=options.contest.timeout_s
+        task, command, workers=configuration.workers, timeout_s=options.contest.timeout_s
     )
 
 

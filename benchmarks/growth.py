@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
-from tfdist.benchmark.runs import run_contestant
+from tfdist.benchmark.runs import run_configuration
 
 SMALL = MeasuredModelOptions(image_size=(64, 64), base_filters=16, depth=3, global_batch_size=16)
 EXAMPLES = (10_000, 1_000_000)
@@ -60,25 +60,25 @@ def make_cases() -> dict[Row, Case]:
     cases: dict[Row, Case] = {}
     for size in (64, 128):
         model = dataclasses.replace(SMALL, image_size=(size, size))
-        cases["image", f"{size}x{size}"] = _make_case(Contestant(), model)
+        cases["image", f"{size}x{size}"] = _make_case(Configuration(), model)
     for batch in (16, 64):
         model = dataclasses.replace(SMALL, global_batch_size=batch)
-        cases["global batch", str(batch)] = _make_case(Contestant(), model)
+        cases["global batch", str(batch)] = _make_case(Configuration(), model)
     for workers in WORKERS:
         # One worker needs no cluster.
         strategy = "multi_worker_mirrored" if workers > 1 else "one_device"
-        contestant = Contestant(strategy=strategy, workers=workers)
-        cases["workers", str(workers)] = _make_case(contestant, SMALL)
+        configuration = Configuration(strategy=strategy, workers=workers)
+        cases["workers", str(workers)] = _make_case(configuration, SMALL)
     for examples in EXAMPLES:
         cases["training examples", f"{examples:,}"] = lambda n=examples: measure_run(n)
     return cases
 
 
-def _make_case(contestant: Contestant, model: MeasuredModelOptions) -> Case:
+def _make_case(configuration: Configuration, model: MeasuredModelOptions) -> Case:
     options = BenchmarkOptions(contest=ContestOptions(), model=model)
 
     def measure() -> dict[str, Any]:
-        finding = run_contestant(contestant, options)
+        finding = run_configuration(configuration, options)
         if "examples_per_second" in finding:
             finding["step_s"] = model.global_batch_size / finding["examples_per_second"]
         return finding

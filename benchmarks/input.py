@@ -58,7 +58,7 @@ def main() -> int:
     print(f"{describe_machine()}, {' '.join(given.flags)} medians of {given.rounds} rounds\n")
     print("| | examples/s | relative to one batch | input fraction |\n|---|---|---|---|")
     for name, findings in found.items():
-        shares = [f["share_of_input"] for f in findings if f.get("share_of_input") is not None]
+        shares = [f["input_fraction"] for f in findings if f.get("input_fraction") is not None]
         waited = f"{statistics.median(shares):.1%}" if shares else "-"
         share = rates[name] / next(iter(rates.values()))
         print(f"| {name} | {rates[name]:.2f} | {share:.2f} | {waited} |")
@@ -71,7 +71,7 @@ def train(flags: list[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "tfdist.train", *flags, f"--run_dir={directory}/run"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads((Path(directory) / "run" / "summary.json").read_text())
-    return {name: summary.get(name) for name in ("examples_per_second", "share_of_input")}
+    return {name: summary.get(name) for name in ("examples_per_second", "input_fraction")}
 
 
 if __name__ == "__main__":

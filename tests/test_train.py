@@ -67,10 +67,10 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert set(summary["per_class_iou"]) == {"background", "circle", "square", "triangle"}
     assert min(summary["examples_per_second"], summary["peak_memory_bytes"]) > 0
     assert len(summary["weights_sha256"]) == 64
-    assert min(summary["share_of_peak"], summary["flops_per_second"]) > 0
+    assert min(summary["mfu"], summary["flops_per_second"]) > 0
     assert summary["first_step_s"] > 0
-    assert summary["share_of_all_reduce"] > 0
-    assert 0 < summary["share_of_input"] < 1 - summary["share_of_host"] < 1
+    assert summary["all_reduce_fraction"] > 0
+    assert 0 < summary["input_fraction"] < 1 - summary["host_fraction"] < 1
     options = json.loads((run / "options.json").read_text())
     assert options["task"]["image_size"] == [16, 16]
     assert options["versions"]["tensorflow"] == tf.__version__

@@ -18,7 +18,7 @@ from tfdist.launch.progress import StepFile
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(280),
-    pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's agent"),
 ]
 
 SMALL = (

@@ -100,7 +100,7 @@ def _run_row(
         row[strategy] = _judge(program, strategy, end, results / program.name)
         if row[strategy].kind == "differs":
             end = run_once(program, text, MOVED, results=results, timeout_s=timeout_s)
-            row[strategy] = _excuse(row[strategy], program, end, results / program.name)
+            row[strategy] = _find_skip_reason(row[strategy], program, end, results / program.name)
         cell = row[strategy]
         print(f"{program.name}, {strategy}: {cell} {end['seconds']:.0f} s", flush=True)
         if cell.kind != "equal" and strategy == "keras":
@@ -197,7 +197,7 @@ def _judge(program: Program, strategy: str, end: dict, directory: Path) -> Cell:
     )
 
 
-def _excuse(cell: Cell, program: Program, end: dict, directory: Path) -> Cell:
+def _find_skip_reason(cell: Cell, program: Program, end: dict, directory: Path) -> Cell:
     """Returns the cell, marked as rounding if rounding makes Keras differ by a similar amount."""
     if end["status"] != "ended":
         return cell

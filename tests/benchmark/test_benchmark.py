@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tfdist.benchmark.__main__ import main
-from tfdist.benchmark.contestants import Contestant, find_lone_worker, list_contestants
+from tfdist.benchmark.configurations import Configuration, find_lone_worker, list_configurations
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions
 from tfdist.benchmark.runs import run_rounds
 from tfdist.benchmark.table import draw_bars, format_table, make_rows
@@ -38,7 +38,7 @@ def read_rows(path):
     return json.loads((path / "results.json").read_text())["rows"]
 
 
-def test_a_contestant_that_fails_is_named(monkeypatch, capsys):
+def test_a_configuration_that_fails_is_named(monkeypatch, capsys):
     flags = ["--image_size=17,17", "--depth=1", "--rounds=2", "--strategies=one_device"]
     assert run(monkeypatch, *flags, "--precisions=float32", "--baselines=") == 1
     out, err = capsys.readouterr()
@@ -75,32 +75,32 @@ CONTEST = ContestOptions(
 
 def test_rounds_alternate_and_medians_are_compared():
     options = BenchmarkOptions(contest=CONTEST)
-    contestants = list_contestants(options)
+    configurations = list_configurations(options)
     order = []
     rates = {"loop": [9.0, 10.0, 50.0], "one_device": [10.0, 8.0, 12.0], "workers": [15, 12, 18]}
-    alone = find_lone_worker(Contestant(workers=CORES))
+    alone = find_lone_worker(Configuration(workers=CORES))
 
-    def measure(contestant, _):
-        order.append(contestant)
-        number = order.count(contestant) - 1
-        if contestant.kind == "ceiling":  # most of the time another program runs as well
+    def measure(configuration, _):
+        order.append(configuration)
+        number = order.count(configuration) - 1
+        if configuration.kind == "ceiling":  # most of the time another program runs as well
             busy = number < CONTEST.rounds
             return {
                 "flops_per_second": 20 if busy else 200,
                 "own_flops_per_second": 10 if busy else 100,
                 "flops_per_example": 5,
             }
-        if contestant == alone:
+        if configuration == alone:
             return {"examples_per_second": 10.0}
-        key = "loop" if contestant.kind == "loop" else "one_device"
-        key = "workers" if contestant.workers > 1 else key
+        key = "loop" if configuration.kind == "loop" else "one_device"
+        key = "workers" if configuration.workers > 1 else key
         return {"examples_per_second": rates[key][number]}
 
-    found = run_rounds(contestants, options, lambda *_: None, measure=measure)
-    count = len(contestants)
-    assert order[count : 2 * count] == contestants[::-1]
-    assert order[3 * count :] == [Contestant(kind="ceiling")]
-    rows = {row.contestant.name: row for row in make_rows(found)}
+    found = run_rounds(configurations, options, lambda *_: None, measure=measure)
+    count = len(configurations)
+    assert order[count : 2 * count] == configurations[::-1]
+    assert order[3 * count :] == [Configuration(kind="ceiling")]
+    rows = {row.configuration.name: row for row in make_rows(found)}
     loop, one = rows["loop by hand"], rows["one_device"]
     assert (loop.examples_per_second, loop.lowest, loop.highest) == (10, 9, 50)
     assert loop.of_one_device == 1

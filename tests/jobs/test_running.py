@@ -14,7 +14,7 @@ from tfdist.launch import run_local_cluster
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(560),
-    pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's keeper"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's agent"),
 ]
 SMALL = (
     "--dataset=shapes",

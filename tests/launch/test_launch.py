@@ -450,13 +450,13 @@ def test_a_killed_launcher_leaves_nothing(script, path_with_spaces, mark):
     wait_until(lambda: not find_marked(mark), seconds=15)
 
 
-def test_a_killed_keeper_takes_its_tasks_with_it(script, path_with_spaces, mark):
+def test_a_killed_agent_takes_its_tasks_with_it(script, path_with_spaces, mark):
     command = script("(here / f'ready-{index}').touch(); time.sleep(60)")
     with start_cli(command, "--workers=2", stderr=subprocess.DEVNULL) as process:
         wait_until((path_with_spaces / "ready-0").exists)
         wait_until((path_with_spaces / "ready-1").exists)
-        (keeper,) = [pid for pid, line in find_marked(mark).items() if b"keeper.py" in line]
-        os.kill(keeper, signal.SIGKILL)
+        (agent,) = [pid for pid, line in find_marked(mark).items() if b"agent.py" in line]
+        os.kill(agent, signal.SIGKILL)
         assert process.wait(20) == 1
 
 

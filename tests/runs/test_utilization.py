@@ -32,11 +32,11 @@ def test_the_larger_of_two_measurements_counts(monkeypatch, speeds):
     found = callback.summarize(examples_per_second=100.0)
     assert asked == [(1, 5), (4, 5)]
     flops = TRAINING_PASSES * count_flops(trainer.model) * 100
-    assert found == {"flops_per_second": flops, "share_of_peak": round(flops / 4e9, 4)}
+    assert found == {"flops_per_second": flops, "mfu": round(flops / 4e9, 4)}
 
 
 def test_a_run_without_steps_measures_nothing(monkeypatch):
     monkeypatch.setattr(utilization, "measure_convolutions", None)
     trainer = Trainer(build_model, strategy=make_one_device(devices=["CPU:0"]))
     found = utilization.Utilization(trainer, 5).summarize(examples_per_second=0.0)
-    assert found == {"flops_per_second": 0, "share_of_peak": 0.0}
+    assert found == {"flops_per_second": 0, "mfu": 0.0}

@@ -38,7 +38,7 @@ def test_slow_data_are_seen(devices):
     throughput = Throughput(trainer, 4)
     trainer.fit(make_slow_data(), max_steps=STEPS, callbacks=[throughput], verbose=0)
     assert trainer.progress.steps_s > trainer.engine.seconds_of_input > 0
-    assert 0 < throughput.share_of_input < 1 - throughput.share_of_host < 1
+    assert 0 < throughput.input_fraction < 1 - throughput.host_fraction < 1
 
 
 def test_slow_callbacks_are_the_host_s():
@@ -51,5 +51,5 @@ def test_slow_callbacks_are_the_host_s():
     trainer.fit(x, y, global_batch_size=4, callbacks=[slow, throughput], verbose=0)
     # However slow the machine is, the callback takes at least as long as it sleeps.
     seconds_a_step = 4 / throughput.examples_per_second
-    assert seconds_a_step >= throughput.share_of_host * seconds_a_step >= PAUSE_S
+    assert seconds_a_step >= throughput.host_fraction * seconds_a_step >= PAUSE_S
     assert throughput.first_step_s > 0

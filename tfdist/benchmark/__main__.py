@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.contestants import Contestant, list_contestants
+from tfdist.benchmark.configurations import Configuration, list_configurations
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.command import EXIT_FAILED, run_command
@@ -39,28 +39,28 @@ def run_benchmark(options: BenchmarkOptions) -> int:
     """
     from tfdist.benchmark import runs, table
 
-    contestants = list_contestants(options)
+    configurations = list_configurations(options)
     began = time.monotonic()
     if not options.run.quiet:
-        print(_describe(options, contestants), flush=True)
+        print(_describe(options, configurations), flush=True)
     done = 0
 
-    def report(number: int, contestant: Contestant, finding: dict[str, Any]) -> None:
+    def report(number: int, configuration: Configuration, finding: dict[str, Any]) -> None:
         nonlocal done
         done += 1
         if not options.run.quiet:
-            ceilings = sum(c.kind == "ceiling" for c in contestants)
-            total = len(contestants) * options.contest.rounds + ceilings
+            ceilings = sum(c.kind == "ceiling" for c in configurations)
+            total = len(configurations) * options.contest.rounds + ceilings
             rate = finding.get("examples_per_second")
             text = finding.get("error") or (f"{rate:.2f} examples/s" if rate else "measured")
             print(
-                f"[{done}/{total}, round {number}] {contestant.name}, "
-                f"{contestant.precision}: {text}",
+                f"[{done}/{total}, round {number}] {configuration.name}, "
+                f"{configuration.precision}: {text}",
                 file=sys.stderr,
                 flush=True,
             )
 
-    found = runs.run_rounds(contestants, options, report)
+    found = runs.run_rounds(configurations, options, report)
     rows = table.make_rows(found)
     print("", table.format_table(rows), f"{time.monotonic() - began:.0f} s", sep="\n")
     if options.run.output:
@@ -77,14 +77,14 @@ def run_benchmark(options: BenchmarkOptions) -> int:
     return EXIT_FAILED if any(row.error for row in rows) else 0
 
 
-def _describe(options: BenchmarkOptions, contestants: list[Contestant]) -> str:
+def _describe(options: BenchmarkOptions, configurations: list[Configuration]) -> str:
     model, contest = options.model, options.contest
     height, width = model.image_size
     subject = model.task or (
         f"{model.model} with {model.base_filters} filters, depth {model.depth}, {height}x{width}x3"
     )
     return (
-        f"{subject}, batches of {model.global_batch_size}; {len(contestants)} "
+        f"{subject}, batches of {model.global_batch_size}; {len(configurations)} "
         f"configurations, {contest.rounds} rounds of {contest.steps} steps; {describe_machine()}."
     )
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import assembly, devices
-from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.benchmark.subject import build_model, make_batches
 from tfdist.runs import processes
@@ -21,31 +21,31 @@ from tfdist.training.options import TrainingOptions
 from tfdist.training.trainer import Trainer
 
 
-def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any] | None:
+def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any] | None:
     """Trains a configuration for some steps.
 
     Returns:
       `examples_per_second` over the measured steps, `first_step_s` (tracing included), and
       `peak_memory_bytes` and `cpu_s` of this process; None in a process that is not the chief.
     """
-    train_options = _make_train_options(contestant, options)
+    train_options = _make_train_options(configuration, options)
     config = None
-    if contestant.workers > 1:
+    if configuration.workers > 1:
         config = processes.join_cluster(train_options)
-    if contestant.kind == "trainer":
+    if configuration.kind == "trainer":
         assembly.configure_process(train_options)
     else:  # a baseline runs without what tfdist configures
-        devices.configure_precision(contestant.precision)
-    if config and not config.is_chief and STRATEGIES[contestant.strategy].traits.has_servers:
+        devices.configure_precision(configuration.precision)
+    if config and not config.is_chief and STRATEGIES[configuration.strategy].traits.has_servers:
         run_server(config)
         return None
     clock = Clock()
     batch, chosen = options.model.global_batch_size, options.contest
     steps = chosen.warmup_steps + chosen.steps
     examples = make_batches(options.model)
-    if contestant.kind == "loop":
+    if configuration.kind == "loop":
         _run_loop(options.model, examples, steps, clock)
-    elif contestant.kind == "trainer":
+    elif configuration.kind == "trainer":
         trainer = Trainer(
             lambda: build_model(options.model), strategy=processes.build_strategy(train_options)
         )
@@ -60,7 +60,7 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
             verbose=0,
         )
     else:
-        own = contestant.kind == "keras_fit"
+        own = configuration.kind == "keras_fit"
         model = build_model(options.model, keras_layers=not own)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
         model.fit(
@@ -82,14 +82,14 @@ def measure(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]
     }
 
 
-def measure_ceilings(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
+def measure_ceilings(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any]:
     """Measures the machine with the model's convolutions, at a configuration's precision.
 
     Returns:
       Operations per second: `flops_per_second` of the fastest convolution, and
       `own_flops_per_second` of all together; `flops_per_example` of a training step.
     """
-    assembly.configure_process(_make_train_options(contestant, options))
+    assembly.configure_process(_make_train_options(configuration, options))
     model = build_model(options.model)
     if not model.built:
         x = make_batches(options.model)[0]
@@ -157,17 +157,17 @@ def _run_loop(
         clock.on_train_batch_end(number)
 
 
-def _make_train_options(contestant: Contestant, options: BenchmarkOptions) -> TrainOptions:
+def _make_train_options(configuration: Configuration, options: BenchmarkOptions) -> TrainOptions:
     accelerators = len(tf.config.list_physical_devices("GPU"))
-    split = contestant.replicas if accelerators < contestant.replicas > 1 else 0
-    names = tuple(f"{'GPU' if accelerators else 'CPU'}:{i}" for i in range(contestant.replicas))
+    split = configuration.replicas if accelerators < configuration.replicas > 1 else 0
+    names = tuple(f"{'GPU' if accelerators else 'CPU'}:{i}" for i in range(configuration.replicas))
     return TrainOptions(
         strategy=make_strategy_options(
-            strategy=contestant.strategy,
+            strategy=configuration.strategy,
             virtual_devices=split,
-            devices=names if contestant.workers == 1 else (),
+            devices=names if configuration.workers == 1 else (),
         ),
         training=TrainingOptions(
-            precision=contestant.precision, global_batch_size=options.model.global_batch_size
+            precision=configuration.precision, global_batch_size=options.model.global_batch_size
         ),
     )

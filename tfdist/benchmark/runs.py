@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import cluster
-from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.launch import run_local_cluster
 from tfdist.launch.logs import last_lines
@@ -18,14 +18,14 @@ from tfdist.strategies.registry import STRATEGIES
 
 _GRACE_S = 10.0
 
-Findings = dict[Contestant, list[dict[str, Any]]]
-Measure = Callable[[Contestant, BenchmarkOptions], dict[str, Any]]
+Findings = dict[Configuration, list[dict[str, Any]]]
+Measure = Callable[[Configuration, BenchmarkOptions], dict[str, Any]]
 
 
 def run_rounds(
-    contestants: Sequence[Contestant],
+    configurations: Sequence[Configuration],
     options: BenchmarkOptions,
-    report: Callable[[int, Contestant, dict[str, Any]], None],
+    report: Callable[[int, Configuration, dict[str, Any]], None],
     *,
     measure: Measure | None = None,
 ) -> Findings:
@@ -34,42 +34,42 @@ def run_rounds(
     The ceilings, which measure the machine itself, are measured once more at the end.
 
     Args:
-      contestants: the configurations to measure.
+      configurations: the configurations to measure.
       options: the options of the benchmark.
       report: called with each finding as soon as it is known, and its round, counted from 1.
-      measure: measures one configuration once; `run_contestant` by default.
+      measure: measures one configuration once; `run_configuration` by default.
 
     Returns:
       The findings of each configuration: one per round, and one more of a ceiling. A finding with
       `error` failed, and its configuration is not measured again.
     """
-    measure = measure or run_contestant
-    found: Findings = {contestant: [] for contestant in contestants}
+    measure = measure or run_configuration
+    found: Findings = {configuration: [] for configuration in configurations}
     for number in range(1, options.contest.rounds + 1):
-        for contestant in contestants if number % 2 else reversed(contestants):
-            if any("error" in finding for finding in found[contestant]):
+        for configuration in configurations if number % 2 else reversed(configurations):
+            if any("error" in finding for finding in found[configuration]):
                 continue
-            finding = measure(contestant, options)
-            found[contestant].append(finding)
-            report(number, contestant, finding)
-    for contestant in contestants:
-        if contestant.kind == "ceiling" and not any("error" in f for f in found[contestant]):
-            found[contestant].append(measure(contestant, options))
-            report(options.contest.rounds, contestant, found[contestant][-1])
+            finding = measure(configuration, options)
+            found[configuration].append(finding)
+            report(number, configuration, finding)
+    for configuration in configurations:
+        if configuration.kind == "ceiling" and not any("error" in f for f in found[configuration]):
+            found[configuration].append(measure(configuration, options))
+            report(options.contest.rounds, configuration, found[configuration][-1])
     return found
 
 
-def run_contestant(contestant: Contestant, options: BenchmarkOptions) -> dict[str, Any]:
+def run_configuration(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any]:
     """Measures one configuration once.
 
     Returns:
       The result of `measure` or `measure_ceilings`, or only `error`, one line, if it failed.
     """
     return run_task(
-        {"contestant": dataclasses.asdict(contestant), "options": options.to_dict()},
+        {"configuration": dataclasses.asdict(configuration), "options": options.to_dict()},
         [sys.executable, "-m", "tfdist.benchmark.worker"],
-        workers=contestant.workers,
-        ps=int(STRATEGIES[contestant.strategy].traits.has_servers),
+        workers=configuration.workers,
+        ps=int(STRATEGIES[configuration.strategy].traits.has_servers),
         timeout_s=options.contest.timeout_s,
     )
 

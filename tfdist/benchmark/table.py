@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfdist.benchmark.contestants import Contestant, find_lone_worker
+from tfdist.benchmark.configurations import Configuration, find_lone_worker
 from tfdist.benchmark.runs import Findings, median_of
 
 HEADS = (
@@ -31,7 +31,7 @@ class Row:
     """The medians of one configuration over the rounds, relative to the machine's best.
 
     Attributes:
-      contestant: the configuration.
+      configuration: the configuration.
       examples_per_second, lowest, highest: median, minimum and maximum; None if it failed.
       of_one_device: its speed relative to the trainer on one device, at the same precision.
       scaling: its speed relative to one process on a worker's cores, times the workers.
@@ -42,7 +42,7 @@ class Row:
       error: why it failed, in one line; empty if it did not.
     """
 
-    contestant: Contestant
+    configuration: Configuration
     examples_per_second: float | None = None
     lowest: float | None = None
     highest: float | None = None
@@ -60,16 +60,16 @@ def make_rows(found: Findings) -> list[Row]:
     return [_make_row(c, found) for c in found if c.kind != "ceiling"]
 
 
-def _make_row(contestant: Contestant, found: Findings) -> Row:
-    findings = found[contestant]
+def _make_row(configuration: Configuration, found: Findings) -> Row:
+    findings = found[configuration]
     rate = median_of(findings, "examples_per_second")
     if rate is None:
         error = next((f["error"] for f in findings if "error" in f), "not measured")
-        return Row(contestant=contestant, error=error)
+        return Row(configuration=configuration, error=error)
     rates = [f["examples_per_second"] for f in findings if "examples_per_second" in f]
-    precision = contestant.precision
-    one_device = _find_rate(found, Contestant(precision=precision))
-    ceiling = found.get(Contestant(kind="ceiling", precision=precision), [])
+    precision = configuration.precision
+    one_device = _find_rate(found, Configuration(precision=precision))
+    ceiling = found.get(Configuration(kind="ceiling", precision=precision), [])
     # Other programs can only slow the machine down, so the largest finding is nearest to its limit.
     per_image, together, fastest = (
         max((finding[key] for finding in ceiling if key in finding), default=None)
@@ -77,12 +77,12 @@ def _make_row(contestant: Contestant, found: Findings) -> Row:
     )
     memory = median_of(findings, "peak_memory_bytes")
     return Row(
-        contestant=contestant,
+        configuration=configuration,
         examples_per_second=rate,
         lowest=min(rates),
         highest=max(rates),
         of_one_device=rate / one_device if one_device else None,
-        scaling=_find_scaling(contestant, rate, found),
+        scaling=_find_scaling(configuration, rate, found),
         of_convolutions=rate * per_image / together if per_image and together else None,
         of_peak=rate * per_image / fastest if per_image and fastest else None,
         memory_mib=memory / 2**20 if memory else None,
@@ -90,21 +90,21 @@ def _make_row(contestant: Contestant, found: Findings) -> Row:
     )
 
 
-def _find_scaling(contestant: Contestant, rate: float, found: Findings) -> float | None:
-    lone = find_lone_worker(contestant) if contestant.workers > 1 else None
+def _find_scaling(configuration: Configuration, rate: float, found: Findings) -> float | None:
+    lone = find_lone_worker(configuration) if configuration.workers > 1 else None
     alone = _find_rate(found, lone) if lone else None
-    return rate / (contestant.workers * alone) if alone else None
+    return rate / (configuration.workers * alone) if alone else None
 
 
-def _find_rate(found: Findings, contestant: Contestant) -> float | None:
-    return median_of(found.get(contestant, []), "examples_per_second")
+def _find_rate(found: Findings, configuration: Configuration) -> float | None:
+    return median_of(found.get(configuration, []), "examples_per_second")
 
 
 def format_table(rows: Sequence[Row]) -> str:
     """Returns the rows as a text table, followed by the errors."""
     lines = [_join(HEADS), *(_join(_list_cells(row)) for row in rows)]
     lines += [
-        f"{row.contestant.name}, {row.contestant.precision}: {row.error}"
+        f"{row.configuration.name}, {row.configuration.precision}: {row.error}"
         for row in rows
         if row.error
     ]
@@ -114,10 +114,10 @@ def format_table(rows: Sequence[Row]) -> str:
 def to_json(found: Findings) -> dict[str, Any]:
     """Returns the rows and the findings of each round, ready for JSON."""
     return {
-        "rows": [asdict(row) | {"name": row.contestant.name} for row in make_rows(found)],
+        "rows": [asdict(row) | {"name": row.configuration.name} for row in make_rows(found)],
         "rounds": [
-            {"contestant": asdict(contestant), "findings": findings}
-            for contestant, findings in found.items()
+            {"configuration": asdict(configuration), "findings": findings}
+            for configuration, findings in found.items()
         ],
     }
 
@@ -130,8 +130,8 @@ def draw_bars(rows: Sequence[Row]) -> str:
     for index, row in enumerate(shown):
         y, rate = index * _ROW, row.examples_per_second or 0.0
         width = (_WIDTH - _LABEL - _NUMBER) * rate / longest
-        color = _TRAINER if row.contestant.kind == "trainer" else _BASELINE
-        label = html.escape(f"{row.contestant.name}, {row.contestant.precision}")
+        color = _TRAINER if row.configuration.kind == "trainer" else _BASELINE
+        label = html.escape(f"{row.configuration.name}, {row.configuration.precision}")
         parts += [
             f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label}</text>',
             f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" '
@@ -149,11 +149,16 @@ def draw_bars(rows: Sequence[Row]) -> str:
 def _list_cells(row: Row) -> list[str]:
     rate = row.examples_per_second
     if rate is None:
-        return [row.contestant.name, row.contestant.precision, "failed", *[""] * (len(HEADS) - 3)]
+        return [
+            row.configuration.name,
+            row.configuration.precision,
+            "failed",
+            *[""] * (len(HEADS) - 3),
+        ]
     ratios = (row.of_one_device, row.scaling, row.of_convolutions, row.of_peak)
     return [
-        row.contestant.name,
-        row.contestant.precision,
+        row.configuration.name,
+        row.configuration.precision,
         f"{rate:.2f}",
         f"{row.lowest:.1f}-{row.highest:.1f}",
         *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.contestants import Contestant
+from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, TrainingError
@@ -15,19 +15,19 @@ from tfdist.errors import TfdistError, TrainingError
 def main(directory: str) -> int:
     """Measures what `task.json` describes and writes `result.json`; prints an error last."""
     task = json.loads((Path(directory) / "task.json").read_text())
-    contestant = Contestant(**task["contestant"])
+    configuration = Configuration(**task["configuration"])
     options = BenchmarkOptions.from_dict(task["options"])
-    if contestant.cores:
+    if configuration.cores:
         usable = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, usable[: contestant.cores])
+        os.sched_setaffinity(0, usable[: configuration.cores])
     start_tensorflow_quietly()
     from tfdist.benchmark.measuring import measure, measure_ceilings
 
     try:
-        if contestant.kind == "ceiling":
-            found: dict[str, Any] | None = measure_ceilings(contestant, options)
+        if configuration.kind == "ceiling":
+            found: dict[str, Any] | None = measure_ceilings(configuration, options)
         else:
-            found = measure(contestant, options)
+            found = measure(configuration, options)
     except (TfdistError, TrainingError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1

@@ -10,9 +10,6 @@ from tfdist.data.dataset_options import set_options
 from tfdist.data.graph_errors import assert_in_graph
 from tfdist.errors import TfdistError
 
-
-
-
 _UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of examples"
 _EVEN = "Give each part the same number, or train on one device."
 

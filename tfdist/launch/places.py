@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError
-from tfdist.launch.keeper_client import KeeperProcess, keeper_process
+from tfdist.launch.agent_client import AgentProcess, agent_process
 from tfdist.launch.logs import Logs
 from tfdist.launch.machine import Environment, complete_environment, divide_machine
 from tfdist.launch.report import announce
@@ -31,30 +31,30 @@ class LocalCluster:
         self._isolate = isolate
 
     @contextlib.contextmanager
-    def keeper(self) -> Iterator[KeeperProcess]:
+    def agent(self) -> Iterator[AgentProcess]:
         """Starts an agent, in its own network if one is wanted and possible."""
-        with keeper_process(self._isolate) as keeper:
-            if self._isolate == "always" and not keeper.isolated:
+        with agent_process(self._isolate) as agent:
+            if self._isolate == "always" and not agent.isolated:
                 raise TfdistError(
-                    f"--isolate=always: cannot give the cluster its own network ({keeper.problem})."
+                    f"--isolate=always: cannot give the cluster its own network ({agent.problem})."
                     " Use --isolate=auto behind a firewall, or allow network namespaces."
                 )
-            yield keeper
+            yield agent
 
     @contextlib.contextmanager
     def place(
-        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
+        self, agent: AgentProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
     ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
         """Yields every task's configuration and environment, and holds the tasks' ports."""
         number = sum(self._counts.values())
         with contextlib.ExitStack() as stack:
             ports: Sequence[int]
-            if keeper.isolated:
+            if agent.isolated:
                 ports = range(_FIRST_ISOLATED_PORT, _FIRST_ISOLATED_PORT + number)
             else:
                 ports = stack.enter_context(hold_ports(number))
             configs = make_configs(self._counts, ports, evaluator=self._evaluator)
-            announce(configs, keeper, logs, isolate=self._isolate, stream=stream)
+            announce(configs, agent, logs, isolate=self._isolate, stream=stream)
             yield configs, divide_machine(configs, environ)
 
     def resize(self, workers: int) -> None:
@@ -72,13 +72,13 @@ class OneTask:
     def __init__(self, config: ClusterConfig):
         self._config = config
 
-    def keeper(self) -> contextlib.AbstractContextManager[KeeperProcess]:
+    def agent(self) -> contextlib.AbstractContextManager[AgentProcess]:
         """Starts an agent in the machine's own network."""
-        return keeper_process("never")
+        return agent_process("never")
 
     @contextlib.contextmanager
     def place(
-        self, keeper: KeeperProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
+        self, agent: AgentProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
     ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
         """Yields the configuration and environment of the task, which gets the whole machine."""
         yield [self._config], [(complete_environment(environ, self._config), None)]

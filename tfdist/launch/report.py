@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cluster import ClusterConfig
-from tfdist.launch.keeper_client import KeeperProcess
+from tfdist.launch.agent_client import AgentProcess
 from tfdist.launch.logs import Logs, last_lines
 from tfdist.launch.restarts import Failure, Restarts
 from tfdist.launch.results import ClusterResult, TaskResult
@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 def announce(
     configs: Sequence[ClusterConfig],
-    keeper: KeeperProcess,
+    agent: AgentProcess,
     logs: Logs,
     *,
     isolate: str,
@@ -28,11 +28,11 @@ def announce(
     """Reports which tasks start, and whether other machines can reach them."""
     if stream:
         names = " ".join(config.task_name for config in configs)
-        network = ", in a network of their own" if keeper.isolated else ""
+        network = ", in a network of their own" if agent.isolated else ""
         say(f"{names}{network}; logs in {logs.directory}")
-    if isolate == "auto" and not keeper.isolated:
+    if isolate == "auto" and not agent.isolated:
         say(
-            f"cannot give the cluster its own network ({keeper.problem}). TensorFlow's servers, "
+            f"cannot give the cluster its own network ({agent.problem}). TensorFlow's servers, "
             "which require no password, listen on every interface. Use a firewall."
         )
 

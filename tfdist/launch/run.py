@@ -65,7 +65,7 @@ class _Launch:
         return [*(self.command or [sys.executable, "-m", "tfdist.train"]), *self.train_flags]
 
     @property
-    def silence_s(self) -> float:
+    def hang_timeout_s(self) -> float:
         """Seconds that a task may hang before it is killed; 0 for no limit."""
         if self.stall_timeout_s is not None:
             return self.stall_timeout_s
@@ -230,7 +230,7 @@ def _run(
     logs: Logs | None = None
     starts_for_a_port = 1
     while True:
-        with cluster.keeper() as keeper:
+        with cluster.agent() as agent:
             if logs is None:
                 logs = launch.make_logs()
                 environ = launch.make_environment(logs)
@@ -241,15 +241,15 @@ def _run(
                     reports_steps=launch.command is None,
                     directory=logs.directory,
                 )
-            with cluster.place(keeper, logs, environ, stream=launch.stream) as (configs, places):
+            with cluster.place(agent, logs, environ, stream=launch.stream) as (configs, places):
                 supervisor = Supervisor(
-                    keeper,
+                    agent,
                     configs,
                     places,
                     launch.argv,
                     logs,
                     restarts,
-                    stall_timeout_s=launch.silence_s,
+                    stall_timeout_s=launch.hang_timeout_s,
                     stream=launch.stream,
                 )
                 outcome = supervisor.run(
@@ -257,7 +257,7 @@ def _run(
                 )
         paths = {config.task_name: logs.path(config.task_name) for config in configs}
         seconds = time.monotonic() - began
-        result = _make_result(outcome, paths, keeper.isolated, seconds, restarts.count)
+        result = _make_result(outcome, paths, agent.isolated, seconds, restarts.count)
         if _port_was_taken(result, logs) and starts_for_a_port < _MAX_STARTS_FOR_A_PORT:
             starts_for_a_port += 1
             say("another process took a port. Starting again on other ports.")

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import ClusterConfig
-from tfdist.launch.keeper_client import KeeperProcess
+from tfdist.launch.agent_client import AgentProcess
+from tfdist.launch.hang import HangWatch
 from tfdist.launch.logs import Logs, Output
 from tfdist.launch.machine import Environment
 from tfdist.launch.report import report_replacement, say
 from tfdist.launch.restarts import Failure, Restarts
 from tfdist.launch.results import describe_status
 from tfdist.launch.signals import signal_number
-from tfdist.launch.silence import SilenceWatch
 from tfdist.launch.tasks import is_essential, is_replaceable
 
 _POLL_S = 0.05
-_REPORT_SILENCE_S = 10.0
+_REPORT_HANG_S = 10.0
 # TensorFlow gives up on a worker after about 7 s without a heartbeat, and then the others fail. So
 # a task that has hung for this long when another one fails is to blame.
-_BLAME_SILENCE_S = 4.0
+_BLAME_HANG_S = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Supervisor:
     """The launcher's side of one start of the tasks.
 
     Args:
-      keeper: the agent, which owns the processes.
+      agent: the agent, which owns the processes.
       configs, environments: one per task.
       argv: the command line that every task runs.
       logs: the logs of the tasks.
@@ -53,7 +53,7 @@ class Supervisor:
 
     def __init__(
         self,
-        keeper: KeeperProcess,
+        agent: AgentProcess,
         configs: Sequence[ClusterConfig],
         environments: Sequence[Environment],
         argv: Sequence[str],
@@ -63,7 +63,7 @@ class Supervisor:
         stall_timeout_s: float,
         stream: bool,
     ):
-        self._keeper = keeper
+        self._agent = agent
         self._tasks = {
             config.task_name: {
                 "name": config.task_name,
@@ -79,7 +79,7 @@ class Supervisor:
         self._shown = logs.follow(logs.path(configs[0].task_name))
         self._output = Output(sys.stdout) if stream else None
         self._restarts = restarts
-        self._silence = SilenceWatch()
+        self._hangs = HangWatch()
         self._stall_timeout_s = stall_timeout_s
         self._stalled: dict[str, str] = {}
         self._told: set[str] = set()
@@ -97,18 +97,18 @@ class Supervisor:
         """
         stop: KeyboardInterrupt | None = None
         tasks = list(self._tasks.values())
-        self._keeper.send(tasks=tasks, grace_s=grace_s, timeout_s=timeout_s)
-        while not self._keeper.done:
+        self._agent.send(tasks=tasks, grace_s=grace_s, timeout_s=timeout_s)
+        while not self._agent.done:
             try:
-                for event in self._keeper.poll(_POLL_S):
+                for event in self._agent.poll(_POLL_S):
                     self._handle(event)
-                self._watch_silence()
+                self._watch_hangs()
                 self._show()
             except KeyboardInterrupt as interrupt:
                 if stop is None:
-                    self._keeper.send(signal=signal_number(interrupt))
+                    self._agent.send(signal=signal_number(interrupt))
                 else:
-                    self._keeper.send(kill=True)
+                    self._agent.send(kill=True)
                 stop = stop or interrupt
         self._show(last=True)
         if stop is not None:
@@ -140,25 +140,25 @@ class Supervisor:
         report_replacement(failure, then, self._restarts)
         if then == "replaced":
             self._told.discard(name)
-            self._keeper.send(start=self._tasks[name])
+            self._agent.send(start=self._tasks[name])
         elif then == "ended":
             self._failure = failure
-            self._keeper.send(end=True)
+            self._agent.send(end=True)
 
     def _find_culprit(self, name: str, status: int) -> Failure:
         """Returns the failure itself, or the hang of another task that caused it."""
-        silent = self._silence.measure(self._keeper.pids)
-        if status == 1 and silent:
-            longest = max(silent, key=lambda task: silent[task])
-            if silent[longest] >= _BLAME_SILENCE_S:
-                return Failure(longest, status, f"hung for {silent[longest]:.0f} s")
+        hung = self._hangs.measure(self._agent.pids)
+        if status == 1 and hung:
+            longest = max(hung, key=lambda task: hung[task])
+            if hung[longest] >= _BLAME_HANG_S:
+                return Failure(longest, status, f"hung for {hung[longest]:.0f} s")
         return Failure(name, status, self._stalled.get(name, describe_status(status)))
 
-    def _watch_silence(self) -> None:
+    def _watch_hangs(self) -> None:
         if not self._stall_timeout_s:
             return
-        for name, seconds in self._silence.measure(self._keeper.pids).items():
-            if seconds >= min(_REPORT_SILENCE_S, self._stall_timeout_s) and name not in self._told:
+        for name, seconds in self._hangs.measure(self._agent.pids).items():
+            if seconds >= min(_REPORT_HANG_S, self._stall_timeout_s) and name not in self._told:
                 self._told.add(name)
                 say(
                     f"{name} has hung for {seconds:.0f} s: none of its threads has run. "
@@ -169,7 +169,7 @@ class Supervisor:
                 say(f"{name} is running again.")
             if seconds >= self._stall_timeout_s and name not in self._stalled:
                 self._stalled[name] = f"hung for {seconds:.0f} s"
-                self._keeper.send(kill_task=name)
+                self._agent.send(kill_task=name)
 
     def _show(self, *, last: bool = False) -> None:
         if self._output:

@@ -234,15 +234,15 @@ class TrainingRun:
             "examples_per_second": round(rate, 2),
             "check_s": _round(trainer.engine.check_s, 1),
             "first_step_s": _round(throughput.first_step_s, 1),
-            "share_of_input": _round(throughput.share_of_input, 4),
-            "share_of_host": _round(throughput.share_of_host, 4),
-            "share_of_all_reduce": self._measure_share_of_all_reduce(rate),
+            "input_fraction": _round(throughput.input_fraction, 4),
+            "host_fraction": _round(throughput.host_fraction, 4),
+            "all_reduce_fraction": self._measure_all_reduce_fraction(rate),
             **(self._utilization.summarize(rate) if self._utilization else {}),
             "seconds": round(time.perf_counter() - self._started, 1),
             **(summarize_record(launch_dir) if launch_dir else {}),
         }
 
-    def _measure_share_of_all_reduce(self, examples_per_second: float) -> float | None:
+    def _measure_all_reduce_fraction(self, examples_per_second: float) -> float | None:
         """Returns the time of the gradients' all-reduce alone, as a fraction of a step."""
         seconds = self._trainer.engine.measure_all_reduce()
         if seconds is None or not examples_per_second:
@@ -267,17 +267,17 @@ class TrainingRun:
 
 def _describe_speed(summary: dict[str, Any]) -> str:
     text = f"{summary['examples_per_second']} examples/s"
-    if "share_of_peak" in summary:
-        gigaflops, share = summary["flops_per_second"] / 1e9, summary["share_of_peak"]
+    if "mfu" in summary:
+        gigaflops, share = summary["flops_per_second"] / 1e9, summary["mfu"]
         text += f" ({gigaflops:.3g} GFLOP/s, {share:.0%} of its fastest convolution alone)"
     device, peak = max(summary["peak_memory_bytes_per_device"].items(), key=lambda item: item[1])
     text += f", at most {math.ceil(peak / 2**20)} MiB of memory ({device})"
-    waited, host = summary["share_of_input"], summary["share_of_host"]
+    waited, host = summary["input_fraction"], summary["host_fraction"]
     if waited is None or host is None:
         return text
     text += f"; of the time, {waited:.0%} input, {host:.0%} host, the rest computation"
-    if summary["share_of_all_reduce"]:
-        text += f", of which all-reduce at most {summary['share_of_all_reduce']:.0%}"
+    if summary["all_reduce_fraction"]:
+        text += f", of which all-reduce at most {summary['all_reduce_fraction']:.0%}"
     if waited > _INPUT_LIMIT:
         text += ": the input limits the speed (see --cache, --profile)"
     return text

@@ -52,7 +52,7 @@ class Utilization(keras.callbacks.Callback):
         is_cpu = all(":CPU:" in name for name in self._trainer.strategy.extended.worker_devices)
         devices = self._trainer.workers.count if is_cpu else self._trainer.workers.num_replicas
         share = flops / (devices * self._peak) if self._peak else 0.0
-        return {"flops_per_second": round(flops), "share_of_peak": round(share, 4)}
+        return {"flops_per_second": round(flops), "mfu": round(share, 4)}
 
     def _measure(self) -> None:
         model = self._trainer.model

@@ -40,7 +40,7 @@ class Throughput(keras.callbacks.Callback):
         return self._steps * self._global_batch_size / self._seconds if self._seconds else 0.0
 
     @property
-    def share_of_input(self) -> float | None:
+    def input_fraction(self) -> float | None:
         """The share of the time in which steps waited for their batches; None if unknown."""
         total = self._trainer.engine.seconds_of_input
         if total is None or not self._seconds:
@@ -48,7 +48,7 @@ class Throughput(keras.callbacks.Callback):
         return (total - self._before[1]) / self._seconds
 
     @property
-    def share_of_host(self) -> float | None:
+    def host_fraction(self) -> float | None:
         """The share of the time between steps: logs and callbacks; None before there are two."""
         if not self._seconds:
             return None

@@ -36,19 +36,19 @@ class Verdict:
       form: a description of how it ran.
       comparison: the comparison with one device, or None.
       problem: why there is no comparison, or the cause of a difference.
-      excuse: the skip reason, in two words; empty if the strategy was not skipped.
+      skip_reason: the skip reason, in two words; empty if the strategy was not skipped.
     """
 
     strategy: str
     form: str = ""
     comparison: Comparison | None = None
     problem: str = ""
-    excuse: str = ""
+    skip_reason: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether the strategy agrees with one device or was skipped."""
-        return bool(self.excuse) or (self.comparison is not None and self.comparison.holds)
+        return bool(self.skip_reason) or (self.comparison is not None and self.comparison.holds)
 
 
 Report = Callable[[str, int], None]
@@ -76,7 +76,7 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
                 layers = [] if options.model.is_own else find_batch_layers(chosen, one_device)
                 if layers:
                     text = f"{layers[0]} sees only the examples of its own worker, by design."
-                    yield Verdict(name, problem=text, excuse="not comparable")
+                    yield Verdict(name, problem=text, skip_reason="not comparable")
                     continue
                 expected = _record("one_device", chosen, one_device, options, report)
             form = _describe_form(name, options, chosen)
@@ -88,8 +88,8 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
             else:
                 found = _run_cluster(name, options, report)
         except (TfdistError, TrainingError, ValueError, RuntimeError, tf.errors.OpError) as error:
-            excuse = "not available" if traits.is_remote else ""
-            yield Verdict(name, form, problem=" ".join(str(error).split()), excuse=excuse)
+            skip_reason = "not available" if traits.is_remote else ""
+            yield Verdict(name, form, problem=" ".join(str(error).split()), skip_reason=skip_reason)
             continue
         tolerance = TOLERANCES[options.model.precision]
         comparison = compare(found, expected, tolerance)

@@ -76,8 +76,8 @@ def _join(cells: Sequence[str]) -> str:
 
 
 def _judge(verdict: Verdict) -> str:
-    if verdict.excuse:
-        return verdict.excuse
+    if verdict.skip_reason:
+        return verdict.skip_reason
     if verdict.comparison is None:
         return "failed"
     return "equal" if verdict.comparison.holds else "DIFFERENT"

@@ -140,14 +140,18 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
         mask = tf.ensure_shape(mask, self.image_size)
         return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
 
-    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def read_examples(
+        self, *, original_size: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields every example in order, decoded by several threads."""
         threads = os.cpu_count() or 1
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
             try:
                 for index in range(self.num_examples):
-                    pending.append(pool.submit(self.read_example, index, own_size=own_size))
+                    pending.append(
+                        pool.submit(self.read_example, index, original_size=original_size)
+                    )
                     if len(pending) > 4 * threads:
                         yield pending.popleft().result()
                 while pending:
@@ -156,12 +160,14 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
                 for future in pending:
                     future.cancel()
 
-    def read_example(self, index: int, *, own_size: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def read_example(
+        self, index: int, *, original_size: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns (image uint8 [height, width, 3], mask uint8 [height, width]).
 
         Args:
           index: the example's number.
-          own_size: whether to keep the original size.
+          original_size: whether to keep the original size.
 
         Raises:
           TfdistError: see `make_folder`.
@@ -177,7 +183,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
                 num_classes=self.num_classes,
                 ignore_label=self.ignore_label,
             )
-            return (image, mask) if own_size else resize_example(image, mask, self.image_size)
+            return (image, mask) if original_size else resize_example(image, mask, self.image_size)
 
     def find_problem(self, index: int) -> str | None:
         """Returns why an example cannot be used, naming the file, or None."""

@@ -119,7 +119,9 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
     split: str
     first_label: int
 
-    def read_examples(self, *, own_size: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def read_examples(
+        self, *, original_size: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields every example, in the stored order.
 
         Raises:
@@ -132,7 +134,7 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
             labels = self._read_labels(mask, index)
             if image.shape[-1] == 1:
                 image = np.repeat(image, 3, axis=-1)
-            if own_size:
+            if original_size:
                 yield image, labels.astype(np.uint8)
             else:
                 yield resize_example(image, labels, self.image_size)

@@ -53,7 +53,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     total = np.zeros((run.num_classes, run.num_classes), np.int64)
     confusions = scores.score_examples(
         predictor,
-        source.read_examples(own_size=True)
+        source.read_examples(original_size=True)
         if chosen.full_size and isinstance(source, FolderSource | TfdsSource)
         else read_examples(source),
         ignore_label=run.ignore_label,

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 _SAMPLE_S = 1.0
 
 
-class SilenceWatch:
+class HangWatch:
     """Measures how long each task has hung. Without /proc, it reports no task."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}
         self._sampled_at = float("-inf")
-        self._silent: dict[str, float] = {}
+        self._still: dict[str, float] = {}
 
     def measure(self, pids: Mapping[str, int]) -> dict[str, float]:
         """Returns task -> seconds without activity, from a sample at most a second old.
@@ -31,8 +31,8 @@ class SilenceWatch:
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now
-            self._silent = self._sample(pids, now)
-        return {name: self._silent[name] for name in pids if name in self._silent}
+            self._still = self._sample(pids, now)
+        return {name: self._still[name] for name in pids if name in self._still}
 
     def _sample(self, pids: Mapping[str, int], now: float) -> dict[str, float]:
         switches = _count_switches(set(pids.values()))

@@ -1,4 +1,4 @@
-"""The launcher's end of the pipes to `tfdist.launch.keeper`."""
+"""The launcher's end of the pipes to `tfdist.launch.agent`."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.launch import keeper as keeper_program
+from tfdist.launch import agent as agent_program
 
 _FAREWELL_S = 15.0
 
 
-class KeeperProcess:
-    """The pipes to `tfdist.launch.keeper`, and what it has reported."""
+class AgentProcess:
+    """The pipes to `tfdist.launch.agent`, and what it has reported."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", isolate: str) -> None:
         self.process = process
@@ -59,21 +59,21 @@ class KeeperProcess:
 
 
 @contextlib.contextmanager
-def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
+def agent_process(isolate: str) -> Iterator[AgentProcess]:
     """Starts an agent; on exit from the context, waits until all its tasks have ended."""
     # In its own session, so that a terminal's Ctrl-C reaches only the launcher, which passes it on.
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", keeper_program.__file__],
+        [sys.executable, "-I", "-S", agent_program.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    keeper = None
+    agent = None
     try:
-        keeper = KeeperProcess(process, isolate)
-        yield keeper
+        agent = AgentProcess(process, isolate)
+        yield agent
     finally:
         with contextlib.suppress(OSError):
             process.stdin.close()  # the agent now ends all tasks that still run
@@ -86,6 +86,6 @@ def keeper_process(isolate: str) -> Iterator[KeeperProcess]:
         finally:
             process.stdout.close()
             # If the agent was killed, the kernel has killed its tasks, but not their children.
-            for pid in keeper.pids.values() if keeper and process.returncode else ():
+            for pid in agent.pids.values() if agent and process.returncode else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contestant:
+class Configuration:
     """One configuration to measure.
 
     Attributes:
@@ -46,40 +46,40 @@ class Contestant:
         return f"{name}, {self.replicas} replicas" if self.replicas > 1 else name
 
 
-def list_contestants(options: BenchmarkOptions) -> list[Contestant]:
+def list_configurations(options: BenchmarkOptions) -> list[Configuration]:
     """Returns the configurations that the options ask for, each once.
 
     For several workers on one machine, a configuration to compare them with is added: one process
     on as many cores as each worker has.
     """
     found = [
-        contestant
+        configuration
         for precision in options.contest.precisions
-        for contestant in _list_of_precision(options, precision)
+        for configuration in _list_of_precision(options, precision)
     ]
     return list(dict.fromkeys(found))
 
 
-def find_lone_worker(contestant: Contestant) -> Contestant | None:
+def find_lone_worker(configuration: Configuration) -> Configuration | None:
     """Returns one process on as many cores as a worker has; None if a worker has no core."""
-    cores = len(os.sched_getaffinity(0)) // contestant.workers
-    return Contestant(precision=contestant.precision, cores=cores) if cores else None
+    cores = len(os.sched_getaffinity(0)) // configuration.workers
+    return Configuration(precision=configuration.precision, cores=cores) if cores else None
 
 
-def _list_of_precision(options: BenchmarkOptions, precision: str) -> Iterator[Contestant]:
+def _list_of_precision(options: BenchmarkOptions, precision: str) -> Iterator[Configuration]:
     chosen = options.contest
-    yield Contestant(kind="ceiling", precision=precision)
+    yield Configuration(kind="ceiling", precision=precision)
     for kind in chosen.baselines:
-        yield Contestant(kind=kind, precision=precision)
+        yield Configuration(kind=kind, precision=precision)
     for strategy in chosen.strategies:
         traits = STRATEGIES[strategy].traits
         if traits.is_local and not traits.is_single:
             for count in chosen.replicas:
-                yield Contestant(strategy=strategy, precision=precision, replicas=count)
+                yield Configuration(strategy=strategy, precision=precision, replicas=count)
         elif traits.has_processes:
             for count in chosen.workers:
-                worker = Contestant(strategy=strategy, precision=precision, workers=count)
+                worker = Configuration(strategy=strategy, precision=precision, workers=count)
                 yield from filter(None, [find_lone_worker(worker)])
                 yield worker
         else:
-            yield Contestant(strategy=strategy, precision=precision)
+            yield Configuration(strategy=strategy, precision=precision)

@@ -55,7 +55,7 @@ def main() -> None:
     _report(event="ready", isolated=not problem, problem=problem)
     request = messages.wait()
     if request is not None:
-        _Keeper(messages, launcher).run(request)
+        _Agent(messages, launcher).run(request)
 
 
 class _Messages:
@@ -105,7 +105,7 @@ class _Messages:
         self._pending += [json.loads(line) for line in lines]
 
 
-class _Keeper:
+class _Agent:
     """Runs the tasks until the last of their descendants has ended."""
 
     def __init__(self, messages: _Messages, launcher: int) -> None:
@@ -163,14 +163,14 @@ class _Keeper:
         _report(event="done")
 
     def _start(self, task: dict[str, Any]) -> bool:
-        keeper = os.getpid()
+        agent = os.getpid()
         libc = ctypes.CDLL(None)
         cores = task["cores"]
 
         def prepare() -> None:
             if sys.platform.startswith("linux"):
                 libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != keeper:
+                if os.getppid() != agent:
                     os._exit(1)
                 if cores:
                     with contextlib.suppress(OSError):
