@@ -145,7 +145,7 @@ class FitLoop:
     def _run_out(self) -> None:
         """Requests one more batch, as Keras does in each epoch of data of unknown length.
 
-        The part of a step that needs no data still runs: the optimizer counts it and decays weights.
+        The part of a step that needs no data still runs: the optimizer counts and decays weights.
         """
         try:
             self._steps.train(self._iterator)
