@@ -1,1 +1,1 @@
-"""A Keras script of the user's own, unchanged, under any strategy."""
+"""Runs the user's own Keras script, unchanged, under any strategy."""

@@ -1,4 +1,4 @@
-"""`python -m tfdist.run`: a Keras script, unchanged, under a strategy.
+"""`python -m tfdist.run`: runs a Keras script, unchanged, under a strategy.
 
 python -m tfdist.run --strategy=mirrored script.py ARGUMENTS
 python -m tfdist.run --workers=2 [--ps=1] script.py ARGUMENTS
@@ -33,11 +33,11 @@ def main() -> int:
 
 
 def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequence[str]) -> int:
-    """Runs a script in this process, or in those of a cluster of its own.
+    """Runs a script in this process, or in the processes of a cluster on this machine.
 
     Args:
-      options: what `flags` say.
-      flags: of this command.
+      options: the parsed `flags`.
+      flags: the flags of this command.
       command: the script and its arguments.
 
     Returns:
@@ -47,9 +47,9 @@ def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequenc
       TfdistError: there is no such script, or the strategy cannot be built.
     """
     if not command:
-        raise TfdistError("No script is named. Write python -m tfdist.run [flags] script.py.")
+        raise TfdistError("No script is given. Run python -m tfdist.run [flags] script.py.")
     if not os.path.isfile(command[0]):
-        raise TfdistError(f"Cannot find the script {command[0]!r}. Flags are written --name=value.")
+        raise TfdistError(f"Cannot find the script {command[0]!r}. Write flags as --name=value.")
     if not (options.run.workers or options.run.ps):
         return _run_here(options, command)
     for name in ("workers", "ps", "max_restarts", "log_dir"):

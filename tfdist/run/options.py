@@ -1,4 +1,4 @@
-"""What `python -m tfdist.run` takes before the script."""
+"""The options of `python -m tfdist.run`, which precede the script."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,17 +10,17 @@ from tfdist.training.step_options import StepOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(OptionGroup):
-    """How it is started."""
+    """How the script is started."""
 
     workers: int = option(
-        0, "start a cluster of so many workers on this machine; 0 for this process", minimum=0
+        0, "workers of a cluster to start on this machine; 0 to run in this process", minimum=0
     )
-    ps: int = option(0, "parameter servers of that cluster; adds a chief", minimum=0)
+    ps: int = option(0, "parameter servers of that cluster, which also gets a chief", minimum=0)
     max_restarts: int = option(
-        0, "of that cluster: how often its tasks are started again after a failure", minimum=0
+        0, "how often the tasks of that cluster are restarted after a failure", minimum=0
     )
     log_dir: str = option(
-        "", "of that cluster: where logs/ goes; a temporary directory by default", metavar="DIR"
+        "", "directory for the logs/ of that cluster; temporary by default", metavar="DIR"
     )
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 
@@ -30,10 +30,10 @@ _STRATEGY, _STEP = make_strategy_options(), StepOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions(CommandOptions):
-    """Everything that `python -m tfdist.run` takes before the script.
+    """The options of `python -m tfdist.run`, which precede the script.
 
     Attributes:
-      strategy, step, run: the groups.
+      strategy, step, run: the groups of options.
     """
 
     rest: ClassVar[str] = " script.py [ARGUMENT ...]"

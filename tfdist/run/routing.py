@@ -1,4 +1,4 @@
-"""From Keras's own `fit`, `evaluate`, `predict` and `save` to a trainer's, while a script runs."""
+"""Routes Keras's own `fit`, `evaluate`, `predict` and `save` to a trainer while a script runs."""
 
 import contextlib
 import functools
@@ -28,11 +28,11 @@ _WRITING = ("save", "save_weights", "export")
 
 
 class Routing:
-    """The trainers of the models that a script makes, one each.
+    """The trainers of the models that a script creates, one per model.
 
     Args:
-      strategy: in whose scope the script runs.
-      step_options: of every trainer.
+      strategy: the strategy in whose scope the script runs.
+      step_options: the step options of every trainer.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, step_options: StepOptions):
@@ -45,7 +45,7 @@ class Routing:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Lets every model be trained and used by a trainer, and the chief alone write."""
+        """Makes a trainer train and use every model, and only the chief write."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._directory)
             # Keras's `clear_session` would end the session that the strategy's scope lives in.
@@ -58,7 +58,7 @@ class Routing:
 
     @property
     def check_s(self) -> float:
-        """Seconds that the checks took that steps may be divided."""
+        """The seconds spent checking that replicas can divide the steps."""
         return sum(trainer.engine.check_s for trainer in self._trainers.values())
 
     def find_trainer(self, model: keras.Model) -> Trainer:
@@ -81,10 +81,10 @@ class Routing:
     def _write(
         self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
     ) -> Any:
-        """Writes on the chief; every other worker takes part, and keeps nothing.
+        """Writes on the chief; every other worker takes part but keeps no file.
 
-        Reading a variable may take all workers, and so may what Keras creates meanwhile: an
-        optimizer, to see what of one not to save.
+        Reading a variable may require all workers, and so may creating one: Keras creates an
+        optimizer to find out which attributes not to save.
         """
         if self._workers.is_chief:
             found = original(model, *args, **kwargs)
@@ -97,7 +97,7 @@ class Routing:
         return found
 
     def _redirect(self, callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-        """Lets one of Keras's callbacks write where nobody looks, on a worker beside the chief."""
+        """Redirects what a Keras callback writes to a temporary directory, except on the chief."""
         if isinstance(callback, keras.callbacks.CSVLogger):
             callback.filename = os.devnull
         elif isinstance(callback, keras.callbacks.TensorBoard):
@@ -119,9 +119,9 @@ class Routing:
 
 @contextlib.contextmanager
 def _replaced_method(name: str, route: Callable[..., Any]) -> Iterator[None]:
-    """Lets calls of a method of `keras.Model` go to `route(name, original, model, ...)`.
+    """Routes calls of a method of `keras.Model` to `route(name, original, model, ...)`.
 
-    What the method itself calls goes to Keras.
+    The calls that the method itself makes go to Keras.
     """
     original = getattr(keras.Model, name)
     inside: set[int] = set()

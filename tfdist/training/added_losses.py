@@ -1,4 +1,4 @@
-"""What layers add to the loss: by replica, and in the loss's precision."""
+"""The losses that layers add: separate for each replica, and in the precision of the loss."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ from tfdist.training.replacing import replaced
 
 @contextlib.contextmanager
 def penalties_in_floatx() -> Iterator[None]:
-    """Lets penalties of float16 layers be added to a float32 loss, at which Keras 3.15 fails."""
+    """Casts layers' penalties to floatx: Keras 3.15 fails to add float16 ones to a float32 loss."""
     original = TensorFlowTrainer._aggregate_additional_loss
 
     def aggregate(model: keras.Model, loss: Any) -> Any:
@@ -24,7 +24,7 @@ def penalties_in_floatx() -> Iterator[None]:
 
 
 class _ThreadList:
-    """A list of which every thread sees its own."""
+    """A list with separate contents for each thread."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -50,9 +50,9 @@ class _ThreadList:
 
 @contextlib.contextmanager
 def losses_by_thread(model: keras.Model) -> Iterator[None]:
-    """Keeps apart what the replicas' layers add to the loss.
+    """Keeps the losses that layers add separate for each replica.
 
-    A layer that waits for the other replicas lets them go on in the middle of the forward pass.
+    While a layer waits for the other replicas, they run in the middle of its forward pass.
     """
     layers = model._flatten_layers()
     before = [(vars(layer), vars(layer)["_losses"]) for layer in layers]

@@ -1,4 +1,4 @@
-"""What workers that train together must have in common: data, and flags after each step."""
+"""Agreement among workers that train together: on their data, and on flags after each step."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from tfdist.training.workers import Workers
 
 
 def agree(workers: Workers, model: keras.Model, *flags: bool) -> list[bool]:
-    """Returns for each flag whether it is up on any worker.
+    """Returns, for each flag, whether it is set on any worker.
 
     Args:
-      workers: all of them call it.
-      model: whose learning rate is compared.
-      flags: of this worker.
+      workers: the workers, all of which must call this function.
+      model: the model whose learning rate is compared.
+      flags: this worker's flags.
 
     Raises:
-      TfdistError: a callback of one worker has changed the learning rate, and that of another has
-        not.
+      TfdistError: the workers' learning rates differ, because a callback changed the rate on some
+        of them only.
     """
     rates = np.zeros(workers.count)
     rates[workers.index] = _read_learning_rate(workers, model)
@@ -32,16 +32,16 @@ def agree(workers: Workers, model: keras.Model, *flags: bool) -> list[bool]:
         if rate != rates[0]:
             raise TfdistError(
                 f"The learning rate is {rate:g} on worker {worker} and {rates[0]:g} on the chief. "
-                "Give a callback that changes it to every worker."
+                "Pass the callback that changes it on every worker."
             )
     return [bool(number) for number in found[: len(flags)]]
 
 
 def agree_on_data(workers: Workers, feed: Feed) -> dict[str, Any]:
-    """Returns the fingerprint of the data, which is the same on all workers.
+    """Returns the fingerprint of the data, after checking that it is the same on all workers.
 
     Raises:
-      TfdistError: one worker's data are not the chief's.
+      TfdistError: the data of a worker differ from the chief's.
     """
     own = feed.make_fingerprint()
     if workers.count == 1:
@@ -51,14 +51,14 @@ def agree_on_data(workers: Workers, feed: Feed) -> dict[str, Any]:
         difference = describe_difference(others[0], other)
         if difference is not None:
             raise TfdistError(
-                f"Worker {worker} has other data than the chief: {difference}. Give all workers "
-                "the same data."
+                f"The data of worker {worker} differ from the chief's: {difference}. Give all "
+                "workers the same data."
             )
     return own
 
 
 def _read_learning_rate(workers: Workers, model: keras.Model) -> float:
-    """Returns the rate that callbacks can change; 0 where none can, or nobody would differ."""
+    """Returns the learning rate; 0 for a single worker, or if callbacks cannot change the rate."""
     rate = getattr(get_inner_optimizer(model.optimizer), "_learning_rate", None)
     if workers.count == 1 or not isinstance(rate, keras.Variable):
         return 0.0

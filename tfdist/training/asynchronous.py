@@ -1,18 +1,18 @@
 """The steps under ParameterServerStrategy: workers compute, the chief applies.
 
-A worker takes a step's number and a place for its gradient. It reads the weights from the
-parameter servers, computes the gradient of that step's global batch, leaves it in the place, on
-the servers that hold the weights, and returns some numbers. It changes nothing else, so that a
-step whose worker dies is simply computed again by another one.
+A worker receives the number of a step and a slot for its gradient. It reads the weights from the
+parameter servers, computes the gradient of the step's global batch, writes it to the slot, on the
+servers that hold the weights, and returns a few numbers. It changes nothing else. If a worker
+dies, another one can therefore compute its step again.
 
-The chief applies the gradients, one step after the other: it starts the servers' part of the
-optimizer, through which no gradient passes the chief itself. So every step is applied exactly
-once, at its own count of the learning-rate schedule, optimizer slots and moving statistics
-are updated as on one device, and the model can be saved between any two steps.
+The chief applies the gradients, one step after the other. It only starts the update, which runs
+on the servers, so no gradient passes through the chief itself. Every step is applied exactly
+once, at its own position in the learning-rate schedule; optimizer slots and moving statistics
+are updated as on one device; and the model can be saved between any two steps.
 
-Workers do not wait for one another: `max_in_flight` steps are given out ahead of the last one
-that was applied. That bounds the staleness, the number of updates between a step's reading of
-the weights and its own update, by `max_in_flight - 1`.
+Workers do not wait for one another: up to `max_in_flight` steps are scheduled before the chief
+has applied them. The staleness of a gradient, which is the number of updates between reading the
+weights and applying the gradient, is therefore at most `max_in_flight - 1`.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ from tfdist.training.worker_steps import WorkerSteps
 
 
 class AsynchronousSteps(TrainingSteps):
-    """What a trainer does under ParameterServerStrategy instead of `tfdist.training.step`.
+    """The steps of a trainer under ParameterServerStrategy.
 
     Args:
-      model: a compiled and built model, made in the strategy's scope.
+      model: a compiled and built model, created in the strategy's scope.
       strategy: the strategy.
-      max_in_flight: steps given out at a time; 0 for one a worker. With 1 the result is that
-        of one device.
+      max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
+        the same as on one device.
 
     Raises:
-      TfdistError: `max_in_flight` is negative, or a metric's variables do not add up.
+      TfdistError: `max_in_flight` is negative, or a metric is not a sum over examples.
     """
 
     passes_on = True
@@ -64,7 +64,7 @@ class AsynchronousSteps(TrainingSteps):
     ):
         if max_in_flight < 0:
             raise TfdistError(
-                f"`max_in_flight={max_in_flight}` is negative. Give 1 or more, or 0: one a worker."
+                f"`max_in_flight={max_in_flight}` is negative. Give 1 or more; 0: one per worker."
             )
         super().__init__(model)
         self._strategy = strategy
@@ -79,7 +79,7 @@ class AsynchronousSteps(TrainingSteps):
             model, strategy, counted=self._metric_variables, places=self._places
         )
         self._draws: list[int] = []
-        self._num_empty = 0  # steps since the stream began
+        self._num_empty = 0  # empty steps since the stream began
         self._longest_staleness = 0
         self._total_staleness = 0
         self._applied = 0
@@ -91,11 +91,11 @@ class AsynchronousSteps(TrainingSteps):
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> StepStream:
-        """Returns the training steps from `start_step` on, given out up to an epoch's end."""
+        """Returns the training steps from `start_step` on, scheduled one epoch at a time."""
         if not self._trainable:
             raise TfdistError(
                 f"{type(self._strategy).__name__} cannot train {self._model.name!r}, which has no "
-                "trainable weights. Take another strategy."
+                "trainable weights. Use another strategy."
             )
         self._worker.set_version(start_step)
         self._places.clear()
@@ -108,7 +108,7 @@ class AsynchronousSteps(TrainingSteps):
         def schedule(step: int, batch: Any) -> Any:
             ticket = self._places.give_out()
             places = self._places.find(ticket)
-            # Where steps found no data, workers are sent their batches, and only draw by the step.
+            # After empty steps the chief sends the batches, so `step` only determines the draws.
             step = tf.constant(step + self._num_empty, tf.int64)
             return self._coordination.schedule(compute, step, ticket, places, batch)
 
@@ -144,7 +144,7 @@ class AsynchronousSteps(TrainingSteps):
         return [Trained({"loss": float(result["loss"])})]
 
     def count_empty_step(self) -> None:
-        """Does what Keras's step does that finds no data left: all of it that needs none."""
+        """Does the part of a step that needs no data, as Keras does after the data have ended."""
         self._num_empty += 1
         with explain_lost_server(), self._strategy.scope():
             self._count_empty()
@@ -155,7 +155,7 @@ class AsynchronousSteps(TrainingSteps):
         """Adds the next step of an evaluation to the metrics, and returns the logs.
 
         Raises:
-          StopIteration: there is none left.
+          StopIteration: no step is left.
         """
         with explain_lost_server():
             _, counts = stream.take()
@@ -166,7 +166,7 @@ class AsynchronousSteps(TrainingSteps):
         """Returns the outputs of the next step.
 
         Raises:
-          StopIteration: there is none left.
+          StopIteration: no step is left.
         """
         with explain_lost_server():
             _, outputs = stream.take()
@@ -183,12 +183,12 @@ class AsynchronousSteps(TrainingSteps):
             return [variable.numpy() for variable in self._metric_variables]
 
     def write_metrics(self, values: Sequence[Any]) -> None:
-        """Sets the metrics' variables, of which there is one each, to values read before."""
+        """Sets the metrics' variables to values that `read_metrics` returned."""
         for variable, value in zip(self._metric_variables, values, strict=True):
             variable.assign(tf.constant(value, variable.dtype, variable.shape))
 
     def reset_metrics(self) -> None:
-        """Forgets what was seen."""
+        """Resets the metrics."""
         self._model.reset_metrics()
 
     def wait(self) -> None:
@@ -196,13 +196,13 @@ class AsynchronousSteps(TrainingSteps):
         self._coordination.wait_for_all()
 
     def count_traces(self) -> dict[str, int]:
-        """Returns how often each step of the chief's was traced."""
+        """Returns how often each of the chief's steps was traced."""
         return {
             "apply": self._apply.experimental_get_tracing_count(),
         }
 
     def summarize(self) -> dict[str, Any]:
-        """Returns what a run's summary says of all steps of this process."""
+        """Returns statistics over all steps of this process, for the summary of a run."""
         return {
             "workers": self._strategy.extended._num_workers,
             "max_in_flight": self.max_in_flight,
@@ -229,15 +229,15 @@ class AsynchronousSteps(TrainingSteps):
         )
 
     def _count_draws(self, feed: Feed) -> list[int]:
-        """Returns how far a step moves each generator's state."""
+        """Returns how far a training step advances the state of each generator."""
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
         return count_draws(self._model, self._generators, x_spec)
 
     def _make_read_seeds(self, start_step: int) -> Callable[[tf.Tensor], dict]:
-        """Returns a function: step -> the state its random layers start from, by variables' ids.
+        """Returns a function: step -> the initial state of each generator, by variable id.
 
-        What is on the servers is of the last step that was applied, which another one in
-        flight may have read as well.
+        The servers hold the states after the last applied step, which several steps in flight
+        may have read.
         """
         draws = self._draws
         states = [generator.state for generator in self._generators]
@@ -258,7 +258,7 @@ class AsynchronousSteps(TrainingSteps):
         states: Sequence[Any],
         sparse: dict[str, Any],
     ) -> None:
-        """Updates weights, slots and moving statistics, on the parameter servers."""
+        """Updates the weights, slots and moving statistics on the parameter servers."""
         optimizer = self._model.optimizer
         by_variable = self._places.read(places, ticket)
         for index, (values, indices) in sparse.items():
@@ -273,7 +273,7 @@ class AsynchronousSteps(TrainingSteps):
             gradients_already_reduced(),
             _gradients_already_clipped(optimizer),
         ):
-            # What Keras divides by is no part of these gradients.
+            # Keras divides gradients by this factor, but the worker did not scale its loss by it.
             scale = optimizer.loss_scale_factor or 1.0
             gradients = [scale_gradient(by_variable[id(v)], scale) for v in variables]
             optimizer.apply(gradients, variables)
@@ -283,7 +283,7 @@ class AsynchronousSteps(TrainingSteps):
                     variable.value.assign(new + slope * (variable.value - old))
                 else:
                     variable.value.assign_add(new - old)
-        # Last: a worker that reads the new version reads weights that are not older.
+        # Last, so that a worker that reads the new version never reads older weights.
         operations = tf.compat.v1.get_default_graph().get_operations()
         with tf.control_dependencies([op for op in operations if op.op_def.is_stateful]):
             self._worker.version.assign_add(1)
@@ -304,7 +304,7 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns a model's metrics.
 
     Raises:
-      TfdistError: what one counts on one worker and on another does not add up.
+      TfdistError: the values of a metric on different workers cannot be added.
     """
     metrics = [
         part
@@ -314,18 +314,18 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     for metric in metrics:
         if not is_sum(metric):
             raise TfdistError(
-                f"Cannot count the metric {metric.name!r} under ParameterServerStrategy: it is no "
-                "sum over the rows that workers could add up. Leave it out, or take another "
-                "strategy."
+                f"Cannot compute the metric {metric.name!r} under ParameterServerStrategy: it is "
+                "not a sum over examples, so the workers' values cannot be added. Leave it out, "
+                "or use another strategy."
             )
     return metrics
 
 
 @contextlib.contextmanager
 def _gradients_already_clipped(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Keeps a Keras optimizer from clipping, while an update is traced: the worker has done it.
+    """Stops an optimizer from clipping while an update is traced, because the worker has clipped.
 
-    The norm over all gradients would take them off the parameter servers once more.
+    The norm over all gradients would move them off the parameter servers again.
     """
     optimizer._clip_gradients = lambda gradients: gradients
     try:

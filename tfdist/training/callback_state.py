@@ -1,6 +1,6 @@
-"""What callbacks remember between epochs, so that a continued run decides as the one before.
+"""The state of callbacks between epochs, so that a continued run makes the same decisions.
 
-Keras's callbacks forget all of it in `on_train_begin`.
+Keras's callbacks reset this state in `on_train_begin`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# What each of Keras's callbacks keeps, from the sources of Keras 3.15.
+# The attributes that hold the state of Keras's callbacks, from the source code of Keras 3.15.
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
@@ -25,10 +25,10 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
 def read_callbacks(
     callbacks: Iterable[keras.callbacks.Callback],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns what callbacks remember, as JSON-serializable state and arrays.
+    """Returns the state of callbacks: a JSON-serializable part, and arrays.
 
-    That is: of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, SwapEMAWeights, and of a user's
-    callback that has `get_state()` -> JSON-serializable and `set_state(state)`.
+    Covers EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and SwapEMAWeights, and any callback
+    of the user's with `get_state()`, which returns JSON-serializable state, and `set_state(state)`.
     """
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -47,7 +47,7 @@ def write_callbacks(
     state: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Gives callbacks back what `read_callbacks` read from those of the same class and order."""
+    """Restores what `read_callbacks` returned for callbacks of the same classes in this order."""
     for name, callback, attributes in _list_stateful(callbacks):
         if name not in state:
             continue
@@ -64,7 +64,7 @@ def write_callbacks(
 def _list_stateful(
     callbacks: Iterable[keras.callbacks.Callback],
 ) -> Iterator[tuple[str, Any, Sequence[str]]]:
-    """Yields each callback that remembers something: its name, itself, and what it keeps."""
+    """Yields each callback that has state: its name, itself, and the names of its attributes."""
     seen: dict[str, int] = {}
     for callback in callbacks:
         attributes = next((a for kind, a in _ATTRIBUTES.items() if isinstance(callback, kind)), ())
@@ -75,7 +75,7 @@ def _list_stateful(
 
 
 def to_json(value: Any) -> Any:
-    """Returns a structure of dicts, lists and numbers with NumPy's and TensorFlow's made plain."""
+    """Returns a structure with its NumPy and TensorFlow values converted to plain Python ones."""
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The callbacks by which a command fills its run directory."""
+"""The callbacks that write to a run directory."""
 
 import math
 import time
@@ -14,14 +14,14 @@ from tfdist.training.trainer import Trainer
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures training speed, the first step of the process left out, with those run at once.
+    """Measures the training speed, without the first step and those that ran in one loop with it.
 
     Args:
-      trainer: whose steps are measured.
-      global_batch_size: examples a step.
+      trainer: the trainer whose steps are measured.
+      global_batch_size: examples per step.
 
     Attributes:
-      first_step_s: seconds from the process's start to the end of its first step; None before.
+      first_step_s: seconds from the start of the process to the end of its first step; None before.
     """
 
     def __init__(self, trainer: Trainer, global_batch_size: int):
@@ -32,16 +32,16 @@ class Throughput(keras.callbacks.Callback):
         self._seconds = 0.0
         self._steps = 0
         self._begun = 0.0
-        self._before = (0.0, 0.0)  # in steps and of input, the first step's
+        self._before = (0.0, 0.0)  # seconds in steps and of input wait at the first step's end
 
     @property
     def examples_per_second(self) -> float:
-        """Examples a second in training steps, over this process's steps."""
+        """Training examples per second, over the measured steps."""
         return self._steps * self._global_batch_size / self._seconds if self._seconds else 0.0
 
     @property
     def input_fraction(self) -> float | None:
-        """The share of the time in which steps waited for their batches; None if unknown."""
+        """The input fraction: the part of the time spent waiting for batches; None if unknown."""
         total = self._trainer.engine.seconds_of_input
         if total is None or not self._seconds:
             return None
@@ -49,7 +49,7 @@ class Throughput(keras.callbacks.Callback):
 
     @property
     def host_fraction(self) -> float | None:
-        """The share of the time between steps: logs and callbacks; None before there are two."""
+        """The fraction of the time spent between steps, on logs and callbacks; None at first."""
         if not self._seconds:
             return None
         return 1 - (self._trainer.progress.steps_s - self._before[0]) / self._seconds
@@ -68,12 +68,12 @@ class Throughput(keras.callbacks.Callback):
 
 
 class MetricsLog(keras.callbacks.Callback):
-    """Writes lines of `metrics.jsonl`: one an epoch, and one every `log_every` steps.
+    """Writes lines of `metrics.jsonl`: one per epoch, and one every `log_every` steps.
 
     Args:
       run: the run's directory.
-      trainer: whose step is logged.
-      throughput: whose speed is logged.
+      trainer: the trainer whose step is logged.
+      throughput: the callback whose speed is logged.
       log_every: steps between two lines within an epoch; 0 for none.
     """
 
@@ -88,7 +88,7 @@ class MetricsLog(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs=None):
-        # An epoch that is open ends once more, with another line.
+        # An open epoch ends again in this run, and then writes its line again.
         lines = int(self._is_logged()) if self._trainer.progress.is_epoch_open else None
         self._run.forget_metrics_after(self._trainer.step, lines_of_step=lines)
 
@@ -103,7 +103,7 @@ class MetricsLog(keras.callbacks.Callback):
         self._write(logs)
 
     def _is_logged(self) -> bool:
-        """Returns whether the present step has a line of its own, besides the epoch's."""
+        """Returns whether the current step has a line of its own, besides the epoch's."""
         return self._log_every > 0 and self._trainer.step % self._log_every == 0
 
     def _write(self, logs: dict[str, Any] | None) -> None:
@@ -117,9 +117,9 @@ class MarkBest(keras.callbacks.Callback):
     """Keeps the checkpoint of the best epoch so far.
 
     Args:
-      trainer: whose checkpoints are kept.
+      trainer: the trainer whose checkpoints are kept.
       monitor: the log to watch.
-      is_higher_better: whether its largest value is the best, or its smallest.
+      is_higher_better: whether the best value is the largest one, or else the smallest.
     """
 
     def __init__(self, trainer: Trainer, monitor: str, *, is_higher_better: bool):
@@ -129,7 +129,7 @@ class MarkBest(keras.callbacks.Callback):
         self._sign = 1.0 if is_higher_better else -1.0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        # The history, which a checkpoint holds, says what was best before a restart.
+        # Checkpoints hold the history, so the best value from before a restart is known.
         seen = [self._sign * x for x in self._trainer.history.history.get(self._monitor, [])]
         value = self._sign * (logs or {}).get(self._monitor, math.nan)
         if value >= max(seen, default=-math.inf):
@@ -137,14 +137,14 @@ class MarkBest(keras.callbacks.Callback):
 
 
 class TensorBoardLog(keras.callbacks.Callback):
-    """Writes an epoch's losses and metrics for TensorBoard, training and validation apart.
+    """Writes each epoch's losses and metrics for TensorBoard, with validation in its own directory.
 
-    Unlike Keras's callback it takes away what was written after the checkpoint that a run
-    continues from, so that no curve doubles back.
+    Unlike Keras's callback, it removes the events that were written after the checkpoint from
+    which a run continues, so that no curve doubles back.
 
     Args:
       run: the run's directory.
-      trainer: whose step is the curves' axis.
+      trainer: the trainer whose step is the horizontal axis.
     """
 
     def __init__(self, run: RunDirectory, trainer: Trainer):
@@ -179,8 +179,8 @@ class Profile(keras.callbacks.Callback):
 
     Args:
       run: the run's directory.
-      trainer: whose steps are counted.
-      first, last: the steps to trace, from 1.
+      trainer: the trainer whose steps are traced.
+      first, last: the first and the last step to trace, counted from 1.
     """
 
     def __init__(self, run: RunDirectory, trainer: Trainer, *, first: int, last: int):

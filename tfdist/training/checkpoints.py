@@ -1,4 +1,4 @@
-"""Checkpoints: a directory a step, complete once its `state.json` is there."""
+"""Checkpoints: one directory per step, which is complete once its `state.json` exists."""
 
 import contextlib
 import hashlib
@@ -20,20 +20,20 @@ from tfdist.training.structure import Structure
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _CHUNK_BYTES = 1 << 24
-# What reading a damaged checkpoint raises.
+# The errors that reading a damaged checkpoint may raise.
 _DAMAGES = (tf.errors.OpError, OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
       step: the number of updates.
-      arrays: tensors by name.
-      state: JSON-serializable.
+      arrays: arrays by name.
+      state: JSON-serializable state.
       best_step: the step of the checkpoint to keep as the best so far, if any.
-      structure: of which variables the arrays are, if they are of any.
+      structure: describes the variables whose values the arrays are, if there are any.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, order=True)
 class _Entry:
-    """A directory of a checkpoint. Of two with one step, the later attempt is newer."""
+    """A checkpoint's directory. Of two with the same step, the later attempt is newer."""
 
     step: int
     attempt: int
@@ -56,31 +56,31 @@ class _Entry:
 class CheckpointStore:
     """The checkpoints under one directory.
 
-    The arrays are written first, in TensorFlow's format (`tf.train.load_checkpoint` reads it),
-    then `state.json` beside them under another name, which a rename completes: a checkpoint that
-    was cut short is never taken for one. It holds a SHA-256 of every file and of itself. On a
-    local file system, all of it is on the disk before the rename. Works on every file system of
-    `tf.io.gfile`, including those that cannot rename a directory.
+    The arrays are written first, in TensorFlow's format (`tf.train.load_checkpoint` reads it).
+    Then `state.json` is written beside them under a temporary name and renamed, so that an
+    unfinished checkpoint never looks complete. It holds a SHA-256 of every file and of itself. On
+    a local file system, everything is on disk before the rename. This works on every file system
+    of `tf.io.gfile`, including those that cannot rename a directory.
 
-    A checkpoint is deleted only after the one that replaces it is complete. So a second
-    checkpoint of one step has a directory of its own, `step-000000090.1` for example.
+    A checkpoint is deleted only after the one that replaces it is complete. A second checkpoint
+    of the same step therefore gets its own directory, such as `step-000000090.1`.
 
     Args:
-      directory: where the checkpoints go.
-      keep: how many of the newest stay; the best one stays as well.
+      directory: the directory of the checkpoints.
+      keep: how many of the newest checkpoints to keep; the best one is kept as well.
     """
 
     def __init__(self, directory: str, *, keep: int = 3):
         self.directory = directory
         self._keep = keep
-        # Newer than what `read_newest` returned. Training has gone back to a step before them.
+        # Paths of checkpoints newer than the one `read_newest` returned: training went back.
         self._stale: frozenset[str] = frozenset()
 
     def write(self, checkpoint: Checkpoint) -> str:
         """Writes a checkpoint, removes those no longer kept, and returns its path.
 
         Raises:
-          OSError: it could not be written; the older checkpoints are untouched.
+          OSError: the checkpoint could not be written; the older ones are untouched.
         """
         path = None
         try:
@@ -98,10 +98,10 @@ class CheckpointStore:
         return path
 
     def read(self, step: int) -> Checkpoint:
-        """Reads one checkpoint, and checks every byte of it.
+        """Reads one checkpoint and verifies every byte of it.
 
         Raises:
-          OSError, tf.errors.OpError, ValueError: it is damaged, or not there.
+          OSError, tf.errors.OpError, ValueError: it is damaged or missing.
         """
         entries = [entry for entry in self._list_complete() if entry.step == step]
         for entry in reversed(entries[1:]):
@@ -110,13 +110,12 @@ class CheckpointStore:
         return _read(entries[0].path if entries else self._path(step))
 
     def read_newest(self) -> Checkpoint | None:
-        """Reads the newest whole checkpoint of finite weights, if there is one.
+        """Reads the newest intact checkpoint with finite weights, if there is one.
 
-        Another one is passed over with a warning, and removed when the next checkpoint is
-        complete.
+        Skips the others with a warning; they are removed when the next checkpoint is complete.
 
         Raises:
-          TfdistError: there are checkpoints, but none is whole and finite.
+          TfdistError: there are checkpoints, but none is intact and has finite weights.
         """
         entries = self._list_complete()
         passed_over: list[str] = []
@@ -130,21 +129,21 @@ class CheckpointStore:
                 self._stale = frozenset(passed_over)
                 return found
             logging.warning(
-                "The checkpoint of step %d %s: taking the one before.", entry.step, problem
+                "The checkpoint of step %d %s: using the one before it.", entry.step, problem
             )
             passed_over.append(entry.path)
         if entries:
             raise TfdistError(
-                f"None of the {len(entries)} checkpoints in {self.directory} is whole and of "
+                f"None of the {len(entries)} checkpoints in {self.directory} is intact and has "
                 "finite weights. "
-                "Remove them to start again, or take another `run_dir` or checkpoint_dir."
+                "Remove them to start over, or give another `run_dir` or checkpoint_dir."
             )
         return None
 
     def list_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first.
 
-        Those that `read_newest` has passed over are left out.
+        Leaves out those that `read_newest` has skipped.
         """
         entries = self._list_complete()
         return sorted({entry.step for entry in entries if entry.path not in self._stale})
@@ -168,7 +167,7 @@ class CheckpointStore:
         return [entry for entry in self._list_entries() if entry.is_complete]
 
     def _delete_superseded(self, written: Checkpoint) -> None:
-        """Deletes what is no longer kept now that a checkpoint is complete."""
+        """Deletes the checkpoints that need not be kept now that a new one is complete."""
         entries = self._list_complete()
         newest = {entry.step: entry.path for entry in entries if entry.path not in self._stale}
         kept = {newest[step] for step in sorted(newest)[-self._keep :]}
@@ -180,7 +179,7 @@ class CheckpointStore:
         self._stale = frozenset()
 
     def _make_directory(self, step: int) -> str:
-        """Creates a directory for a checkpoint, without those that a kill has cut short."""
+        """Creates a directory for a checkpoint, and deletes all incomplete checkpoints."""
         for entry in self._list_entries():
             if not entry.is_complete:
                 self._delete_quietly(entry.path)
@@ -217,7 +216,7 @@ class CheckpointStore:
 
     def _delete_quietly(self, path: str) -> None:
         try:
-            # First what makes it complete: a kill meanwhile leaves no damaged checkpoint.
+            # `state.json` first, so that a kill in between leaves an incomplete checkpoint.
             if tf.io.gfile.exists(f"{path}/state.json"):
                 tf.io.gfile.remove(f"{path}/state.json")
             tf.io.gfile.rmtree(path)
@@ -226,10 +225,10 @@ class CheckpointStore:
 
 
 class BackgroundWriter:
-    """Writes checkpoints one after another, while training goes on.
+    """Writes checkpoints in the background, one after another, while training continues.
 
     Args:
-      store: where they go.
+      store: the store to write to.
     """
 
     def __init__(self, store: CheckpointStore):
@@ -238,19 +237,19 @@ class BackgroundWriter:
         self._writing: Future[str] | None = None
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Starts to write a checkpoint, once the one before it is there.
+        """Waits for the previous checkpoint, and starts writing the next one.
 
         Raises:
-          OSError: the one before it could not be written.
+          OSError: the previous checkpoint could not be written.
         """
         self.wait()
         self._writing = self._executor.submit(self._store.write, checkpoint)
 
     def wait(self) -> None:
-        """Returns once everything is written.
+        """Waits until the last checkpoint is written.
 
         Raises:
-          OSError: it could not be.
+          OSError: the checkpoint could not be written.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -260,11 +259,11 @@ class BackgroundWriter:
 def find_nonfinite(values: Mapping[str, Any] | Sequence[keras.Variable]) -> str | None:
     """Returns the name of the first value that holds NaN or infinity, if there is one.
 
-    For the weights that training changes: other state may rightly hold infinity, such as the best
-    loss so far before there is one.
+    Meant for trainable weights: other state may legitimately hold infinity, such as the initial
+    value of the best loss so far.
 
     Args:
-      values: arrays by name, or variables, which are named by their paths.
+      values: arrays by name, or variables, whose names are their paths.
     """
     named = values.items() if isinstance(values, Mapping) else [(v.path, v) for v in values]
     for name, value in named:
@@ -276,7 +275,7 @@ def find_nonfinite(values: Mapping[str, Any] | Sequence[keras.Variable]) -> str 
 
 
 def _describe_nonfinite(checkpoint: Checkpoint) -> str | None:
-    """Returns what is wrong with a checkpoint's weights, in words, if they are not finite."""
+    """Describes the first weight of a checkpoint that is not finite; returns None if all are."""
     if checkpoint.structure is None:
         return None
     records = checkpoint.structure.variables
@@ -286,15 +285,15 @@ def _describe_nonfinite(checkpoint: Checkpoint) -> str | None:
 
 
 def _read(path: str) -> Checkpoint:
-    """Reads the checkpoint in a directory, and checks every byte of it."""
+    """Reads the checkpoint in a directory and verifies every byte of it."""
     with tf.io.gfile.GFile(f"{path}/state.json") as file:
         found = json.loads(file.read())
     record = found["record"]
     if found["sha256"] != _hash_text(json.dumps(record)):
-        raise ValueError("state.json is not what was written")
+        raise ValueError("state.json has changed since it was written")
     for name, sha256 in record["files"].items():
         if _hash_file(f"{path}/{name}") != sha256:
-            raise ValueError(f"{name} is not what was written")
+            raise ValueError(f"{name} has changed since it was written")
     structure = record.get("structure")
     names = list(record["arrays"])
     tensors = tf.raw_ops.RestoreV2(

@@ -1,4 +1,4 @@
-"""What XLA cannot compile, found out before training begins and said in one line."""
+"""Checks that XLA can compile a model before training begins, with errors of one line."""
 
 import contextlib
 import re
@@ -16,17 +16,17 @@ _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", r
 
 
 def check_compilation(model: keras.Model, x_spec: Any) -> None:
-    """Checks that XLA knows the operations of a model's forward and backward pass.
+    """Checks that XLA supports the operations of a model's forward and backward pass.
 
-    Nothing is compiled or executed, only translated for XLA. A model for inputs of any size is
-    not: its first step finds out.
+    The operations are translated for XLA, but neither compiled nor executed. A model whose inputs
+    have unknown sizes is not checked: its first step would show the error.
 
     Args:
       model: a built model.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
 
     Raises:
-      TfdistError: it does not.
+      TfdistError: XLA does not support one of them.
     """
     variables = model.variables
 
@@ -55,9 +55,9 @@ def check_compilation(model: keras.Model, x_spec: Any) -> None:
 
 @contextlib.contextmanager
 def explain_compile_errors(model: keras.Model) -> Iterator[None]:
-    """Raises the TfdistError inside what XLA says of a model's step, where there is one.
+    """Raises a TfdistError in place of XLA's error about a model's step, where it is understood.
 
-    `check_compilation` knows of no loss, for one.
+    This covers what `check_compilation` does not see, such as the loss.
     """
     try:
         yield
@@ -69,14 +69,14 @@ def explain_compile_errors(model: keras.Model) -> Iterator[None]:
 
 
 def describe_layer(layer: keras.Layer) -> str:
-    """Returns a layer's name and class, as errors write them."""
+    """Returns a layer's name and class, for error messages."""
     return f"{layer.name!r} ({type(layer).__name__})"
 
 
 def _explain(text: str, model: keras.Model) -> TfdistError | None:
     unknown, failed = _UNKNOWN.search(text), _FAILED.search(text)
     if unknown:
-        what = f"it does not know the operation {unknown[1]}"
+        what = f"it does not support the operation {unknown[1]}"
         node = unknown[2]
     elif failed:
         what, node = failed.groups()
@@ -90,7 +90,7 @@ def _explain(text: str, model: keras.Model) -> TfdistError | None:
 
 
 def _find_layer(model: keras.Model, node: str) -> keras.Layer | None:
-    """Returns the layer that a node's name scopes name, if it is clear."""
+    """Returns the layer named in a node's name scopes; None if it is not unique."""
     layers = list(model._flatten_layers(include_self=False))
     for scope in reversed(node.split("/")):
         found = [a for a in layers if re.fullmatch(f"{re.escape(a.name)}(_[0-9]+)?", scope)]

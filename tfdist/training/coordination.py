@@ -1,4 +1,4 @@
-"""Gives steps out to the workers of parameter servers, and waits for them with a time-out."""
+"""Schedules steps on the workers of parameter servers, and waits for them with a timeout."""
 
 import collections
 import contextlib
@@ -14,19 +14,19 @@ from tfdist.strategies.rendezvous import find_problem
 from tfdist.strategies.servers import make_coordinator
 
 _RETRY_S = 0.05
-# A worker that its launcher or scheduler starts again answers within a minute or so; when none
-# does, the run is better ended, to be continued by the same command, than left to wait.
+# A worker that its launcher or scheduler restarts answers within about a minute. If none does, it
+# is better to end the run, which the same command continues, than to wait.
 _LOOK_EVERY_S = 5.0
 _WITHOUT_WORKERS_S = 120.0
 
 
 class Coordination:
-    """The coordinator's queue, and the watch over those who work it off.
+    """Schedules steps on the workers of a strategy, and notices when no worker answers.
 
-    TensorFlow 2.21 waits an hour for each worker that is gone.
+    TensorFlow 2.21 by itself waits an hour for each lost worker.
 
     Args:
-      strategy: whose workers they are.
+      strategy: the strategy.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):
@@ -36,34 +36,34 @@ class Coordination:
         self._workers = {f"worker {i}": address for i, address in enumerate(cluster["worker"])}
 
     def schedule(self, function: Any, *arguments: Any) -> Any:
-        """Gives a step out and returns its remote result."""
+        """Schedules a step and returns its remote result."""
         with explain_lost_server():
             return self._coordinator.schedule(function, args=arguments)
 
     def fetch(self, remote: Any) -> Any:
-        """Returns a step's result, from the worker that was able to give it.
+        """Waits for a step and returns its result, even if the worker that computed it dies.
 
-        A worker may die when it has computed the step and before the numbers are here. TensorFlow
-        gives the step to another one then, but raises what came of asking the first.
+        A worker may die after it has computed a step and before its result has arrived. TensorFlow
+        then gives the step to another worker, but raises the error from the lost one.
 
         Raises:
           TrainingError: no worker has answered for two minutes.
         """
         before: BaseException | None = None
         while True:
-            # RemoteValue.get takes no time-out.
+            # RemoteValue.get has no timeout.
             self._wait_until(remote._status_available_event.wait)
             try:
                 return remote.get()
             except tf.errors.OpError as error:
-                # The step's own error is the same object each time; that of asking is a new one.
+                # The step's own error is the same object each time, a connection error a new one.
                 if error is before:
                     raise
                 before = error
                 time.sleep(_RETRY_S)
 
     def wait_for_all(self) -> None:
-        """Returns when no step is in flight; for errors see `fetch`."""
+        """Waits until no step is in flight; for errors see `fetch`."""
         with explain_lost_server():
             self._wait_until(self._is_done)
             self._coordinator.join()
@@ -75,7 +75,7 @@ class Coordination:
         return self._coordinator.done()
 
     def _wait_until(self, is_done: Callable[[float], bool]) -> None:
-        """Returns once `is_done`, which takes a time-out in seconds, says so."""
+        """Waits until `is_done`, which takes a timeout in seconds, returns True."""
         last_answer = time.monotonic()
         while not is_done(_LOOK_EVERY_S):
             problems = {name: find_problem(address) for name, address in self._workers.items()}
@@ -90,15 +90,15 @@ class Coordination:
 
 
 class StepStream:
-    """Steps in flight, taken in order.
+    """The steps in flight, whose results are taken in order.
 
     Args:
       schedule: (step, batch) -> the step's remote result.
-      batches: what the chief reads for the workers; None if they read for themselves. It may go
-        on after it has ended, as passes over data of unknown length do.
+      batches: the batches that the chief reads for the workers; None if they read their own. The
+        iterator may continue after it has ended, as it does for epochs of unknown length.
       start_step: the first step.
-      max_in_flight: how many are given out at most.
-      find_end: step -> where to stop giving out, before that step is taken; None for no end.
+      max_in_flight: the highest number of steps in flight.
+      find_end: next step to take -> first step that must not be scheduled yet; None for no end.
       fetch: remote result -> result.
     """
 
@@ -122,10 +122,10 @@ class StepStream:
         self._is_at_end = False
 
     def take(self) -> tuple[int, Any]:
-        """Returns the next step's number and its result, once it is there.
+        """Waits for the next step, and returns its number and its result.
 
         Raises:
-          StopIteration: all that were given out are taken, and there is no more for now.
+          StopIteration: all scheduled steps are taken, and there are no more for now.
         """
         end = self._find_end(self._taken)
         while (
@@ -151,13 +151,13 @@ class StepStream:
 
 @contextlib.contextmanager
 def explain_lost_server() -> Iterator[None]:
-    """Names what is gone when a parameter server, and with it the model, is gone."""
+    """Raises an error that names the parameter server when one is lost, and the model with it."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
         match = re.search(r"/job:ps/replica:0/task:(\d+)", error.message)
         name = f"Parameter server {match[1]}" if match else "A parameter server"
         raise TrainingError(
-            f"{name} is gone, and its part of the model with it. Start the cluster again: the same "
-            "command continues from the newest checkpoint."
+            f"{name} was lost, and its part of the model with it. Start the cluster again: the "
+            "same command continues from the newest checkpoint."
         ) from error

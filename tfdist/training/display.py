@@ -1,4 +1,4 @@
-"""What a command shows while it trains: a bar in a terminal, lines elsewhere."""
+"""The display of a command that trains: a progress bar in a terminal, lines elsewhere."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ _EVERY_S = 60.0  # between two lines within an epoch
 
 
 def make_display(trainer: Trainer, throughput: Throughput, *, total_steps: int) -> "ProgressBar":
-    """Returns what shows the progress of `fit`: a bar in a terminal, else one line a minute."""
+    """Builds the display of `fit`: a bar in a terminal, elsewhere lines per epoch and minute."""
     if sys.stdout.isatty():
         return ProgressBar()
     return LogLines(trainer, throughput, total_steps=total_steps)
@@ -36,12 +36,12 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
 
 class LogLines(ProgressBar):
-    """Prints a line an epoch, and one a minute: for files, pipes and notebooks.
+    """Prints a line per epoch and one per minute, for files, pipes and notebooks.
 
     Args:
-      trainer: whose step is shown.
-      throughput: whose speed is shown.
-      total_steps: of the run.
+      trainer: the trainer whose step is shown.
+      throughput: the callback whose speed is shown.
+      total_steps: the steps of the run.
       every_s: seconds between two lines within an epoch.
     """
 
@@ -114,7 +114,7 @@ def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _format_time(seconds: float) -> str:
-    """Returns a duration in words.
+    """Returns a duration as text.
 
     >>> [_format_time(x) for x in (42.4, 150, 9000)]
     ['42 s', '2.5 min', '2.5 h']

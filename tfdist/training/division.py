@@ -1,23 +1,23 @@
-"""Keras's own code on one replica's rows of a global batch.
+"""Runs Keras's own code on one replica's examples of a global batch.
 
-A training step is a program: Keras's `train_step`, or a user's own. On one device it runs as it is
-written. On several replicas each runs it on its rows of the global batch, under one rule: **the
-mean of the replicas' values, weighted by their rows, is the value of the global batch.** A plain
-mean over rows obeys it as it stands. What does not is changed while the step is traced:
+A training step is a program: Keras's `train_step`, or the user's own. On one device it runs as
+written. On several replicas, each one runs it on its examples of the global batch, under one rule:
+**the mean of the replicas' values, weighted by their numbers of examples, is the value of the
+global batch.** A plain mean over examples obeys it. The rest is changed while the step is traced:
 
-- a Keras loss that is normalized by a mask or by sample weights takes the global batch's count;
-  a sum is scaled, so that the weighted mean of the replicas' sums is the sum;
-- an additional loss of one value an example is a sum over the global batch;
-- batch normalization takes the moments of the global batch;
-- random numbers are those of the replica's rows (`randomness`);
+- a Keras loss that is normalized by a mask or by sample weights uses the global batch's count;
+  a sum is scaled, so that the weighted mean of the replicas' sums is the total;
+- an added loss with one value per example is summed over the global batch;
+- batch normalization uses the moments of the global batch;
+- random layers draw the numbers that belong to the replica's examples (`randomness`);
 - gradients are reduced before an optimizer sees them (`replica_optimizers`);
-- metrics count every row once (`replica_metrics`).
+- metrics count every example once (`replica_metrics`).
 
-A loss that is no mean over rows can still be computed, where all replicas' rows are gathered for it
+A loss that is not a mean over examples is possible if the outputs of all replicas are gathered
 (`gather_outputs`): each replica then computes the loss of the global batch.
 
-A global batch of fewer rows than there are replicas goes to all of them whole, as copies, whose
-mean is the batch's value again.
+If a global batch has fewer examples than there are replicas, each replica gets a copy of the whole
+batch. The mean over the copies is the value of the batch again.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ from tfdist.training.replacing import replaced
 
 
 class Division:
-    """What replicas do in place of some of Keras's functions, while a step is traced.
+    """Replaces some of Keras's functions on replicas while a step is traced.
 
     Args:
       model: a built model.
       strategy: the strategy it was built under.
-      batch_norm: `global`, by the moments of the global batch; `per_replica`, as Keras does.
-      gather_outputs: whether a loss sees the rows of all replicas.
-      is_chief: whether this worker counts the copies that workers that train apart have.
+      batch_norm: `global` uses the moments of the global batch; `per_replica` is as in Keras.
+      gather_outputs: whether a loss sees the examples of all replicas.
+      is_chief: whether this worker counts the examples when all workers have copies of them.
 
     Attributes:
-      draws: what random layers draw.
+      draws: decides what random layers draw.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Division:
         self._batch_norm = batch_norm
         self._gather_outputs = gather_outputs
         self._is_chief = is_chief
-        # MirroredStrategy traces each replica in a thread of its own, by turns.
+        # MirroredStrategy traces each replica in its own thread; the threads take turns.
         self._of_thread = threading.local()
 
     @property
     def part(self) -> Part | None:
-        """This thread's rows; None outside of `of`."""
+        """This thread's part of the global batch; None outside of `of`."""
         return getattr(self._of_thread, "part", None)
 
     @contextlib.contextmanager
     def of(self, part: Part, *, draws_rows: bool) -> Iterator[None]:
-        """Runs Keras's code on these rows, in this thread.
+        """Runs Keras's code on a part of the global batch, in this thread.
 
         Args:
-          part: the rows.
-          draws_rows: whether random layers draw what these rows of the global batch would.
+          part: the part.
+          draws_rows: whether random layers draw the numbers that belong to these examples.
         """
         rows = Rows(part.first, part.rows) if draws_rows else None
         self._of_thread.part, self._of_thread.normalizers = part, _Normalizers()
@@ -92,12 +92,12 @@ class Division:
 
     @contextlib.contextmanager
     def narrowed(self, first: tf.Tensor, count: tf.Tensor, *, parts: int) -> Iterator[None]:
-        """Runs Keras's code on some of the rows that `of` was opened for.
+        """Runs Keras's code on some of the examples that `of` was opened for.
 
         Args:
-          first: int64 scalar, the place of the first among these rows.
+          first: int64 scalar, the index of the first one among the examples of `of`.
           count: int64 scalar, how many there are.
-          parts: the micro-batches of which they are one.
+          parts: the number of micro-batches, one of which these examples are.
         """
         whole = self._of_thread.part
         self._of_thread.part = whole.narrow(count, parts)
@@ -107,13 +107,13 @@ class Division:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[tf.Tensor]]:
-        """Collects the normalizers of this replica's rows, reducing none."""
+        """Collects the normalizers of this replica's losses, without reducing them."""
         with self._using(_Normalizers(found=[])) as normalizers:
             yield normalizers.found
 
     @contextlib.contextmanager
     def knowing(self, normalizers: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Takes normalizers of the global batch, in the order in which they are asked for."""
+        """Uses known normalizers of the global batch, in the order in which losses need them."""
         with self._using(_Normalizers(known=iter(normalizers))):
             yield
 
@@ -130,7 +130,7 @@ class Division:
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
-        """Stands in for Keras's functions. Opened around all replicas."""
+        """Replaces Keras's functions. Must be opened once, around all replicas."""
         norm = keras.layers.BatchNormalization
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
@@ -153,9 +153,9 @@ class Division:
             yield
 
     def gather(self, value: Any) -> Any:
-        """Returns the rows of all replicas, in order, of a tensor that has rows.
+        """Returns a tensor with the examples of all replicas, in order.
 
-        Of one number, the weighted mean; what is no tensor stays what it is.
+        A floating-point scalar becomes the weighted mean; anything else is returned unchanged.
         """
         part = self._of_thread.part
         if not tf.is_tensor(value) or isinstance(value, keras.Variable):
@@ -174,16 +174,16 @@ class Division:
         return gathered
 
     def is_counted(self) -> tf.Tensor:
-        """Returns whether this replica's rows count: of copies, those of the first do."""
+        """Returns whether this replica's examples count; of copies, only the first one's do."""
         part = self._of_thread.part
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         is_first = tf.logical_and(tf.equal(replica, 0), self._is_chief)
         return tf.logical_or(tf.logical_not(part.is_copy), is_first)
 
     def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the replicas' rows: each fills its own of a table, whose sum is exact.
+        """Returns the replicas' rows: the exact sum of tables in which each replica fills its own.
 
-        Every replica is taken to differentiate the same function of the table, under the rule.
+        Under the rule, every replica is assumed to differentiate the same function of the table.
         """
         part = self._of_thread.part
         context = tf.distribute.get_replica_context()
@@ -231,7 +231,7 @@ class Division:
             part = self.part
             if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
                 return original(sample_weight, mask, dtype, reduction)
-            # Keras: each valid entry weighs total / valid, of which the mean divides by total.
+            # In Keras, each valid entry weighs total / valid, and the mean divides by total.
             weights = original(sample_weight, mask, dtype, "sum")
             valid = self._normalize(tf.reduce_sum(tf.cast(mask, dtype)))
             factor = tf.math.divide_no_nan(tf.cast(tf.size(mask), dtype), valid)
@@ -258,7 +258,7 @@ class Division:
     def _make_aggregate(self) -> Any:
         def aggregate(model: keras.Model, loss: Any) -> Any:
             total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
-            # What layers add is of this replica's rows, also where the loss is of all.
+            # Layers add losses of this replica's examples, even where the loss covers all of them.
             if self.part is None or not loss.shape.rank:
                 return total
             part = self._of_thread.own or self._of_thread.part
@@ -317,10 +317,10 @@ class Division:
         return tf.ensure_shape(means[0] + offset, mean.shape), tf.ensure_shape(pooled, mean.shape)
 
     def _sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the replicas' values, to be differentiated under the rule.
+        """Returns the sum of the replicas' values, with a gradient that obeys the rule.
 
-        A replica differentiates its own value of the loss, whose weight in the global batch's is
-        its part's.
+        A replica differentiates its own loss, which counts in the loss of the global batch with
+        the weight of the replica's part.
         """
         weight = tf.cast(self._of_thread.part.weight, value.dtype)
         context = tf.distribute.get_replica_context()
@@ -336,7 +336,7 @@ class Division:
 
 
 class _Normalizers:
-    """Where the normalizers of losses come from: reduced at once, collected, or known."""
+    """The source of the losses' normalizers: reduced at once, collected, or already known."""
 
     def __init__(self, *, found: Any = None, known: Any = None):
         self.found: Any = found

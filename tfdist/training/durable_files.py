@@ -1,8 +1,8 @@
-"""Writing files so that neither a crash nor a power cut leaves a part of one.
+"""Writes files so that neither a crash nor a power cut leaves an incomplete one.
 
-A file system may keep what was written in memory for a while, and may put a rename on the disk
-before the content of the renamed file. On local file systems every function here waits until the
-disk has both. The other file systems of `tf.io.gfile`, such as `gs://`, store a file when it is
+A file system may keep written data in memory for a while, and may write a rename to disk before
+the content of the renamed file. On local file systems, every function here waits until both are
+on disk. The other file systems of `tf.io.gfile`, such as `gs://`, store a file when it is
 closed.
 """
 
@@ -12,15 +12,15 @@ import os
 
 import tensorflow as tf
 
-# What a file system says that cannot sync a file or a directory.
+# The errors of a file system that cannot sync a file or a directory.
 _CANNOT_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 
 
 def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file so that a reader sees the old one or the new one, never a part.
+    """Writes a file so that a reader sees either the old one or the new one, never part of one.
 
     Raises:
-      OSError, tf.errors.OpError: it could not be written; the old file is untouched.
+      OSError, tf.errors.OpError: the file could not be written; the old one is untouched.
     """
     temporary = f"{path}.writing"
     try:
@@ -36,10 +36,10 @@ def write_atomically(path: str, content: str | bytes) -> None:
 
 
 def append_durably(path: str, content: str) -> None:
-    """Adds to the end of a file. A crash meanwhile may leave a part of what is added.
+    """Appends to a file. A crash in the meantime may leave part of the new content.
 
     Raises:
-      OSError, tf.errors.OpError: it could not be written.
+      OSError, tf.errors.OpError: the content could not be written.
     """
     is_new = not tf.io.gfile.exists(path)
     with tf.io.gfile.GFile(path, "a") as file:
@@ -50,10 +50,10 @@ def append_durably(path: str, content: str) -> None:
 
 
 def make_directories(path: str) -> None:
-    """Creates a directory and those above it, where they are missing.
+    """Creates a directory and its missing parents.
 
     Raises:
-      OSError, tf.errors.OpError: it could not be created.
+      OSError, tf.errors.OpError: the directory could not be created.
     """
     missing = []
     parent = path.rstrip("/")
@@ -66,12 +66,12 @@ def make_directories(path: str) -> None:
 
 
 def sync_to_disk(path: str) -> None:
-    """Returns once the disk has a file's content or a directory's list of files.
+    """Waits until the content of a file, or the list of files of a directory, is on disk.
 
     Does nothing for a file system that is not local, or that cannot sync.
 
     Raises:
-      OSError: the disk could not take it.
+      OSError: the data could not be written to disk.
     """
     if "://" in path:
         return

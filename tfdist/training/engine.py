@@ -1,4 +1,4 @@
-"""A model under a strategy: its variables, its compiled steps, and what is refused of both."""
+"""A model under a strategy: its variables, its compiled steps, and the checks of both."""
 
 import contextlib
 import itertools
@@ -36,14 +36,14 @@ class Engine:
     """Builds a model in a strategy's scope, and its compiled steps once the data are known.
 
     Args:
-      make_model: builds and compiles the model; or the model itself, which was built in the scope.
-      strategy: where it is trained.
+      make_model: a function that builds and compiles the model, or a model built in the scope.
+      strategy: the strategy under which the model is trained.
       workers: the processes that train together.
       options: how steps are computed.
 
     Attributes:
       model: the model.
-      check_s: seconds that the guard took.
+      check_s: seconds spent in the guard.
 
     Raises:
       TfdistError: the model or an option does not fit the strategy.
@@ -69,7 +69,7 @@ class Engine:
             with self.scope():
                 self.model = make_model()
         is_model = isinstance(self.model, keras.Model)
-        # A model that is given may only predict until it is compiled.
+        # A model that was passed in need not be compiled: it may be used for prediction only.
         if not is_model or not (self.model.compiled or self.model is make_model):
             raise TfdistError(
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
@@ -86,13 +86,13 @@ class Engine:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Where the model's variables are created."""
+        """Opens the scope in which the model's variables are created."""
         with self._strategy.scope(), tf.variable_creator_scope(self._create_variable):
             yield
 
     @contextlib.contextmanager
     def drawing_alike(self) -> Iterator[None]:
-        """Lets workers draw by one global generator, which none could create within a step."""
+        """Makes workers draw from one global generator, which cannot be created within a step."""
         with contextlib.ExitStack() as stack:
             if self._workers.count > 1:
                 with self.scope():
@@ -101,12 +101,12 @@ class Engine:
 
     @property
     def trains_apart(self) -> bool:
-        """Whether workers come together only now and then."""
+        """Whether the workers train independently and only sync from time to time."""
         return self._workers.count > 1 and self._traits.trains_apart
 
     @property
     def seconds_of_input(self) -> float | None:
-        """What training steps waited for this process's part of their batches.
+        """The seconds that training steps waited for this process's part of their batches.
 
         None under `ParameterServerStrategy`, whose workers read the batches, and where only
         deterministic kernels are allowed.
@@ -115,17 +115,17 @@ class Engine:
         return None if seconds is None or math.isnan(seconds) else seconds
 
     def count_traces(self) -> dict[str, int]:
-        """Returns how often each step was traced: once, or an input changed its shape."""
+        """Returns how often each step was traced: more than once if an input's shape changed."""
         return self._steps.count_traces() if self._steps else {}
 
     def summarize(self) -> dict[str, Any]:
-        """Returns what only this strategy has to say for a summary, such as the staleness."""
+        """Returns the entries of a summary that only this strategy has, such as the staleness."""
         return self._steps.summarize() if self._steps else {}
 
     def measure_all_reduce(self) -> float | None:
-        """Returns the seconds that a step's gradients take to be summed when nothing else runs.
+        """Returns the seconds that a step's all-reduce takes when nothing else runs.
 
-        All workers call it. None where they do not sum gradients at each step.
+        All workers must call it. Returns None if they do not sum gradients at each step.
         """
         if type(self._steps) is not SynchronousSteps:
             return None
@@ -135,11 +135,11 @@ class Engine:
         return measure_all_reduce(self.model, self._strategy, is_compressed=is_compressed)
 
     def check_program(self) -> None:
-        """Refuses a compiled model that the strategy cannot train as one device does."""
+        """Checks that the strategy can train the compiled model as one device does."""
         check_program(self._options, self.model, self._strategy, num_workers=self._workers.count)
 
     def build(self, feed: Feed) -> Any:
-        """Creates every variable that is not there yet, and the compiled steps."""
+        """Creates the missing variables, and returns the compiled steps."""
         if not self.model.compiled:
             raise TfdistError(
                 f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
@@ -178,7 +178,7 @@ class Engine:
         return self._steps
 
     def build_prediction(self, feed: Feed) -> Any:
-        """Returns steps that can predict, which needs neither labels nor losses."""
+        """Returns the steps for prediction, which needs neither labels nor losses."""
         if self._steps is not None:
             return self._steps
         if not all(layer.built for layer in self.model._flatten_layers()):
@@ -190,10 +190,10 @@ class Engine:
         return self._prediction
 
     def check_division(self, kind: str, iterator: Any, feed: Feed) -> Any:
-        """Refuses a program that this strategy's replicas would give another result.
+        """Checks that a program has the same result on this strategy's replicas as on one device.
 
         Returns:
-          An iterator like that given.
+          An iterator that continues like the given one.
         """
         is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
         if not is_divided or kind in self._checked:
@@ -216,7 +216,7 @@ class Engine:
         return iterator
 
     def list_state(self) -> list[keras.Variable]:
-        """Returns the variables of a checkpoint."""
+        """Returns the variables that belong in a checkpoint."""
         extra = self._steps.state if self._steps else []
         optimizer = self.model.optimizer
         own = optimizer.variables if optimizer is not None else []

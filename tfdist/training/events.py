@@ -1,4 +1,4 @@
-"""TensorBoard's event files, when a run continues from before their end."""
+"""Trims TensorBoard's event files when a run continues from a step before their end."""
 
 import contextlib
 
@@ -10,12 +10,12 @@ Event = tf.compat.v1.Event
 def forget_events_after(directory: str, step: int) -> None:
     """Drops the events of later steps from a directory's event files.
 
-    Each file is written anew beside itself and then takes its place; a record that was cut short
-    ends it.
+    Each file is rewritten under a temporary name, which then replaces it. An incomplete record
+    ends the file.
 
     Args:
-      directory: on any file system of `tf.io.gfile`; it need not exist.
-      step: the last one that is kept.
+      directory: a directory on any file system of `tf.io.gfile`; it need not exist.
+      step: the last step to keep.
     """
     if not tf.io.gfile.exists(directory):
         return
@@ -25,7 +25,7 @@ def forget_events_after(directory: str, step: int) -> None:
         path = f"{directory}/{name}"
         records = _read_records(path)
         kept = [record for record in records if Event.FromString(record).step <= step]
-        # The first record says the format's version.
+        # The first record holds the version of the format.
         if len(kept) <= 1:
             tf.io.gfile.remove(path)
         elif len(kept) < len(records):

@@ -1,4 +1,4 @@
-"""The batches of a strategy's replicas, whatever they are made of."""
+"""The data adapter: batches for the replicas of a strategy, from any kind of data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,33 +17,33 @@ Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 
 @dataclass(frozen=True)
 class Feed:
-    """Batches for a strategy, whatever the user gave.
+    """A data adapter: batches for a strategy, from any data that the user may pass.
 
-    The elements of its datasets are pairs of a batch and the batch's place, as from
-    `split_batches`; the place is `()` where only the replicas together know.
+    The elements of its datasets are pairs of a batch and its position in the global batch, as
+    `split_batches` returns them; the position is `()` where only all replicas together know it.
 
     Attributes:
-      batch_spec: structure of `tf.TensorSpec` of a batch, `x`, `(x, y)` or
+      batch_spec: structure of `tf.TensorSpec` for a batch, `x`, `(x, y)` or
         `(x, y, sample_weight)`.
-      num_steps: global batches of an epoch; None if the data do not say.
-      num_examples: examples of an epoch; None if the data do not say.
+      num_steps: global batches per epoch; None if unknown.
+      num_examples: examples per epoch; None if unknown.
       make_train: (context, start step) -> a dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica batches.
       is_endless: whether `make_train` never ends.
-      begins_anew: whether each pass over the data is a dataset of its own, as Keras reads a
-        `tf.data.Dataset`; else one dataset goes on from epoch to epoch.
-      read_passes: reads that many whole passes, and drops others between them or not; only where
-        each pass begins anew.
-      drop_pass: begins a pass and drops it, as Keras 3.15 does after each of a known length, which
-        counts where a dataset is shuffled.
-      learned_steps: steps of a pass whose number the data do not say, once one was read.
-      drops_between: whether it does so between two passes of `fit`, too: not where the user gave
-        `steps_per_epoch`.
-      how_to_continue: what a continued run says of how it comes to its step.
-      read_train: step -> its global batch, in any graph; None where only a dataset can.
-      read_eval: step -> its global batch, likewise.
-      count_steps: reads the data to count the batches of an epoch; None where that does not end.
-      make_fingerprint: returns what tells these data from others, as JSON; see `data.fingerprint`.
+      begins_anew: whether each pass over the data starts a new dataset, as Keras does with a
+        `tf.data.Dataset`; else one dataset continues from epoch to epoch.
+      read_passes: (count, drops_between) -> None; reads that many whole passes, and calls
+        `drop_pass` after each if `drops_between`. For data that begin anew.
+      drop_pass: starts a pass and drops it, as Keras 3.15 does after each pass of known length.
+        This changes the order of a shuffled dataset.
+      learned_steps: steps per pass, once a first pass has shown it, where `num_steps` is None.
+      drops_between: whether `fit` also drops a pass between two passes, which Keras does unless
+        the user gave `steps_per_epoch`.
+      how_to_continue: the part of a continued run's message that says how it reaches its step.
+      read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
+      read_eval: step -> its global batch of an evaluation, likewise.
+      count_steps: reads the data to count the batches of an epoch; None if that would never end.
+      make_fingerprint: returns the fingerprint of the data, as JSON; see `data.fingerprint`.
     """
 
     batch_spec: Any
@@ -70,17 +70,17 @@ class Feed:
         """Returns a distributed iterator that starts with global batch `start_step`.
 
         Args:
-          strategy: whose replicas are fed.
-          start_step: the first batch's number.
-          place: says where among all pipelines the one is that the strategy asks for.
+          strategy: the strategy whose replicas get the batches.
+          start_step: the number of the first batch.
+          place: input context of the strategy -> input context among the pipelines of all workers.
         """
         dataset_step = self.open_train(start_step)
         return _distribute(strategy, lambda c: self._make_train(place(c), dataset_step))
 
     def open_train(self, start_step: int) -> int:
-        """Returns the step for `make_train` from which this process reads on.
+        """Returns the step for `make_train` at which this process starts to read.
 
-        The first time it reads the passes that another process has read before.
+        The first call reads the passes that an earlier process has already read.
         """
         is_first = not self._opened
         self._opened.append(start_step)
@@ -95,7 +95,7 @@ class Feed:
         return step
 
     def is_read(self, step: int) -> bool:
-        """Returns whether a pass over the data ends before a step, and the next begins anew."""
+        """Returns whether a pass over the data ends right before a step, and a new one begins."""
         return self.begins_anew and bool(self.num_steps) and step % (self.num_steps or 1) == 0
 
     def iterate_elements(
@@ -106,14 +106,14 @@ class Feed:
         of_training: bool = True,
         place: Place = lambda c: c,
     ) -> Any:
-        """Returns a distributed iterator over given elements, such as those of another one.
+        """Returns a distributed iterator over given elements, such as those of another iterator.
 
-        It opens nothing that the user gave.
+        It reads none of the user's data.
 
         Args:
-          strategy, place: as of `iterate_train`.
-          elements: for this process's replicas, in turn.
-          of_training: whether it takes the place of one of `iterate_train` or `iterate_eval`.
+          strategy, place: see `iterate_train`.
+          elements: the elements for this process's replicas, in order.
+          of_training: whether it replaces an iterator of `iterate_train`, else of `iterate_eval`.
         """
 
         def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -127,7 +127,7 @@ class Feed:
         return _distribute(strategy, make)
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
-        """Returns a distributed iterator over an epoch; arguments as of `iterate_train`."""
+        """Returns a distributed iterator over an epoch; for the arguments see `iterate_train`."""
         return _distribute(strategy, lambda context: self.make_eval(place(context)))
 
     def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
@@ -136,12 +136,12 @@ class Feed:
     def _assert_endless(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         if not self.is_endless:
             return dataset
-        # TensorFlow need not ask before each step whether one is left.
+        # So TensorFlow need not check before each step whether a batch is left.
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
-    """Returns a dataset of one element that is known to be no more than a spec says."""
+    """Returns a dataset of one element, whose static shapes are exactly those of a spec."""
 
     def hide(*leaves: Any) -> Any:
         return tf.nest.pack_sequence_as(
@@ -159,7 +159,7 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
 
 def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
     distributed = strategy.distribute_datasets_from_function(make_dataset)
-    # The datasets by which TensorFlow brings batches to the devices take no options.
+    # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
     if create is None:
         return iter(distributed)

@@ -1,4 +1,4 @@
-"""How much a model computes, and how fast the machine can."""
+"""Counts a model's floating-point operations, and measures how fast a device can be."""
 
 import math
 import statistics
@@ -12,20 +12,20 @@ TRAINING_PASSES = 3
 """A training step computes as much as three forward passes."""
 
 _ROUNDS = 5
-_LEAST_S = 0.02  # of one measurement
+_LEAST_S = 0.02  # shortest time of one measurement
 
 
 def count_flops(model: keras.Model) -> int:
     """Returns the floating-point operations of one example's forward pass.
 
-    Of convolutions and matrix products, a multiplication and an addition counting as two, as is
-    usual for model FLOPs; a training step takes three times as many.
+    Counts convolutions and matrix products, with a multiplication and an addition as two
+    operations, as is usual for model FLOPs. A training step needs three times as many.
 
     Args:
       model: a built model.
 
     Returns:
-      0 where the shapes of its inputs are not known, as of a subclass of `keras.Model`.
+      The count; 0 if the input shapes are unknown, as for a subclass of `keras.Model`.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, for the convention.
     """
@@ -52,17 +52,17 @@ def count_flops(model: keras.Model) -> int:
 def measure_convolutions(
     model: keras.Model, *, batch_size: int, most: int | None = None
 ) -> tuple[float, float]:
-    """Measures what a device can do at most with a model's own 3x3 convolutions.
+    """Measures the highest speed that a device reaches on a model's convolutions, 1x1 ones aside.
 
-    Each is run forwards alone, in the model's precision, on this process's first device.
+    Only the forward pass of each is run, in the model's precision, on this process's first device.
 
     Args:
       model: a built model.
-      batch_size: examples.
-      most: how many of them, the costliest first; all by default.
+      batch_size: examples per batch.
+      most: how many convolutions to measure, the costliest first; all by default.
 
     Returns:
-      (of the fastest, of all together): operations a second; zeros if there are none.
+      (speed of the fastest, speed of all together), in operations per second; zeros without any.
     """
     costs = {
         layer: 2.0 * math.prod(layer.kernel.shape) * batch_size * math.prod(layer.output.shape[1:3])
@@ -79,7 +79,7 @@ def measure_convolutions(
 
 
 def _time_convolution(layer: keras.layers.Conv2D, shape: tuple[int, ...]) -> float:
-    """Returns the seconds of one convolution, the median of several rounds."""
+    """Returns the seconds that one convolution takes, as the median of several rounds."""
     x = tf.cast(tf.random.stateless_normal(shape, [0, 1]), layer.compute_dtype)
     kernel = tf.random.stateless_normal(tuple(layer.kernel.shape), [0, 2])
     kernel = tf.cast(kernel, layer.compute_dtype)

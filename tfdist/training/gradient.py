@@ -19,7 +19,7 @@ from tfdist.training.step_options import StepOptions
 def compute_loss(
     model: keras.Model, batch: Any, *, call: Callable[[Any], Any] | None = None
 ) -> tuple[tf.Tensor, Any]:
-    """Does what Keras's `train_step` does up to the loss.
+    """Runs Keras's `train_step` up to and including the loss.
 
     Args:
       model: a compiled model.
@@ -41,14 +41,14 @@ def compute_loss(
 
 
 class OwnStep:
-    """A training step where options change how the gradient is computed.
+    """A training step for options that change how the gradient is computed.
 
-    Elsewhere the model's own `train_step` is the step.
+    Without such options, the step is the model's own `train_step`.
 
     Args:
       model: a compiled and built model.
       options: how the gradient is computed.
-      division: of the global batch over the replicas.
+      division: divides the global batch over the replicas.
       metrics: the replicas' metrics.
     """
 
@@ -67,7 +67,7 @@ class OwnStep:
         self._call = make_call(model, division.draws) if options.rematerialize else None
 
     def train(self, data: Any) -> Logs:
-        """Updates the model with a replica's rows; returns the logs."""
+        """Updates the model with a replica's examples; returns the logs."""
         model = self._model
         x, y, sample_weight = batch = keras.utils.unpack_x_y_sample_weight(data)
         known = None
@@ -88,10 +88,10 @@ class OwnStep:
         return logs()
 
     def _find_normalizers(self, batch: Any) -> list[tf.Tensor]:
-        """Returns the losses' normalizers of the global batch, before its parts are computed.
+        """Returns the losses' normalizers for the global batch, before its parts are computed.
 
-        Of the forward pass for it only what they need is run, which are labels, weights and masks
-        and hardly ever a layer.
+        Of this forward pass, TensorFlow runs only what the normalizers need: labels, weights and
+        masks, and hardly ever a layer.
         """
         values = [(v, tf.convert_to_tensor(v.value)) for v in self._model.variables]
         with (
@@ -104,7 +104,7 @@ class OwnStep:
         return self._division.reduce_normalizers(found)
 
     def _differentiate(self, batch: Any, known: Any) -> tuple[list[Any], dict[int, Any], Any]:
-        """Returns the gradient of a replica's loss, what metrics counted, and the outputs."""
+        """Returns the gradients of a replica's loss, the counts of metrics, and the outputs."""
         model = self._model
         variables = model.trainable_variables
         keys: list[int] = []
@@ -120,13 +120,13 @@ class OwnStep:
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
             for part, variable in zip(gradients, variables, strict=True):
                 if isinstance(part, tf.Tensor):
-                    part.set_shape(variable.shape)  # not always found by TensorFlow
+                    part.set_shape(variable.shape)  # TensorFlow does not always infer it
             keys[:] = counts
             masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
             return gradients, list(counts.values()), y_pred, masks
 
         if self._options.jit_compile:
-            # Without the metrics: XLA does not know all operations.
+            # Without the compiled metrics, because XLA does not support all operations.
             differentiate = tf.function(differentiate, jit_compile=True, autograph=False)
         gradients, counts, y_pred, masks = differentiate(batch)
         for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):

@@ -1,4 +1,4 @@
-"""Where gradients in flight are kept: on the parameter servers that hold the weights."""
+"""Slots for the gradients in flight, on the parameter servers that hold the weights."""
 
 import collections
 import uuid
@@ -11,24 +11,24 @@ from tfdist.training.shards import Shard, make_shards
 
 
 class GradientPlaces:
-    """A place for each gradient in flight, given out by tickets.
+    """A slot for each gradient in flight, assigned by tickets.
 
-    A worker that was taken for lost may still write when another one has computed its step. So
+    A worker that was considered lost may still write after another one has computed its step. So
     each step has a ticket, and TensorFlow's accumulators drop a gradient whose ticket is older
-    than what they wait for.
+    than the one they wait for.
 
     Args:
-      variables: whose gradients they are.
-      count: how many may be in flight.
+      variables: the variables whose gradients are stored.
+      count: how many gradients may be in flight.
 
     Attributes:
-      device: of a server that holds some of them.
+      device: the device of a server that holds some of the gradients.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], count: int):
         self._shards = make_shards(variables)
         self._count = count
-        # [shard][place]
+        # [shard][slot]
         self._places: list[list[tf.Tensor]] = []
         self._ticket = 0
         self._given: collections.deque[tf.Tensor] = collections.deque()
@@ -38,7 +38,7 @@ class GradientPlaces:
         return self._shards[0].device
 
     def clear(self) -> None:
-        """Drops what steps have left that were given out and never applied."""
+        """Drops the gradients of steps that were scheduled but never applied."""
         if not self._places:
             self._create()
         self._given.clear()
@@ -57,17 +57,17 @@ class GradientPlaces:
         return ticket
 
     def take_back(self) -> tf.Tensor:
-        """Returns the ticket that was given out first."""
+        """Returns the oldest ticket in use, and frees it."""
         return self._given.popleft()
 
     def find(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the places of a ticket, one on each server."""
+        """Returns the slots of a ticket, one per shard."""
         return [places[int(ticket) % self._count] for places in self._places]
 
     def write(
         self, places: Sequence[tf.Tensor], ticket: tf.Tensor, gradients: dict[int, tf.Tensor]
     ) -> None:
-        """Leaves gradients, by the variables' ids, in their places; a worker does."""
+        """Writes gradients, given by the variables' ids, to their slots. Called on a worker."""
         for shard, place in zip(self._shards, places, strict=True):
             row = shard.join(gradients)
             with tf.device(shard.device):
@@ -76,7 +76,7 @@ class GradientPlaces:
                 )
 
     def read(self, places: Sequence[tf.Tensor], ticket: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns the gradients in some places, by the variables' ids, and leaves none."""
+        """Empties some slots, and returns their gradients by the variables' ids."""
         found: dict[int, tf.Tensor] = {}
         for shard, place in zip(self._shards, places, strict=True):
             with tf.device(shard.device):
@@ -102,7 +102,7 @@ class GradientPlaces:
 
 
 def _take(place: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """Returns the gradient of a place, on its server, and leaves none."""
+    """Empties a slot, and returns its gradient on the slot's server."""
     row = tf.raw_ops.ResourceAccumulatorTakeGradient(
         handle=place, num_required=1, dtype=shard.dtype
     )
@@ -110,5 +110,5 @@ def _take(place: tf.Tensor, shard: Shard) -> tf.Tensor:
 
 
 def _expect(place: tf.Tensor, ticket: tf.Tensor) -> None:
-    """Lets a place drop gradients of older tickets."""
+    """Makes a slot drop gradients with older tickets."""
     tf.raw_ops.ResourceAccumulatorSetGlobalStep(handle=place, new_global_step=ticket)

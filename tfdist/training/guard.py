@@ -1,9 +1,9 @@
-"""The guard: a program that replicas cannot divide is refused before its first step.
+"""The guard: refuses a program that replicas cannot divide, before its first step.
 
-Several replicas give the result of one device if the mean of their values is the global batch's.
-That holds for most programs and can be tried on each: the step runs twice, without an effect, once
-with the rows of a batch divided over the replicas and once with all rows on every replica, which
-is what one device computes. Losses, metrics, gradients and states must agree.
+Several replicas give the result of one device if the mean of their values is that of the global
+batch. This holds for most programs, and the guard tests it: the step runs twice, without lasting
+effects, once with a batch divided over the replicas and once with the whole batch on every
+replica, which is what one device computes. Losses, metrics, gradients and states must agree.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from tfdist.training.step import Steps
 from tfdist.training.step_checks import overrides
 from tfdist.training.synchronous import to_numbers
 
-# Rows a replica that show what all rows would.
+# So many examples per replica show the same as all of them.
 _ROWS = 8
 _LIBRARIES = ("keras.", "keras_hub.", "models.", "tfdist.")
-# Of Keras's own losses, those that are one number of the rows that they see together.
+# Keras's own losses that compute a single number from all examples that they see.
 _OF_BATCHES = (keras.losses.Dice, keras.losses.Tversky, keras.losses.CTC)
-# TensorFlow's own random operations, which keep their state; those of Keras's generators have none.
+# TensorFlow's stateful random operations; those of Keras's generators are stateless.
 _DRAWS = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -42,15 +42,15 @@ _DRAWS = {
     "SampleDistortedBoundingBoxV2",
     "TruncatedNormal",
 }
-# What computes in float32 whatever it is given.
+# Operations that compute in float32 for every dtype of their input.
 _FLOAT32 = {"CropAndResize", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ScaleAndTranslate"}
-# Of a tolerance: what weights are rounded by, and how often more a difference may be.
+# The part of the tolerance by which weights are moved, and how many times its effect is allowed.
 _ROUNDING, _MOVES = 1e-4, 30
 _TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 class _Outcome(NamedTuple):
-    """What a step found: name -> number or array."""
+    """The results of a step: name -> number or array."""
 
     logs: dict[str, Any]
     gradients: dict[str, np.ndarray]
@@ -58,9 +58,9 @@ class _Outcome(NamedTuple):
 
 
 def is_known(model: keras.Model) -> bool:
-    """Returns whether a model consists of nothing but what is known to be divisible.
+    """Returns whether a model consists only of parts that are known to be divisible.
 
-    Keras's own layers, losses and optimizers, and those of this project, with Keras's own steps.
+    These are the layers, losses and optimizers of Keras and of this project, and Keras's steps.
     """
     if overrides(model, "train_step", "test_step", "compute_loss", "compute_metrics"):
         return False
@@ -93,21 +93,21 @@ def check_division(
     kind: str,
     generators: Sequence[keras.random.SeedGenerator],
 ) -> float:
-    """Checks that replicas give the result of one device; all workers call it.
+    """Checks that replicas give the result of one device. All workers must call this.
 
     Args:
       model: a compiled and built model.
       strategy: the strategy it was built under.
       steps: its steps.
       batch: a global batch, the same on all workers.
-      kind: of step, `train` or `test`.
-      generators: those of its layers.
+      kind: the kind of step, `train` or `test`.
+      generators: the seed generators of the model's layers.
 
     Returns:
-      The seconds that it took; 0 where there are fewer rows than replicas, which get all of them.
+      The seconds that it took; 0 if each replica gets all examples because they are too few.
 
     Raises:
-      TfdistError: they do not; it names what depends on the rows that are together.
+      TfdistError: they do not; the message names what depends on which examples are together.
     """
     began = time.perf_counter()
     replicas = strategy.num_replicas_in_sync
@@ -128,7 +128,7 @@ def check_division(
             except (tf.errors.OpError, TypeError, ValueError) as error:
                 raise TfdistError(
                     f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} fails "
-                    f"on some of its rows: {_shorten(error)}. Let it take batches of any size, or "
+                    f"on a part of it: {_shorten(error)}. Make it accept batches of any size, or "
                     "train on one device."
                 ) from error
             states = {
@@ -142,34 +142,34 @@ def check_division(
     parts = [(r * own, (r + 1) * own) for r in range(replicas)]
     graph = None
     if hasattr(run, "get_concrete_function"):
-        # One trace for any rows, which makes what only tracing makes.
+        # One trace for any number of examples. It also creates what only tracing creates.
         spec = keras.tree.map_structure(_hide_rows, batch)
         graph = run.get_concrete_function(spec, _to_bounds(parts, strategy)).graph
     operations = _list_operations(graph)
     drawing = next((name for name in operations if name in _DRAWS), None)
     if drawing is not None:
         raise TfdistError(
-            f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws by "
-            f"TensorFlow's {drawing}, other numbers on each. Draw with keras.random and a "
+            f"Cannot divide a batch over {replicas} replicas: {type(model).__name__} draws with "
+            f"TensorFlow's {drawing}, which differs on each. Draw with keras.random and a "
             'SeedGenerator, train on one device, or give check="off" to train anyway.'
         )
     seeds.update(id(generator.state) for generator in [*generators, *steps.generators])
-    sums = [state.numpy() for state in steps.read_states()]  # of an epoch that is continued
+    sums = [state.numpy() for state in steps.read_states()]  # those of a continued epoch
     divided = compute(parts)
     whole = compute([(0, rows)] * replicas)
     tolerance = _find_tolerance(model, operations)
     culprit = _compare(divided, whole, tolerance)
     if culprit is not None:
-        # Some networks make much of rounding: no more can be asked than what it does to the whole.
+        # Some networks amplify rounding: allow for its effect on the undivided batch.
         moved = compute([(0, rows)] * replicas, moved_by=tolerance * _ROUNDING)
         culprit = _compare(divided, whole, tolerance, moved)
     if culprit is not None:
         part, is_loss = _explain(model, batch)
-        gather = "gather the rows by gather_outputs=True, " if is_loss else ""
+        gather = "gather the outputs with gather_outputs=True, " if is_loss else ""
         raise TfdistError(
-            f"Cannot divide a batch over {replicas} replicas: {culprit} depends on which rows are "
-            f"together ({part}). Make it a mean over the rows, {gather}train on one device, or "
-            'give check="off" to train anyway.'
+            f"Cannot divide a batch over {replicas} replicas: {culprit} depends on which examples "
+            f"are together ({part}). Make it a mean over the examples, {gather}train on one "
+            'device, or give check="off" to train anyway.'
         )
     steps.write_states(sums)
     return time.perf_counter() - began
@@ -198,14 +198,14 @@ def _hide_rows(leaf: Any) -> Any:
 
 
 def _to_bounds(bounds: list[tuple[int, int]], strategy: tf.distribute.Strategy) -> Any:
-    """Returns where replicas' rows begin and end, as a tensor unless sizes must be known."""
+    """Returns the bounds of the replicas' examples, as a tensor unless sizes must be static."""
     if find_traits(strategy).fixes_shapes:
         return tuple(bounds)
     return tf.constant(bounds, tf.int64)
 
 
 def _list_operations(graph: Any) -> list[str]:
-    """Returns the kinds of operations of a graph and its functions."""
+    """Returns the types of the operations of a graph and its functions."""
     if graph is None:
         return []
     definition = graph.as_graph_def()
@@ -214,7 +214,7 @@ def _list_operations(graph: Any) -> list[str]:
 
 
 def _shorten(error: Exception) -> str:
-    """Returns what an error says, in one line."""
+    """Returns the message of an error, in one line."""
     text = getattr(error, "message", "") or str(error)
     found = re.search(r"\(0\) (.*)", text)  # the first of TensorFlow's root errors
     return (found[1] if found else shorten_error(error))[:300].rstrip(".")
@@ -230,7 +230,7 @@ def _slice(batch: Any, first: int, last: int) -> Any:
 def _without_effect(
     model: keras.Model, steps: Steps, strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
-    """Gives every variable back what it held."""
+    """Restores the values of all variables on exit."""
     metrics = {id(v) for v in steps.metrics.list_variables()}
     states = [v for v in model.variables if id(v) not in metrics]
     states += [g.state for g in steps.generators if not any(g.state is v for v in states)]
@@ -246,7 +246,7 @@ def _without_effect(
 
 
 def _find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
-    """Returns how far two computations of a model may be apart, relative to what they compute."""
+    """Returns the relative difference that two computations of a model may have."""
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
     tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
@@ -257,7 +257,7 @@ def _find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
 
 
 def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: float) -> None:
-    """Changes every weight by a share of itself, up or down."""
+    """Changes every weight by a fraction of its value, up or down."""
     with strategy.scope():
         for number, variable in enumerate(model.trainable_variables):
             value = variable.numpy()
@@ -268,13 +268,13 @@ def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: fl
 def _compare(
     divided: _Outcome, whole: _Outcome, tolerance: float, moved: _Outcome | None = None
 ) -> str | None:
-    """Returns what differs first, in words; None if nothing does.
+    """Describes the first difference between two outcomes; returns None if there is none.
 
     Args:
-      divided, whole: what is compared.
-      tolerance: of both, relative.
-      moved: the whole with weights moved by their rounding, which moves it by a part of what may
-        differ.
+      divided, whole: the outcomes to compare.
+      tolerance: the relative tolerance.
+      moved: the whole batch computed with slightly moved weights. A multiple of its distance from
+        `whole` is allowed as well.
     """
 
     def differs(kind: str, name: str, expected: Any, *, floor: float) -> bool:
@@ -307,7 +307,7 @@ def _differs(
 
 
 def _measure_gap(found: Any, expected: Any) -> float:
-    """Returns the largest difference of two arrays; infinite where their shapes differ."""
+    """Returns the largest difference of two arrays; infinite if their shapes differ."""
     found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
     if found.shape != expected.shape:
         return np.inf
@@ -317,10 +317,10 @@ def _measure_gap(found: Any, expected: Any) -> float:
 
 
 def _explain(model: keras.Model, batch: Any) -> tuple[str, bool]:
-    """Returns what of a program it may be, by trying its parts on a whole batch and on halves.
+    """Finds the likely culprit in a program by running its parts on a whole batch and on halves.
 
     Returns:
-      In words; whether it is what the model is compiled with or a `compute_loss`.
+      A description, and whether the culprit is a loss for which outputs can be gathered.
     """
     own = overrides(model, "train_step", "compute_loss")
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -340,7 +340,7 @@ def _explain(model: keras.Model, batch: Any) -> tuple[str, bool]:
             _differs((a + b) / 2, c, 1e-3, floor=1e-6)
             for a, b, c in zip(first, second, added, strict=False)
         ):
-            return "a layer's add_loss is no mean over the rows: add one value an example", False
+            return "a layer's add_loss is not a mean: add one value per example", False
         for flat in getattr(model._compile_loss, "_flat_losses", None) or ():
             values = [
                 float(
@@ -353,9 +353,9 @@ def _explain(model: keras.Model, batch: Any) -> tuple[str, bool]:
             is_mean = not _differs((values[1] + values[2]) / 2, values[0], 1e-3, floor=1e-6)
             if isinstance(flat.loss, _OF_BATCHES) or not is_mean:
                 name = getattr(flat.loss, "name", flat.loss)
-                return f"the loss {name!r} is no mean of its rows", "train_step" not in own
-    except Exception:  # the program's own code, on rows that it was not made for
+                return f"the loss {name!r} is not a mean over examples", "train_step" not in own
+    except Exception:  # the user's code may fail on batch sizes that it was not written for
         pass
     if own:
         return f"{type(model).__name__}.{own[0]}", own[0] == "compute_loss"
-    return "a layer takes the rows of a batch together", False
+    return "a layer combines the examples of a batch", False

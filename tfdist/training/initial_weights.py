@@ -1,4 +1,4 @@
-"""The weights of a finished run, which another one begins with."""
+"""The weights of a finished run, with which another run begins."""
 
 import tempfile
 
@@ -10,10 +10,10 @@ from tfdist.errors import TfdistError, shorten_error
 
 
 class InitialWeights:
-    """The weights of a saved model, by their paths. Made outside of any strategy's scope.
+    """The weights of a saved model, by path. Must be created outside of any strategy's scope.
 
     Args:
-      run_dir: a finished run, or a `.keras` file.
+      run_dir: the directory of a finished run, or a `.keras` file.
 
     Raises:
       TfdistError: there is no model, or Keras cannot read it.
@@ -31,7 +31,7 @@ class InitialWeights:
                 local = f"{directory}/model.keras"
                 tf.io.gfile.copy(path, local)
                 saved = keras.models.load_model(local, compile=False)
-        except Exception as error:  # whatever a file of another program holds
+        except Exception as error:  # another program's file may hold anything
             raise TfdistError(
                 f"Cannot read `init_from={run_dir}`: {shorten_error(error)}"
             ) from error
@@ -43,12 +43,12 @@ class InitialWeights:
         """Sets the weights of a built model that have the same path and shape.
 
         Raises:
-          TfdistError: the model is not built, or none has.
+          TfdistError: the model is not built, or no trainable weight matches.
         """
         if not all(layer.built for layer in model._flatten_layers()):
             raise TfdistError(
-                f"`init_from={self._run_dir}` needs {model.name!r} to be built. "
-                "Let build_model return a model that knows its inputs."
+                f"`init_from={self._run_dir}` requires {model.name!r} to be built. "
+                "Return a model with known inputs from build_model."
             )
         used = [
             variable
@@ -59,8 +59,8 @@ class InitialWeights:
         trainable = {id(variable) for variable in model.trainable_variables}
         if not any(id(variable) in trainable for variable in used):
             raise TfdistError(
-                f"No weight of `init_from={self._run_dir}` has the name and shape of one of "
-                f"{model.name!r}. Name a run of the same network."
+                f"No weight in `init_from={self._run_dir}` matches one of {model.name!r} by name "
+                "and shape. Name a run of the same network."
             )
         for variable in used:
             variable.assign(self._values[variable.path])
@@ -69,8 +69,8 @@ class InitialWeights:
         self._num_used = len(used)
 
     def describe(self) -> str:
-        """Returns which weights were taken, in a line."""
-        text = f"Begins with {self._num_used} weights of {self._run_dir}"
+        """Describes in one line which weights were used."""
+        text = f"Starting with {self._num_used} weights from {self._run_dir}"
         if not self._new:
             return f"{text}."
         more = f" and {len(self._new) - 3} more" if len(self._new) > 3 else ""

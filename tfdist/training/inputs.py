@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` accept, turned into a `Feed`."""
+"""Builds the data adapter, a `Feed`, for what `fit`, `evaluate` and `predict` accept."""
 
 import itertools
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from tfdist.internals import (
 )
 from tfdist.training.feed import Feed
 
-_SKIPPING = ", past the batches of the dataset that were seen: they are read once more"
+_SKIPPING = ", skipping the batches that were seen: they are read again"
 
 
 def make_feed(
@@ -46,27 +46,27 @@ def make_feed(
     micro_batches: int = 1,
     keeps_order: bool = False,
 ) -> Feed:
-    """Returns the feed of whatever Keras's `fit` would take, or of a tfdist source.
+    """Returns the data adapter for anything that Keras's `fit` accepts, or for a tfdist source.
 
     Args:
       x: a `tfdist.data.Source`; arrays (a structure of them) with `y`; a `tf.data.Dataset`
-        of global batches, or anything else that Keras takes for one: a generator, a
-        `keras.utils.PyDataset`, a loader of PyTorch's or Grain's; or a function from a
+        of global batches, or anything else that Keras accepts instead: a generator, a
+        `keras.utils.PyDataset`, a PyTorch or Grain loader; or a function from a
         `tf.distribute.InputContext` to a dataset of per-replica batches.
       y, sample_weight: arrays, only with arrays.
-      global_batch_size: what the optimizer sees at a step; ignored for datasets and functions,
-        whose batches are what they are.
+      global_batch_size: examples per step, over all replicas; ignored for datasets and functions,
+        which make their own batches.
       num_replicas: replicas that share a global batch.
-      seed: of the order and the augmentation.
+      seed: seed of the order and the augmentation.
       shuffle: whether training sees sources and arrays in a new order each epoch.
       class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
-      micro_batches: the parts in which a replica is to compute its rows in training.
-      keeps_order: whether the data must come in the same order to every worker, and once more.
+      micro_batches: the parts in which a replica computes its examples in training.
+      keeps_order: whether the data must have the same order on every worker and when read again.
 
     Raises:
-      TfdistError: a dataset shuffled without a seed that must keep its order; a source's batch too
-        small for the replicas or the parts, or unknown data.
+      TfdistError: a dataset that must keep its order is shuffled without a seed; a source's batch
+        is too small for the replicas or the micro-batches; or the kind of data is unknown.
     """
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
@@ -89,7 +89,7 @@ def make_feed(
         if keeps_order and is_shuffled_anew(x):
             raise TfdistError(
                 "Cannot train several workers, or continue a run, on a dataset that is shuffled "
-                "without a seed: they would not see each example once. Give shuffle(..., seed=...)."
+                "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
             )
         return _make_dataset_feed(_weigh_classes(x, class_weight))
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
@@ -121,10 +121,10 @@ def make_feed(
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
-    """Checks that every replica has a row of each global batch for every micro-batch.
+    """Checks that every micro-batch of every replica has at least one example.
 
     Raises:
-      TfdistError: it has not.
+      TfdistError: the global batch is too small.
     """
     if global_batch_size < num_replicas:
         raise TfdistError(
@@ -134,7 +134,7 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
     rows = global_batch_size // num_replicas
     if rows < micro_batches:
         raise TfdistError(
-            f"Cannot cut a replica's {rows} of {global_batch_size} examples into "
+            f"Cannot split a replica's {rows} of {global_batch_size} examples into "
             f"{micro_batches} micro-batches. Give `micro_batches={rows}` or fewer, or "
             f"`global_batch_size={num_replicas * micro_batches}` or more."
         )
@@ -143,13 +143,13 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
 def _refuse(x: Any, given: list[str]) -> None:
     if given:
         raise TfdistError(
-            f"Cannot take {' and '.join(given)} beside a {type(x).__name__}: its elements hold it "
-            "all. Give (x, y) or (x, y, sample_weight) as its elements."
+            f"Cannot use {' and '.join(given)} with a {type(x).__name__}, whose elements must "
+            "hold all data. Make its elements (x, y) or (x, y, sample_weight)."
         )
 
 
 def _is_dense(*data: Any) -> bool:
-    """Whether data are arrays, of which any rows can be gathered."""
+    """Returns whether data are dense arrays, whose rows can be gathered in any order."""
     if not array_data_adapter.can_convert_arrays(data):
         return False
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
@@ -165,9 +165,9 @@ def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) ->
             x, y, sample_weight=sample_weight, class_weight=class_weight
         )
     except (ValueError, IndexError, KeyError) as error:
-        raise TfdistError(" ".join(str(error).split()) or "Cannot train on no array.") from error
+        raise TfdistError(" ".join(str(error).split()) or "Cannot train without data.") from error
     if y is None and sample_weight is not None:
-        raise TfdistError("Cannot weigh examples without labels: give y beside sample_weight.")
+        raise TfdistError("Cannot weight examples without labels: give y with sample_weight.")
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
 
@@ -216,7 +216,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
 
     def read_from(step: int) -> tf.data.Dataset:
-        # Keras does not ask for more than there is, and a cache is not filled before one does.
+        # Keras does not read past a known end, and a cache is complete only once something does.
         left = dataset.take(cardinality) if cardinality > 0 else dataset
         return left.skip(step) if step else left
 
@@ -247,14 +247,14 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
                 element_spec=dataset.element_spec,
             )
         },
-        # Where its length is known, nothing is asked for after its end.
+        # If its length is known, nothing is read past its end.
         is_endless=cardinality > 0 or is_infinite,
         how_to_continue=_SKIPPING,
     )
 
 
 def _make_adapter_feed(adapter: Any) -> Feed:
-    """Returns the feed of what only Python can read, from one epoch to the next."""
+    """Returns the data adapter for data that only Python can read, epoch after epoch."""
     dataset = adapter.get_tf_dataset()
 
     def read_epochs() -> Any:
@@ -263,7 +263,7 @@ def _make_adapter_feed(adapter: Any) -> Feed:
                 adapter.on_epoch_end()
             adapter.on_epoch_begin()
             count = 0
-            # Not the dataset: TensorFlow would wait for itself where one reads another in Python.
+            # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
             for count, batch in enumerate(adapter.get_numpy_iterator(), start=1):
                 yield batch
                 if count == adapter.num_batches:
@@ -286,7 +286,7 @@ def _make_adapter_feed(adapter: Any) -> Feed:
         make_train=make_train,
         make_eval=make_eval,
         is_endless=False,
-        # What does not know its length begins each epoch by itself.
+        # Data of unknown length start each epoch anew.
         begins_anew=not adapter.num_batches,
         how_to_continue=_SKIPPING,
     )
@@ -297,7 +297,7 @@ def _place_batches(
 ) -> tf.data.Dataset:
     place = _find_place(context)
     if place["num_replicas"] == 1:
-        # Whole, whatever they are made of.
+        # A single replica gets whole batches, of any structure.
         def add_place(*arguments: Any) -> Any:
             batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
             return batch, ()
@@ -343,7 +343,7 @@ def _add_batch_dimension(spec: Any) -> Any:
 
 
 def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:
-    """Returns the examples of a step, as Keras finds them."""
+    """Returns the number of examples per step, chosen as in Keras."""
     if batch_size:
         return batch_size
     is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
@@ -351,6 +351,6 @@ def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None)
 
 
 def count_rows(x: Any) -> int:
-    """Returns the number of examples of arrays."""
+    """Returns the number of examples in arrays."""
     leaf = keras.tree.flatten(x)[0]
     return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)

@@ -1,4 +1,4 @@
-"""Local SGD: workers that train by themselves and average their weights now and then."""
+"""Local SGD: workers train independently, and average their weights from time to time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from tfdist.training.workers import Workers
 
 
 class LocalSteps(SynchronousSteps):
-    """What a trainer does at its steps under a `LocalSgdStrategy` of several workers.
+    """The steps of a trainer under a `LocalSgdStrategy` with several workers.
 
-    Each step is the worker's own. After every `sync_every`-th one, and at the end of an epoch,
-    the workers' weights become their mean.
+    Each worker makes its own steps. After every `sync_every` steps, and at the end of an epoch,
+    the workers' weights are replaced by their mean.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalSteps(SynchronousSteps):
         return logs | to_numbers(self.steps.logs_of["test"](vector))
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
-        """Returns the logs of all workers; between two averagings, of this one alone."""
+        """Returns the logs of all workers right after a sync, else those of this worker alone."""
         if not self._is_settled:
             return trained.logs
         return to_numbers(self.steps.logs_of["train"](self._workers.sum(trained.vector)))
@@ -80,14 +80,14 @@ class LocalSteps(SynchronousSteps):
 
 
 class WeightAverager:
-    """Makes the workers' weights their mean, weighted by the examples each has seen.
+    """Replaces the workers' weights by their mean, weighted by the examples that each has seen.
 
-    Every method but `count` communicates: all workers call it at the same step.
+    Every method but `count` communicates: all workers must call it at the same step.
 
     Args:
-      model: the worker's model, every variable of it and of its optimizer created.
-      strategy: whose options say how to average.
-      workers: who averages.
+      model: the worker's model, whose variables and optimizer variables all exist.
+      strategy: the strategy, whose options say how to average.
+      workers: the workers that average.
 
     Source: Stich 2019, arXiv:1805.09767; the outer step is that of Wang et al. 2020,
       arXiv:1910.00643, algorithm 1, without its division by the learning rate.
@@ -116,7 +116,7 @@ class WeightAverager:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimizer, `collect` called before."""
+        """The variables for a checkpoint besides the model's and optimizer's; `collect` first."""
         momentum = [self._momentum] if self._has_outer_step else []
         return momentum + ([self._slots_of_workers] if self._own.size else [])
 
@@ -125,7 +125,7 @@ class WeightAverager:
         self._examples += num_examples
 
     def begin(self, *, restored: bool) -> None:
-        """Gives all workers the chief's weights, and each its own state of a checkpoint."""
+        """Gives all workers the chief's weights, and each its own state from a checkpoint."""
         mine = self._averaged.read()
         self._anchor = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
         self._averaged.write(self._anchor)
@@ -137,7 +137,7 @@ class WeightAverager:
         self._examples = 0.0
 
     def average(self) -> None:
-        """Replaces every worker's weights by the mean and the outer step from it."""
+        """Replaces every worker's weights by their mean, after the outer step if there is one."""
         mine = np.append(self._averaged.read(), 1).astype(self._averaged.dtype)
         total = self._workers.sum(mine * mine.dtype.type(self._examples))
         mean = total[:-1] / total[-1]
@@ -152,7 +152,7 @@ class WeightAverager:
         self._examples = 0.0
 
     def collect(self) -> None:
-        """Brings what each worker keeps for itself to all of them, for a checkpoint."""
+        """Gathers the state that each worker keeps for itself on all workers, for a checkpoint."""
         if self._own.size:
             self._slots_of_workers.assign(self._workers.gather(self._own.read()[None]))
 

@@ -23,24 +23,24 @@ from tfdist.training.workers import Workers
 
 
 class FitLoop:
-    """One call of a trainer's `fit`, on every worker alike.
+    """One call of a trainer's `fit`, which runs identically on every worker.
 
     Args:
-      model: the trainer's.
-      steps: what happens at a step of it.
-      check: looks at the first batches, and returns an iterator that still has them.
-      progress: the trainer's, moved on.
+      model: the trainer's model.
+      steps: the steps of the model.
+      check: checks the first batch, and returns an iterator that still has it.
+      progress: the trainer's progress, which is updated.
       list_state: returns the variables of a checkpoint.
       workers: the processes that train together.
-      recovery: where checkpoints go; None for none.
+      recovery: writes and restores checkpoints; None for none.
       schedule: steps and epochs.
-      history: the trainer's.
-      callbacks: Keras's callbacks, the history among them.
-      interval: between checkpoints, besides one an epoch.
-      steps_per_loop: the most steps that are run at a time.
-      data: what a checkpoint keeps of the data: the fingerprint, and the batch size.
-      evaluate: validates and returns the logs, or None once its argument says that it was
-        stopped; None for no validation.
+      history: the trainer's history.
+      callbacks: Keras's callbacks, including the history.
+      interval: the interval between checkpoints, besides one per epoch.
+      steps_per_loop: the most steps to run at a time.
+      data: what a checkpoint records about the data: the fingerprint, and the batch size.
+      evaluate: validates and returns the logs, or None once its argument reports a stop;
+        None for no validation.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FitLoop:
         self._callbacks.on_train_end(self._logs)
 
     def _run_epoch(self, epoch: int, feed: Feed) -> bool:
-        """Trains to the end of an epoch or of the data; returns whether there were any."""
+        """Trains to the end of an epoch or of the data; returns whether the epoch is complete."""
         progress = self._progress
         while True:
             if self._iterator is None:
@@ -143,9 +143,9 @@ class FitLoop:
         self._iterator = self._check(iterator)
 
     def _run_out(self) -> None:
-        """Asks for one batch more, as Keras does each epoch of data that do not say how many.
+        """Requests one more batch, as Keras does in each epoch of data of unknown length.
 
-        What of a step needs no data runs all the same: the optimizer counts it, and decays weights.
+        The part of a step that needs no data still runs: the optimizer counts and decays weights.
         """
         try:
             self._steps.train(self._iterator)
@@ -154,12 +154,12 @@ class FitLoop:
             return
         raise TfdistError(
             "The data have more batches in this epoch than the "
-            f"{self._schedule.steps_per_epoch} of the first. Give `steps_per_epoch`, or data that "
-            "are the same each time."
+            f"{self._schedule.steps_per_epoch} of the first. Give `steps_per_epoch`, or data with "
+            "the same number of batches in each epoch."
         )
 
     def _end_pass(self, feed: Feed) -> None:
-        """Lets go of a dataset that was read to its end, as Keras does, before the validation."""
+        """Drops a dataset that was read to its end, as Keras does, before the validation."""
         is_last = self._progress.step >= self._schedule.total_steps
         if not self._steps.passes_on:
             self._iterator = None
@@ -169,7 +169,7 @@ class FitLoop:
             feed.drop_pass()
 
     def _take_end_of_data(self, epoch: int) -> bool:
-        """Ends an epoch with its data, as Keras does; returns whether it had any."""
+        """Ends an epoch with its data, as Keras does; returns whether the epoch is complete."""
         batch = self._progress.step - self._find_start(epoch)
         if batch == 0:
             warnings.warn("The data ran out; training ends before its last epoch.", stacklevel=2)
@@ -186,9 +186,9 @@ class FitLoop:
         return epoch * self._schedule.steps_per_epoch
 
     def _finalize(self) -> None:
-        """Lets an optimizer that averages the weights leave their average, as Keras does.
+        """Replaces the weights by their moving average if the optimizer has one, as Keras does.
 
-        Not where training goes on later: the next run starts from the weights themselves.
+        Does nothing after a stop, because the next run continues from the weights themselves.
         """
         optimizer = self._model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer) and not self._progress.was_stopped:
@@ -196,7 +196,7 @@ class FitLoop:
                 optimizer.finalize_variable_values(self._model.trainable_weights)
 
     def _begin(self, feed: Feed, *, verbose: int) -> None:
-        """Starts from the newest checkpoint, or from where the trainer is."""
+        """Starts from the newest checkpoint, or else from the trainer's current state."""
         progress, history = self._progress, self._history
         history.history = {}
         self._model.stop_training = False
@@ -207,7 +207,7 @@ class FitLoop:
         self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
-            restored_epoch = self._model._initial_epoch or 0  # by BackupAndRestore
+            restored_epoch = self._model._initial_epoch or 0  # set by BackupAndRestore
             first = restored_epoch * self._schedule.steps_per_epoch
             progress.step = max(self._schedule.first_step, first)
             return
@@ -230,15 +230,15 @@ class FitLoop:
         history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
         if not self._progress.is_epoch_open:
             self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
-        # Where the first epoch's end is not known yet, this may be it.
+        # While the length of an epoch is unknown, this may be the end of the first one.
         is_last = self._progress.is_epoch_open or not self._schedule.is_known
         self._logs = dict(state["logs"]) if is_last else {}
-        # Asked for more steps than the run that a callback ended, this one goes on.
+        # A run that a callback ended continues if it is asked for a different number of steps.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
 
     def _check_data(self, before: Mapping[str, Any]) -> None:
-        """Refuses to continue on other data than those of a checkpoint."""
+        """Checks that the data are those of the checkpoint."""
         difference = describe_difference(before.get("train", {}), self._data["train"])
         sizes = before.get("batch_size"), self._data["batch_size"]
         if difference is None and None not in sizes and sizes[0] != sizes[1]:
@@ -246,11 +246,11 @@ class FitLoop:
         if difference is not None:
             raise TfdistError(
                 f"Cannot continue after step {self._progress.step}: {difference}. Give the data of "
-                "the checkpoint, or another directory to train anew."
+                "the checkpoint, or another directory to start over."
             )
 
     def _forget_epochs_from(self, num_epochs: int) -> None:
-        """Leaves out of the history an epoch that a callback ended in its middle; it goes on."""
+        """Drops from the history an epoch that a callback ended midway and that now continues."""
         history = self._history
         is_in_epoch = self._progress.step % self._schedule.steps_per_epoch != 0
         if is_in_epoch and self._progress.step < self._schedule.total_steps:
@@ -289,10 +289,10 @@ class FitLoop:
                 self._save()
 
     def _train(self, iterator: Any, batch: int, num_steps: int, last: int) -> bool:
-        """Trains on some batches of an epoch of `last`, and tells the callbacks of each.
+        """Trains on some batches of an epoch with `last` batches, and calls callbacks for each.
 
         Returns:
-          Whether the workers hold one model now.
+          Whether the workers are in sync.
         """
         progress = self._progress
         self._callbacks.on_train_batch_begin(batch)
@@ -320,7 +320,7 @@ class FitLoop:
         self._progress.is_epoch_open = True
 
     def _end_epoch(self, epoch: int) -> bool:
-        """Validates and ends an epoch; returns False if it was stopped before or after that."""
+        """Validates and ends an epoch; returns False if a stop was requested meanwhile."""
         if self._evaluate is not None and self._schedule.validation_epochs(epoch):
             logs = self._evaluate(self._is_stopped_alone)
             if logs is None:
@@ -335,14 +335,14 @@ class FitLoop:
         return not self._progress.was_stopped
 
     def _is_stopped_alone(self) -> bool:
-        """Whether a stop was asked for that no other worker has to agree to."""
+        """Returns whether a stop was requested that no other worker has to agree to."""
         return self._workers.count == 1 and self._progress.is_asked_to_stop
 
     def _agree(self, *, save: bool = False) -> bool:
-        """Lets all workers stop where one was asked to, or a callback of one wants it.
+        """Makes all workers stop if one of them was asked to, or if a callback of one requests it.
 
         Returns:
-          Whether one of them wants a checkpoint.
+          Whether one of them requests a checkpoint.
         """
         stop, self._model.stop_training, save = agree(
             self._workers,
@@ -355,7 +355,7 @@ class FitLoop:
         return save
 
     def _save(self) -> None:
-        """Begins to write a checkpoint of the present step, if there is a place for them."""
+        """Starts writing a checkpoint of the current step, if checkpoints are kept."""
         if self._recovery is None:
             return
         name = find_nonfinite(self._model.trainable_variables)

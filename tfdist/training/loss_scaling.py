@@ -1,7 +1,7 @@
 """Dynamic loss scaling for float16, decided on the gradient of the global batch.
 
 Keras 3.15 wraps the optimizer of a `mixed_float16` model in a `LossScaleOptimizer`. Its own `apply`
-cannot change its state under every strategy; what it decides, and when, is followed here.
+cannot change its state under every strategy, so this module makes the same decisions instead.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def get_inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that updates the weights: the one itself, or the one it wraps."""
+    """Returns the optimizer that updates the weights: the given one, or the one it wraps."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer
     return optimizer
@@ -23,15 +23,15 @@ def apply_scaled_gradients(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     variables: Sequence[keras.Variable],
 ) -> None:
-    """Updates the variables, or skips the update where a scaled gradient is not finite.
+    """Updates the variables, or skips the update if a scaled gradient is not finite.
 
-    A skipped update halves the scale and is no step of a learning-rate schedule, as in Keras.
-    Called in replica context.
+    As in Keras, a skipped update halves the scale and does not advance a learning-rate schedule.
+    Must be called in replica context.
 
     Args:
-      optimizer: a model's.
-      gradients: of the loss after `optimizer.scale_loss`, the same on all replicas.
-      variables: what they are the gradients of.
+      optimizer: the model's optimizer.
+      gradients: the gradients of the loss after `optimizer.scale_loss`, the same on all replicas.
+      variables: the variables to which the gradients belong.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]

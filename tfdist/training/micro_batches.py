@@ -1,7 +1,7 @@
-"""Gradient accumulation: a replica computes its rows in parts, one after the other.
+"""Gradient accumulation: a replica computes its examples in micro-batches, one after the other.
 
-What a part needs is freed before the next one begins, so that the activations take the memory of
-one part. The step stays one step: one all-reduce and one update of the sums over all parts.
+The memory of a micro-batch is freed before the next one begins, so only the activations of one are
+in memory. It remains a single step, with one all-reduce and one update for all micro-batches.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from tfdist.data.graph_errors import assert_in_graph
 def sum_over_micro_batches(
     compute: Callable[[Any, tf.Tensor, tf.Tensor], Any], batch: Any, *, micro_batches: int
 ) -> Any:
-    """Returns the sum of what a function computes of the parts of a batch.
+    """Returns the sum of a function's results for the micro-batches of a batch.
 
     Args:
-      compute: (part, place of its first row in the batch, its number of rows) -> a structure of
-        tensors, of `tf.IndexedSlices`, whose rows are kept side by side unless each part has the
-        same number, and of None. Traced once.
-      batch: one replica's, any structure of [rows, ...] and None.
-      micro_batches: the parts, whose sizes differ by at most one row.
+      compute: (micro-batch, index of its first example, its number of examples) -> a structure of
+        tensors, `tf.IndexedSlices` and None. Slices are concatenated, unless their number is
+        static: then their values are added. Traced once.
+      batch: one replica's batch, any structure of [examples, ...] and None.
+      micro_batches: the number of micro-batches, whose sizes differ by at most one example.
     """
     num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
 
@@ -33,7 +33,7 @@ def sum_over_micro_batches(
         part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
         return compute(part, first, end - first)
 
-    # A loop has to know what it adds up before its body is traced.
+    # The loop must know the types and shapes that it adds before its body is traced.
     function = tf.function(compute_part, autograph=False).get_concrete_function(
         tf.TensorSpec([], tf.int64)
     )
@@ -44,10 +44,10 @@ def sum_over_micro_batches(
         num_rows >= micro_batches,
         tf.strings.join(
             [
-                "Cannot cut a replica's batch of ",
+                "Cannot split a replica's batch of ",
                 tf.strings.as_string(num_rows),
-                f" rows into {micro_batches} micro-batches. Give larger batches (drop_remainder "
-                "leaves a small last one out), or fewer micro-batches.",
+                f" examples into {micro_batches} micro-batches. Give larger batches "
+                "(drop_remainder drops a small last one), or fewer micro-batches.",
             ]
         ),
     )
@@ -65,7 +65,7 @@ def sum_over_micro_batches(
         add,
         (first_index, [_make_zero(leaves[place]) for place in places]),
         shape_invariants=(tf.TensorShape([]), [_make_shape(leaves[place]) for place in places]),
-        # Two parts at a time would take the memory of two.
+        # Two iterations at a time would need the memory of two.
         parallel_iterations=1,
     )
     result: list[Any] = [None] * len(leaves)
@@ -80,7 +80,7 @@ def _add(total: Any, part: Any) -> Any:
     if isinstance(part, tf.IndexedSlices):
         values, indices = total
         if part.values.shape[0] is not None:
-            return values + part.values, part.indices  # rows that no example chose
+            return values + part.values, part.indices  # indices that do not depend on examples
         return tf.concat([values, part.values], 0), tf.concat([indices, part.indices], 0)
     return total + part
 

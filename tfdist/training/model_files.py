@@ -1,4 +1,4 @@
-"""What a trainer writes of its model and reads of it."""
+"""Saves and loads the model of a trainer."""
 
 import tempfile
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class ModelFiles:
     """Saves and loads a model on every worker; a base of `Trainer`.
 
     Attributes:
-      model, strategy: what is trained, and where.
+      model, strategy: the model, and the strategy that trains it.
       workers: the processes that train together.
     """
 
@@ -25,35 +25,35 @@ class ModelFiles:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes: with one process it does."""
+        """Whether this process writes files, which a single process always does."""
         return self.workers.is_chief
 
     def save_weights(self, path: str) -> None:
-        """Writes the weights as Keras does; all workers call it, and the chief's file stays."""
-        # Reading a variable may take all workers, and so may what Keras creates meanwhile.
+        """Saves the weights as Keras does. All workers must call this; the chief's file remains."""
+        # Reading a variable may require all workers, and so may creating one, as Keras does here.
         with tempfile.TemporaryDirectory() as directory:
             self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
 
     def load_weights(self, path: str, **kwargs: Any) -> None:
-        """Reads weights as Keras does, on every worker."""
+        """Loads weights as Keras does, on every worker."""
         with self.strategy.scope():
             self.model.load_weights(path, **kwargs)
 
     def export(self, path: str, **kwargs: Any) -> None:
-        """Writes a servable as `keras.Model.export` does; the chief does."""
+        """Exports the model for serving as `keras.Model.export` does, on the chief only."""
         if self.is_chief:
             self.model.export(path, **kwargs)
 
     def save(
         self, path: str, *, convert: Callable[[keras.Model], keras.Model] = lambda model: model
     ) -> None:
-        """Writes the model as a `.keras` file, on any file system of `tf.io.gfile`.
+        """Saves the model as a `.keras` file, on any file system of `tf.io.gfile`.
 
-        All workers call it, and the chief's file stays.
+        All workers must call this; the chief's file remains.
 
         Args:
-          path: of the file.
-          convert: makes of the model the one that is written.
+          path: the path of the file.
+          convert: model -> the model to save.
         """
         with tempfile.TemporaryDirectory() as directory:
             local = f"{directory}/model.keras"

@@ -1,4 +1,4 @@
-"""A model's variables under a strategy: created in its scope, with a rule to agree by."""
+"""A model's variables under a strategy: created in its scope, with an aggregation."""
 
 import contextlib
 import hashlib
@@ -18,11 +18,11 @@ _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
 def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
-    """Creates a variable with a rule by which replicas that update it agree.
+    """Creates a variable with an aggregation that keeps replicas equal when they update it.
 
-    Keras creates weights, moving statistics and seeds without an aggregation, so that replicas
-    drift apart and CentralStorageStrategy refuses the update. Floats agree on their mean, others
-    on the first replica's value. For `tf.variable_creator_scope`.
+    Keras creates weights, moving statistics and seeds without an aggregation, so replicas drift
+    apart and CentralStorageStrategy rejects the update. Floats get their mean, other types the
+    first replica's value. For use with `tf.variable_creator_scope`.
     """
     if arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
         dtype = arguments.get("dtype")
@@ -34,7 +34,7 @@ def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Va
 
 
 def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Gives the variables of a model that was built without `aggregate_state` its rule."""
+    """Sets the aggregation of model variables that were created without `aggregate_state`."""
     if isinstance(strategy, _ONE_COPY):
         return
     variables = [*model.variables, *(v for o in list_optimizers(model) for v in o.variables)]
@@ -45,7 +45,7 @@ def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) ->
 
 
 def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a model and its optimizers were made in a strategy's scope.
+    """Checks that a model and its optimizers were created in a strategy's scope.
 
     Raises:
       TfdistError: they were not.
@@ -56,7 +56,7 @@ def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
         inside = all(strategy.extended.variable_created_in_scope(v.value) for v in model.variables)
         if inside or are_built:
             for optimizer in optimizers:
-                optimizer._distribution_strategy = strategy  # one copy is all the same
+                optimizer._distribution_strategy = strategy  # no difference for a single copy
             return
     name = type(strategy).__name__
     for variable in [*model.variables, *model.metrics_variables]:
@@ -81,16 +81,16 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     Args:
       model: a compiled model.
       batch_spec: structure of `tf.TensorSpec` of a batch.
-      can_wait: whether what cannot be built without data is built when the first step is traced.
+      can_wait: whether what cannot be built without data may be built by tracing the first step.
 
     Raises:
-      TfdistError: the model cannot be built so, and cannot wait.
+      TfdistError: the model cannot be built without data, and may not wait.
     """
     is_built = all(layer.built for layer in model._flatten_layers())
     if can_wait and not is_built:
         return  # Keras builds it when the first step is traced
     if not is_built:
-        # As that does: what is built in another context than training is another model.
+        # As the first step does, because a model may build differently outside of training.
         with contextlib.suppress(Exception), building_optimizers():
             compute_output_spec(model.train_step, _to_symbols(batch_spec))
     try:
@@ -100,11 +100,11 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
         cause = error
     layers_are_built = all(layer.built for layer in model._flatten_layers(include_self=False))
     if layers_are_built and overrides(model, "train_step"):
-        # What there is besides its layers is made by its own code, when that is traced.
+        # Its own code creates everything besides the layers when it is traced.
         return
     output = _find_output(model)
     if layers_are_built and output is not None:
-        # What a layer computes without data may differ; what it said when it was built does not.
+        # What a layer returns without data may differ from the outputs it had when it was built.
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_to_symbols(batch_spec))
         compute_output_spec(model.compute_metrics, x, y, output, sample_weight=sample_weight)
         compute_output_spec(model._compute_loss, x, y, output, sample_weight=sample_weight)
@@ -115,7 +115,7 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
 
 
 def build_outputs(model: keras.Model, x_spec: Any) -> None:
-    """Creates the variables of a model alone.
+    """Creates the variables of a model, without those of metrics and the optimizer.
 
     Raises:
       TfdistError: the model cannot be called on such inputs.
@@ -127,7 +127,7 @@ def build_outputs(model: keras.Model, x_spec: Any) -> None:
 
 
 def _find_output(model: keras.Model) -> Any:
-    """Returns the symbols that a functional or sequential model computes; None for others."""
+    """Returns the symbolic outputs of a functional or sequential model; None for others."""
     return getattr(getattr(model, "_functional", None) or model, "output", None)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by name, from Keras."""
+"""Builds Keras optimizers and learning-rate schedules from options."""
 
 import keras
 
@@ -8,11 +8,11 @@ from tfdist.training.options import TrainingOptions
 def make_schedule(
     options: TrainingOptions, *, total_steps: int
 ) -> float | keras.optimizers.schedules.LearningRateSchedule:
-    """Builds the learning rate: a linear warm-up, then a cosine to zero or a constant.
+    """Builds the learning rate: a constant, or a linear warm-up and then a cosine to zero.
 
     Args:
       options: `learning_rate`, `schedule` and `warmup_steps`.
-      total_steps: where the cosine ends; the warm-up takes at most a tenth of it.
+      total_steps: the steps of the run; the warm-up takes at most a tenth of them.
 
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine), without restarts.
     """
@@ -31,8 +31,8 @@ def make_optimizer(options: TrainingOptions, *, total_steps: int) -> keras.optim
     """Builds the optimizer; clipping acts on the global batch's gradient.
 
     Args:
-      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and the schedule's.
-      total_steps: of the run.
+      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and those of `make_schedule`.
+      total_steps: the steps of the run.
     """
     learning_rate = make_schedule(options, total_steps=total_steps)
     clip = {"global_clipnorm": options.clip_norm} if options.clip_norm else {}

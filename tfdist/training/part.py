@@ -1,4 +1,4 @@
-"""One replica's rows of a global batch."""
+"""One replica's part of a global batch."""
 
 from typing import Any, NamedTuple
 
@@ -9,17 +9,17 @@ from tfdist.training.reduction import SUM
 
 
 class Part(NamedTuple):
-    """One replica's rows of a global batch.
+    """One replica's part of a global batch.
 
     Attributes:
-      first: int64 scalar, the place of the first row in the global batch.
-      rows: int64 scalar, how many there are.
+      first: int64 scalar, the index of the first example in the global batch.
+      rows: int64 scalar, the number of examples.
       is_copy: bool scalar, whether every replica has the whole global batch.
-      weight: float64 scalar, of this replica's values; the weights add up to 1.
-      sum_scale: float64 scalar, what makes the weighted mean of scaled sums their sum.
-      mean_scale: float64 scalar, what makes the plain mean of scaled values their weighted mean.
-      total: int64 scalar, the rows of the global batch.
-      static_rows: `rows` where tracing knows them, else None.
+      weight: float64 scalar, the weight of this replica's values; the weights add up to 1.
+      sum_scale: float64 scalar, makes the weighted mean of the replicas' sums the total.
+      mean_scale: float64 scalar, makes the plain mean of the replicas' values the weighted mean.
+      total: int64 scalar, the number of examples in the global batch.
+      static_rows: `rows` if it is known while tracing, else None.
     """
 
     first: tf.Tensor
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     static_rows: int | None
 
     def narrow(self, rows: tf.Tensor, parts: int) -> "Part":
-        """Returns this part as if only some of its rows were its own: one of some micro-batches."""
+        """Returns the part for one of `parts` micro-batches, which has `rows` examples."""
         share = tf.cast(rows, tf.float64) / tf.cast(self.rows, tf.float64)
         return self._replace(
             rows=rows,
@@ -42,7 +42,7 @@ class Part(NamedTuple):
         )
 
     def unite(self, replicas: int) -> "Part":
-        """Returns the whole global batch, of which every replica has a copy."""
+        """Returns the part of a replica that has a copy of the whole global batch."""
         one = tf.ones_like(self.weight)
         return Part(
             first=tf.zeros_like(self.first),
@@ -57,13 +57,13 @@ class Part(NamedTuple):
 
 
 def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) -> Part:
-    """Returns which rows a replica's batch holds. Called in replica context.
+    """Returns the part that a replica's batch is. Must be called in replica context.
 
     Args:
-      batch: any structure of [rows, ...].
-      place: int64 [2], the place of its first row and the number of rows of the global batch; None
-        where the data do not say, which costs a small all-reduce.
-      is_apart: whether the workers train by themselves, each on a batch of its own.
+      batch: any structure of [examples, ...].
+      place: int64 [2], the index of its first example and the number of examples in the global
+        batch; None if unknown, which costs a small all-reduce.
+      is_apart: whether the workers train independently, each on its own batch.
     """
     context = tf.distribute.get_replica_context()
     replicas = context.num_replicas_in_sync

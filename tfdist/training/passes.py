@@ -1,4 +1,4 @@
-"""One pass over data: evaluation and prediction, with Keras's callbacks."""
+"""Evaluates and predicts in one pass over the data, with Keras's callbacks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +21,14 @@ def make_callbacks(
     steps: int | None = None,
     history: keras.callbacks.History | None = None,
 ) -> keras.callbacks.CallbackList:
-    """Returns what `fit`, `evaluate` and `predict` call, Keras's progress bar among it.
+    """Returns the callbacks for `fit`, `evaluate` and `predict`, with Keras's progress bar.
 
     Args:
-      callbacks: the user's: None, one, some, or a list of Keras's.
-      model: the trainer's.
-      verbose: whether there is a bar.
-      epochs, steps: of this call, as far as they are known.
-      history: called last, to see what the others log.
+      callbacks: the user's callbacks: None, one, several, or a Keras `CallbackList`.
+      model: the trainer's model.
+      verbose: whether to show the bar.
+      epochs, steps: those of this call, if known.
+      history: the history, which is called last to see what the others log.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -57,14 +57,14 @@ def evaluate(
     """Evaluates a model on every batch, or on the first `steps`.
 
     Args:
-      engine: of the model.
+      engine: the model's engine.
       feed: the data.
-      steps: batches; None for all.
-      make_callbacks: makes the callbacks from the number of batches, if it is known.
-      is_stopped: asked before each batch.
+      steps: the number of batches; None for all.
+      make_callbacks: number of batches, or None if unknown -> the callbacks.
+      is_stopped: returns whether to stop; called before each batch.
 
     Returns:
-      The losses and metrics, or None if it was stopped before its end.
+      The losses and metrics, or None if the evaluation was stopped.
 
     Raises:
       TfdistError: there are no data.
@@ -106,7 +106,7 @@ def predict(
     steps: int | None,
     callbacks: keras.callbacks.CallbackList,
 ) -> list[Any]:
-    """Returns the outputs of this process's part of every batch, or of the first `steps`.
+    """Returns the outputs for this process's part of every batch, or of the first `steps`.
 
     Raises:
       TfdistError: there are no data.

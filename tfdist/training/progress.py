@@ -1,4 +1,4 @@
-"""Tells the launcher which step a run has reached."""
+"""Reports to the launcher which step a run has reached."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from tfdist.training.trainer import Trainer
 
 
 class ReportSteps(keras.callbacks.Callback):
-    """Writes every step done to the launcher's file, and what a continued run does again.
+    """Writes completed steps to the launcher's file, and records which ones a run repeats.
 
     Args:
-      trainer: whose steps are reported.
-      directory: the launcher's.
+      trainer: the trainer whose steps are reported.
+      directory: the launcher's directory.
     """
 
     def __init__(self, trainer: Trainer, directory: str):

@@ -1,10 +1,10 @@
-"""Random layers: what a row of the global batch draws does not depend on who computes it.
+"""Random layers: the numbers drawn for an example do not depend on the replica that computes it.
 
-Keras's random numbers are pure functions of a layer's seed state and of the shape that is asked
-for. Replicas hold the same state, so that each of them would draw for its first row what the
-first one draws for the first row of the global batch. TensorFlow's generator counts in blocks:
-here a replica starts its count where its rows begin in the tensor that one device would draw,
-and draws exactly those rows.
+Keras's random numbers are pure functions of a layer's seed state and of the requested shape. All
+replicas hold the same state, so each of them would draw for its first example what the first
+replica draws for the first example of the global batch. TensorFlow's generator counts in blocks:
+here, a replica starts its count where its examples begin in the tensor that one device would
+draw, and draws exactly the numbers of those examples.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ import tensorflow as tf
 from tfdist.internals import global_state, keras_random, random_ops
 from tfdist.training.replacing import replaced
 
-# All that `keras.random` and `tf.random.stateless_*` draw of these goes through here, and how
-# many blocks of the generator (128 bits each) one block of results takes: a truncated normal
-# number may need several tries, for which the kernel keeps 64 blocks a number.
+# The operations through which `keras.random` and `tf.random.stateless_*` draw, and how many
+# blocks of the generator (128 bits each) one block of results takes: a truncated normal number
+# may need several tries, for which the kernel reserves 64 blocks per number.
 _BLOCKS = {
     "stateless_random_uniform_v2": lambda block: 1,
     "stateless_random_uniform_int_v2": lambda block: 1,
@@ -35,15 +35,15 @@ _BLOCKS = {
 _BLOCK_BYTES = 16
 
 Draws = dict[int, tuple[keras.random.SeedGenerator, tuple[bool, ...]]]
-"""What generators have drawn, by their ids: of each draw, whether it was an ordered one."""
+"""Id of a generator -> the generator, and for each of its draws whether it was ordered."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One replica's rows of the global batch.
+    """One replica's examples of the global batch.
 
     Attributes:
-      first: int64 scalar, the place of its first row.
+      first: int64 scalar, the index of the first one.
       count: int64 scalar, how many there are.
     """
 
@@ -52,27 +52,26 @@ class Rows:
 
 
 class RowDraws:
-    """Lets replicas draw the random numbers of their own rows, while a step is traced.
+    """Makes replicas draw the random numbers of their own examples while a step is traced.
 
     A tensor whose first dimension is the batch, or a multiple of it (`[batch * heads, ...]`), is
-    drawn by rows: `hide_rows` sees to it that this is the dimension that is not known while the
-    step is traced. Any other tensor, such as noise on a weight, is the same on all replicas, as
-    it is without this.
+    drawn by example: `hide_rows` makes this dimension unknown while the step is traced. Any other
+    tensor, such as noise on a weight, is the same on all replicas, as in Keras.
 
     Attributes:
       seen: every generator that has drawn while a step was traced, by its id.
     """
 
     def __init__(self) -> None:
-        # MirroredStrategy traces each replica in a thread of its own, by turns.
+        # MirroredStrategy traces each replica in its own thread; the threads take turns.
         self._of_thread = threading.local()
         self.seen: dict[int, keras.random.SeedGenerator] = {}
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
-        """Stands in for TensorFlow's stateless random operations. Opened around all replicas.
+        """Replaces TensorFlow's stateless random operations. Must be opened around all replicas.
 
-        Keras 3.15 offers no place where a layer's draw could be told of its rows.
+        Keras 3.15 has no hook that could tell a layer's draw which examples it is for.
         """
         with contextlib.ExitStack() as stack:
             for name, count_blocks in _BLOCKS.items():
@@ -85,7 +84,7 @@ class RowDraws:
 
     @contextlib.contextmanager
     def of(self, rows: Rows | None) -> Iterator[None]:
-        """Draws for these rows in this thread; with None, as Keras does."""
+        """Makes this thread draw for these examples; with None, it draws as in Keras."""
         draws: Draws = {}
         self._of_thread.rows, self._of_thread.draws = rows, draws
         try:
@@ -97,10 +96,10 @@ class RowDraws:
 
     @contextlib.contextmanager
     def narrowed(self, first: tf.Tensor, count: tf.Tensor) -> Iterator[None]:
-        """Draws for some of the rows that `of` was opened for.
+        """Makes this thread draw for some of the examples that `of` was opened for.
 
         Args:
-          first: int64 scalar, the place of the first among these rows.
+          first: int64 scalar, the index of the first one among the examples of `of`.
           count: int64 scalar, how many there are.
         """
         whole = self._of_thread.rows
@@ -115,7 +114,7 @@ class RowDraws:
 
     @contextlib.contextmanager
     def again(self, mark: Draws) -> Iterator[None]:
-        """Draws once more what this thread drew after a `mark`."""
+        """Makes this thread draw again what it drew after a `mark`."""
         drawn = self._of_thread.draws
         self._of_thread.draws = dict(mark)
         try:
@@ -125,7 +124,7 @@ class RowDraws:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Notes which generators draw, and changes nothing."""
+        """Records which generators draw, without changing anything."""
         original = keras.random.SeedGenerator.next
 
         def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
@@ -148,12 +147,12 @@ class RowDraws:
             return plain
         shape = tf.cast(shape, tf.int64)
         size = tf.reduce_prod(shape)
-        # What is not known may be something else than the batch.
+        # The unknown dimension may be something other than the batch.
         is_batch = tf.equal(shape[0] % rows.count, 0)
         before = tf.where(is_batch, rows.first * (size // rows.count), tf.zeros_like(size))
         block = max(1, min(4, _BLOCK_BYTES // plain.dtype.size))
         shift = before // block * count_blocks(block)
-        arguments.pop("name", None)  # it names the plain one
+        arguments.pop("name", None)  # taken by the plain operation
         counter = tf.bitcast(arguments.pop("counter"), tf.int64)
         arguments["counter"] = tf.bitcast(
             counter + tf.concat([shift[None], tf.zeros_like(counter[1:])], 0), tf.uint64
@@ -166,10 +165,10 @@ class RowDraws:
         return tf.ensure_shape(tf.reshape(numbers, shape), plain.shape)
 
     def _make_next(self) -> Callable[..., tf.Tensor]:
-        """Returns a `SeedGenerator.next` that writes the state when all layers are done.
+        """Returns a `SeedGenerator.next` that leaves the state to be written after all layers.
 
-        To write it lets the other replicas go first, in the middle of a layer: recurrent ones
-        keep their dropout masks in themselves meanwhile, and mix up those of the replicas.
+        Writing it would let the other replicas run in the middle of a layer. Recurrent layers
+        store their dropout masks in attributes, and would mix up those of the replicas.
         """
         original = keras.random.SeedGenerator.next
 
@@ -187,10 +186,10 @@ class RowDraws:
 
 @contextlib.contextmanager
 def _one_global_generator() -> Iterator[None]:
-    """Gives replicas the generator of this thread where no layer's is named.
+    """Makes all replicas use the global generator of this thread.
 
-    Keras keeps one a thread, and replicas have threads of their own. It is made when it is first
-    asked for, as in Keras: its seed is one more of Python's random numbers.
+    Keras keeps one per thread, and replicas have their own threads. It is created on first use, as
+    in Keras, because its seed is the next number of Python's `random`.
     """
     name = keras_random.GLOBAL_SEED_GENERATOR
     known = global_state.get_global_attribute(name)
@@ -212,7 +211,7 @@ def _one_global_generator() -> Iterator[None]:
 
 
 def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf.Tensor:
-    """Returns a generator's state after some draws, as Keras moves it on."""
+    """Returns a generator's state after some draws, as Keras advances it."""
     state = tf.convert_to_tensor(generator.state.value)
     for is_ordered, draws in itertools.groupby(drawn):
         count = len(list(draws))
@@ -225,12 +224,12 @@ def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf
 
 
 def hide_rows(batch: Any) -> Any:
-    """Returns a batch whose number of rows is not known while a step is traced.
+    """Returns a batch whose number of examples is unknown while a step is traced.
 
-    So a layer's draw that begins with the batch's dimension is told from any other.
+    This distinguishes draws whose first dimension is the batch from all others.
 
     Args:
-      batch: any structure of [rows, ...].
+      batch: any structure of [examples, ...].
     """
     return keras.tree.map_structure(
         lambda t: (
@@ -252,10 +251,10 @@ def list_seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]
 
 @contextlib.contextmanager
 def lend_global_generator() -> Iterator[None]:
-    """Creates Keras's global generator before a step is traced, in which workers cannot.
+    """Creates Keras's global generator before a step is traced, where workers cannot create it.
 
-    Keras creates it when something first draws by it, seeded by Python's `random`. One that nothing
-    has drawn by is gone afterwards, and `random` as before.
+    Keras creates it on the first draw, with a seed from Python's `random`. If nothing draws from
+    it, it is removed afterwards, and the state of `random` is as before.
     """
     if global_state.get_global_attribute(keras_random.GLOBAL_SEED_GENERATOR) is not None:
         yield
@@ -276,12 +275,12 @@ def lend_global_generator() -> Iterator[None]:
 def count_draws(
     model: keras.Model, generators: Sequence[keras.random.SeedGenerator], x_spec: Any
 ) -> list[int]:
-    """Returns how far a training step moves each generator's state.
+    """Returns how far a training step advances each generator's state.
 
     Args:
       model: a built model.
-      generators: of its layers.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
+      generators: the generators of its layers.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
     """
 
     def draw(x: Any) -> list[tf.Tensor]:
@@ -292,6 +291,6 @@ def count_draws(
 
     if not generators:
         return []
-    # Nothing but the states is computed: no data, and no operation that would check them.
+    # Only the states are computed: neither data, nor operations that would check data.
     traced = tf.compat.v1.wrap_function(draw, [x_spec])
     return [int(state[1]) for state in traced.prune([], traced.structured_outputs)()]

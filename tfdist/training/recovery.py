@@ -1,4 +1,4 @@
-"""What a run needs to go on where it was, saved and restored on all its workers together."""
+"""Saves and restores what a run needs to continue, on all workers together."""
 
 import contextlib
 import os
@@ -16,21 +16,21 @@ from tfdist.training.run_lock import hold_run_lock
 from tfdist.training.structure import Structure, describe_structure, find_difference
 from tfdist.training.workers import Workers
 
-# What the chief answers instead of the step of a checkpoint.
+# The chief's answers in place of the step of a checkpoint.
 _NOTHING = -1
 _REFUSED = -2
 
 
 class Recovery:
-    """The checkpoints of a trainer. All workers call every method, at the same step.
+    """The checkpoints of a trainer. All workers must call every method at the same step.
 
-    The chief writes, while training goes on; what is written is a copy of the variables. From
-    `restore` or the first `save` until `wait` or `finish_writing` it holds the lock of the
-    directory, so that two trainings never fill one directory.
+    The chief writes a copy of the variables while training continues. From `restore` or the first
+    `save` until `wait` or `finish_writing`, it holds the lock of the directory, so that two runs
+    never write to the same directory.
 
     Args:
-      directory: where the checkpoints go; all workers must see it.
-      keep: how many of the newest stay.
+      directory: the directory of the checkpoints; all workers must see it.
+      keep: how many of the newest checkpoints to keep.
       workers: the processes that train together.
     """
 
@@ -52,23 +52,23 @@ class Recovery:
         arrays: Mapping[str, np.ndarray],
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
-        """Takes a copy of the variables and begins to write a checkpoint of it.
+        """Copies the variables and starts writing a checkpoint of the copy.
 
         Args:
           step: the number of updates.
           variables: the model's, the optimizer's and then others, in a fixed order.
           state: JSON-serializable; `restore` returns it.
           arrays: more arrays; `restore` returns them.
-          optimizer: the model's; a checkpoint of one class of optimizer is not restored to
-            another. Without it, their names are compared.
+          optimizer: the model's optimizer; a checkpoint is only restored to an optimizer of the
+            same class. Without it, the optimizers' names are compared.
 
         Raises:
-          OSError: the checkpoint before could not be written.
+          OSError: the previous checkpoint could not be written.
           TfdistError: the directory is in use.
         """
         if self._next_is_best:
             self._best_step, self._next_is_best = step, False
-        # Reading some variables takes all workers.
+        # Reading some variables requires all workers.
         values = {_name(i): np.asarray(variable.numpy()) for i, variable in enumerate(variables)}
         if self._workers.is_chief:
             self._hold_lock()
@@ -88,7 +88,7 @@ class Recovery:
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]] | None:
-        """Restores the newest checkpoint that the chief finds whole.
+        """Restores the newest checkpoint that the chief finds intact.
 
         Args:
           variables, optimizer: see `save`.
@@ -97,7 +97,7 @@ class Recovery:
           Its step, state and arrays, or None if there is none.
 
         Raises:
-          TfdistError: it is of another model or optimizer, a worker does not find it, none can
+          TfdistError: it belongs to another model or optimizer, a worker cannot find it, none can
             be read, or the directory is in use.
         """
         found, refusal = None, None
@@ -114,7 +114,7 @@ class Recovery:
         if step == _REFUSED:
             raise TfdistError(
                 f"Worker {self._workers.index} stops: the chief cannot use the checkpoints in "
-                f"{self._store.directory}. What to do is in the chief's message."
+                f"{self._store.directory}. See the chief's message."
             )
         if step == _NOTHING:
             return None
@@ -144,14 +144,14 @@ class Recovery:
         return best
 
     def mark_best(self) -> None:
-        """Lets the next checkpoint stay until another one is marked."""
+        """Marks the next checkpoint to be kept until another one is marked."""
         self._next_is_best = True
 
     def wait(self) -> None:
-        """Returns once the chief has written everything, and releases the directory.
+        """Waits until the chief has written everything, and releases the directory.
 
         Raises:
-          OSError: it could not.
+          OSError: the last checkpoint could not be written.
         """
         try:
             self._wait_for_writer()
@@ -159,13 +159,13 @@ class Recovery:
             self._release_lock()
 
     def finish_writing(self) -> None:
-        """Releases the directory once this process writes no more, however that ended."""
+        """Releases the directory after this process has written, whether that succeeded or not."""
         with contextlib.suppress(OSError):
             self._writer.wait()
         self._release_lock()
 
     def describe_newest(self) -> str:
-        """Returns what is there to go back to, in words."""
+        """Describes the newest checkpoint in one sentence."""
         with contextlib.suppress(OSError):
             self._writer.wait()
         steps = self._store.list_steps()
@@ -176,9 +176,9 @@ class Recovery:
         self._workers.wait_for_all()
 
     def _hold_lock(self) -> None:
-        """Takes the lock of the directory, unless this trainer holds it.
+        """Takes the lock of the directory, unless this trainer already holds it.
 
-        A directory that cannot be written needs no lock; writing a checkpoint says why it cannot.
+        A directory that is not writable needs no lock: writing a checkpoint reports the reason.
         """
         directory = self._store.directory
         if self._is_locked or "://" in directory:
@@ -202,7 +202,7 @@ class Recovery:
             if self._workers.is_chief:
                 raise
             raise TfdistError(
-                f"Worker {self._workers.index} does not find the chief's checkpoint of step {step} "
+                f"Worker {self._workers.index} cannot find the chief's checkpoint of step {step} "
                 f"in {self._store.directory}. Put `run_dir` where all workers see it."
             ) from error
 
@@ -216,7 +216,7 @@ class Recovery:
         difference = (
             find_difference(saved, here)
             if saved
-            else "it does not say what its variables are, because an older tfdist wrote it"
+            else "it does not describe its variables, because an older tfdist wrote it"
         )
         if difference:
             raise TfdistError(

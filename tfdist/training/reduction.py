@@ -1,4 +1,4 @@
-"""The one all-reduce of a training step, and what it costs."""
+"""The single all-reduce of a training step, and its cost."""
 
 import statistics
 import time
@@ -16,20 +16,20 @@ _ROUNDS = 5
 def sum_over_replicas(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, is_compressed: bool
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Returns the sums of the replicas' gradients. Called in replica context.
+    """Returns the sums of the replicas' gradients. Must be called in replica context.
 
     Args:
-      gradients: a replica's.
+      gradients: this replica's gradients.
       is_compressed: whether they are summed in bfloat16.
     """
     context = tf.distribute.get_replica_context()
-    # In replica context on GPUs, TensorFlow 2.21 does not look at the strategy's own options.
+    # In replica context on GPUs, TensorFlow 2.21 ignores the strategy's own options.
     options = getattr(context.strategy.extended, "_communication_options", None)
     if is_compressed:
         small = [tf.cast(gradient, tf.bfloat16) for gradient in gradients]
         reduced = context.all_reduce(SUM, small, options)
         return [tf.cast(s, g.dtype) for s, g in zip(reduced, gradients, strict=True)]
-    # TensorFlow 2.21 packs what it is given, and cannot where the dtypes differ.
+    # TensorFlow 2.21 packs the tensors of a call, which fails if their dtypes differ.
     sums: dict[int, Any] = {}
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         places = [i for i, gradient in enumerate(gradients) if gradient.dtype == dtype]
@@ -41,18 +41,18 @@ def sum_over_replicas(
 def measure_all_reduce(
     model: keras.Model, strategy: tf.distribute.Strategy, *, is_compressed: bool
 ) -> float:
-    """Returns the seconds that a model's gradients take to be summed when nothing else runs.
+    """Returns the seconds that the all-reduce of a model's gradients takes when nothing else runs.
 
-    All workers call it.
+    All workers must call this.
 
     Args:
       model: a built model.
-      strategy: that it was built under.
+      strategy: the strategy it was built under.
       is_compressed: whether gradients are summed in bfloat16.
     """
 
     def reduce() -> tf.Tensor:
-        # As large as gradients, not known when the graph is optimised, and on a device.
+        # Like gradients: as large, on the device, and unknown when the graph is optimized.
         like_gradients = [tf.identity(v.value) for v in model.trainable_variables]
         sums = sum_over_replicas(like_gradients, is_compressed=is_compressed)
         return tf.add_n([tf.cast(tf.reshape(total, [-1])[0], tf.float64) for total in sums])

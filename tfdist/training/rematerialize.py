@@ -1,13 +1,13 @@
-"""Activations that are computed again in the backward pass instead of being kept.
+"""Recomputes activations in the backward pass instead of keeping them.
 
-The model runs stage by stage. A stage's backward pass begins, once the gradient of its outputs is
-there, with its forward pass once more; from one pass to the other only the tensors between stages
-stay in memory. The second pass is the first one in everything that could differ: it starts from
-the same states and seeds, it takes what the first one reduced over the replicas instead of
+The model runs stage by stage. Once the gradient of a stage's outputs is available, the stage's
+forward pass runs again, and then its backward pass. Until then, only the tensors between stages
+stay in memory. The second forward pass repeats the first one exactly: it starts from the same
+states and seeds, it uses the values that the first one reduced over the replicas instead of
 reducing again, and it updates nothing.
 
 TensorFlow's own `tf.recompute_grad`, which `keras.RematScope` puts around single layers, would
-update moving statistics twice, draw other random numbers and reduce over the replicas again.
+update moving statistics twice, draw different random numbers and reduce over the replicas again.
 
 Source: Chen et al. 2016 (arXiv:1604.06174), section 4.
 """
@@ -25,7 +25,7 @@ from tfdist.internals import Functional, backend, record
 from tfdist.models.stages import Stage, split_stages
 from tfdist.training.randomness import RowDraws
 
-# Of the operations with an effect, those that may have it twice.
+# Operations with side effects that may run twice.
 _HARMLESS = {"Assert", "PrintV2"}
 
 AllReduce = Callable[..., Any]
@@ -33,13 +33,13 @@ AllReduce = Callable[..., Any]
 
 
 def make_call(model: keras.Model, draws: RowDraws) -> Callable[[Any], tf.Tensor]:
-    """Returns a function that does what `model(x, training=True)` does, to be differentiated once.
+    """Returns a function equivalent to `model(x, training=True)`, which can be differentiated once.
 
-    Called in replica context.
+    Must be called in replica context.
 
     Args:
       model: a built model that `check_stages` accepts.
-      draws: what the model's random layers draw.
+      draws: decides what the model's random layers draw.
     """
     stages = split_stages(model)
     first, last = (t._keras_history.operation.name for t in (model.input, model.output))
@@ -50,38 +50,38 @@ def make_call(model: keras.Model, draws: RowDraws) -> Callable[[Any], tf.Tensor]
         olds = {id(v): tf.convert_to_tensor(v.value) for v in variables}
         values, penalties = dict(olds), []
         for stage in stages:
-            # The backward pass begins with the last one, as soon as it is computed.
+            # The backward pass begins with the last stage, right after its forward pass.
             is_kept = stage is stages[-1]
             penalties += _run_stage(stage, tensors, values, draws, is_kept=is_kept)
         for variable in variables:
             if values[id(variable)] is not olds[id(variable)]:
                 variable.assign(values[id(variable)])
         model._clear_losses()
-        stages[-1].model.layers[-1].add_loss(penalties)  # a functional model refuses
+        stages[-1].model.layers[-1].add_loss(penalties)  # a functional model rejects add_loss
         return tensors[last]
 
     return call
 
 
 def check_stages(model: keras.Model, x_spec: Any) -> None:
-    """Checks that a model can be computed by stages, and each stage twice.
+    """Checks that a model can be computed stage by stage, and each stage twice.
 
     Args:
       model: a built model.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
 
     Raises:
-      TfdistError: the model is no functional one of one input and one output; an operation belongs
-        to no stage, is called twice or has several outputs; a stage takes what a later one gives;
-        or an operation would not do the same the second time.
+      TfdistError: the model is not functional with one input and one output; an operation belongs
+        to no stage, is called twice or has several outputs; a stage uses an output of a later one;
+        or an operation would not give the same result the second time.
     """
     is_functional = isinstance(model, Functional) and type(model).call is Functional.call
     ends = (model.input, model.output) if is_functional else ()
     if not ends or not all(isinstance(end, keras.KerasTensor) for end in ends):
         raise TfdistError(
-            f"Cannot compute the model {model.name!r} again by stages: it is not "
-            "keras.Model(input, output) of one input and one output. Make it so, with a stage's "
-            "name at the start of each layer's (tfdist.models.stages), or leave out "
+            f"Cannot recompute the model {model.name!r} by stages: it is not a "
+            "keras.Model(input, output) with one input and one output. Build such a model, with "
+            "each layer's name starting with its stage's (tfdist.models.stages), or leave out "
             "`rematerialize`."
         )
     problem = _find_odd_operation(model)
@@ -93,19 +93,19 @@ def check_stages(model: keras.Model, x_spec: Any) -> None:
         problem = _find_late_input(model, stages) or _find_effect(model, x_spec)
     if problem is not None:
         raise TfdistError(
-            f"Cannot compute the model {model.name!r} again by stages: {problem}. Leave out "
+            f"Cannot recompute the model {model.name!r} by stages: {problem}. Leave out "
             "`rematerialize`."
         )
 
 
 def count_kept(model: keras.Model, sizes: Mapping[str, int]) -> int:
-    """Returns the size of the activations that are in memory at most, of all layers' outputs.
+    """Returns the largest total size of the layers' outputs that are in memory at a time.
 
-    Those between stages, and those of the largest stage.
+    These are the outputs between stages, and those of the largest stage.
 
     Args:
       model: a model that `check_stages` accepts.
-      sizes: those of the layers' outputs, by name.
+      sizes: the sizes of the layers' outputs, by name.
     """
     stages = split_stages(model)
     between = {name for stage in stages for name in (*stage.inputs, *stage.outputs)}
@@ -127,11 +127,11 @@ def _run_stage(
     """Runs a stage and returns its layers' activity penalties.
 
     Args:
-      stage: what to run.
-      tensors: by name; the stage's outputs are added.
-      values: those of the model's variables, by their ids; the stage's updates are written to it.
-      draws: what random layers draw.
-      is_kept: whether its activations stay in memory.
+      stage: the stage to run.
+      tensors: tensors by name, to which the stage's outputs are added.
+      values: the values of the model's variables, by id; the stage's updates are written to it.
+      draws: decides what random layers draw.
+      is_kept: whether the stage's activations stay in memory.
     """
     trainable = stage.model.trainable_variables
     others = stage.model.non_trainable_variables
@@ -156,7 +156,7 @@ def _run_stage(
         def differentiate(*upstream: tf.Tensor) -> list[Any]:
             again = functools.partial(_take_reduced, iter(reductions))
             with (
-                # Or TensorFlow would find that it has computed all this before.
+                # Otherwise TensorFlow would merge this with the first forward pass.
                 tf.control_dependencies(upstream),
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 draws.again(mark),
@@ -178,7 +178,7 @@ def _run_stage(
 
 @contextlib.contextmanager
 def _reducing_by(all_reduce: AllReduce) -> Iterator[None]:
-    """Lets layers of this replica call another `all_reduce`, whose first argument is the real."""
+    """Makes this replica's layers call another `all_reduce`, which is given the real one first."""
     context = tf.distribute.get_replica_context()
     context.all_reduce = functools.partial(all_reduce, context.all_reduce)
     try:
@@ -197,9 +197,9 @@ def _reduce_and_keep(
 def _take_reduced(
     kept: Iterator[Any], all_reduce: AllReduce, reduce_op: Any, value: Any, options: Any = None
 ) -> Any:
-    """Returns what a value was reduced to before; the gradient is reduced as always.
+    """Returns the earlier result of reducing a value; the gradient is reduced as usual.
 
-    The tape alone links the two, so that what only led to the value is not computed.
+    Only the tape links the two, so operations that only led to the value are not computed.
     """
     reduced = [tf.identity(tensor) for tensor in tf.nest.flatten(next(kept))]
 
@@ -216,7 +216,7 @@ def _find_odd_operation(model: keras.Model) -> str | None:
     for node in nodes:
         name = repr(node.operation.name)
         if not isinstance(node.operation, keras.Layer):
-            return f"the operation {name} is no layer, and so of no stage"
+            return f"the operation {name} is not a layer, so it belongs to no stage"
         if operations.count(node.operation) > 1 or len(node.outputs) > 1:
             return f"the layer {name} is called twice or has several outputs"
     return None
@@ -227,13 +227,13 @@ def _find_late_input(model: keras.Model, stages: Sequence[Stage]) -> str | None:
     for stage in stages:
         for name in stage.inputs:
             if name not in known:
-                return f"the stage {stage.name!r} takes the output of {name!r}, of a later stage"
+                return f"the stage {stage.name!r} uses the output of {name!r} in a later stage"
         known |= set(stage.outputs)
     return None
 
 
 def _find_effect(model: keras.Model, x_spec: Any) -> str | None:
-    """Returns what of a call in training would not be the same the second time, if anything."""
+    """Describes what a second call in training would do differently; None if nothing."""
     masks = []
 
     @tf.function(autograph=False)
@@ -245,7 +245,7 @@ def _find_effect(model: keras.Model, x_spec: Any) -> str | None:
     for operation in call.get_concrete_function(x_spec).graph.get_operations():
         if operation.op_def.is_stateful and operation.type not in _HARMLESS:
             return (
-                f"its operation {operation.name!r} ({operation.type}) has an effect, or a state "
-                "that is none of the layers' weights, and would not do the same the second time"
+                f"its operation {operation.name!r} ({operation.type}) has a side effect, or a "
+                "state outside the layers' weights, so it cannot run a second time"
             )
-    return None if masks[0] is None else "masks do not go from stage to stage"
+    return None if masks[0] is None else "masks are not passed from stage to stage"

@@ -1,4 +1,4 @@
-"""Putting something else in the place of another library's function, for a while."""
+"""Temporarily replaces functions of other libraries."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute of a module or class another value within the context."""
+    """Replaces an attribute of a module or class within the context."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -17,7 +17,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def list_subclasses(owner: type) -> list[type]:
-    """Returns the classes that derive from one, each once."""
+    """Returns all direct and indirect subclasses of a class, each once."""
     found: dict[type, None] = {}
     children: list[type] = owner.__subclasses__()
     for child in children:

@@ -1,11 +1,11 @@
-"""Metrics on replicas: every row of a global batch is counted once, whatever a metric keeps.
+"""Metrics on replicas: every example of a global batch is counted once, by every kind of metric.
 
-A metric whose variables are sums over the rows, as Keras's own are, counts each replica's rows by
-itself; the replicas' variables add up. Any other, such as a maximum or a score of the whole batch,
-is given the rows of all replicas, on every replica alike.
+A metric whose variables are sums over examples, as Keras's own are, counts each replica's examples
+separately; the replicas' variables are added. Any other metric, such as a maximum or a score of
+the whole batch, gets the examples of all replicas, on every replica.
 
-What a step returns to callbacks is read from the global state of the metrics; a number that comes
-from no metric is the mean of the replicas', weighted by their rows.
+The logs that callbacks see are computed from the global state of the metrics. A number that comes
+from no metric is the mean over the replicas, weighted by their numbers of examples.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ Logs = dict[str, Any]
 
 
 def is_sum(metric: keras.metrics.Metric) -> bool:
-    """Returns whether a metric's variables are sums over the rows it has seen.
+    """Returns whether a metric's variables are sums over the examples it has seen.
 
-    Keras's own are; a user's says so by an attribute `is_sum_over_rows = True`.
+    Those of Keras's metrics are. A user's metric declares it by `is_sum_over_rows = True`.
     """
     if getattr(metric, "is_sum_over_rows", False):
         return True
@@ -43,7 +43,7 @@ def is_sum(metric: keras.metrics.Metric) -> bool:
 
 
 def flatten_logs(logs: Logs) -> Logs:
-    """Returns logs without the dictionaries in them, as Keras tells them to callbacks."""
+    """Returns logs with nested dictionaries flattened, as Keras passes them to callbacks."""
     flat: Logs = {}
     for name, value in logs.items():
         flat |= flatten_logs(value) if isinstance(value, dict) else {name: value}
@@ -51,12 +51,12 @@ def flatten_logs(logs: Logs) -> Logs:
 
 
 class ReplicaMetrics:
-    """The metrics of a model, counted by several replicas.
+    """The metrics of a model, updated by several replicas.
 
     Args:
       model: a compiled and built model.
       strategy: the strategy it was built under.
-      division: knows the replicas' rows.
+      division: knows each replica's part of the global batch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReplicaMetrics:
         self._seen: dict[int, keras.metrics.Metric] = {}
         self._inside: set[tf.distribute.ReplicaContext] = set()
         self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}
-        # Replicas have threads of their own, which take turns in the middle of a step.
+        # Each replica has its own thread; the threads take turns in the middle of a step.
         self._of_thread = threading.local()
         self._plans: dict[str, dict[str, tuple[keras.metrics.Metric, int] | int]] = {}
 
@@ -90,7 +90,7 @@ class ReplicaMetrics:
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
-        """Stands in for what metrics do. Opened around all replicas, while a step is traced."""
+        """Replaces metrics' methods while a step is traced. Must be opened around all replicas."""
         self._results.clear()
         with contextlib.ExitStack() as stack:
             for owner in [keras.metrics.Metric, *list_subclasses(keras.metrics.Metric)]:
@@ -104,9 +104,9 @@ class ReplicaMetrics:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[dict[int, tf.Tensor]]:
-        """Collects what is counted, by the variables' ids, instead of adding it to the variables.
+        """Collects counts, by the variables' ids, instead of adding them to the variables.
 
-        For loops and for XLA, in which replicas cannot update what others see.
+        For loops and XLA, within which replicas cannot update shared variables.
         """
         before = self._counts
         counts: dict[int, tf.Tensor] = {}
@@ -117,7 +117,7 @@ class ReplicaMetrics:
             self._of_thread.counts = before
 
     def add(self, counts: dict[int, tf.Tensor]) -> None:
-        """Adds what was collected to the variables. Called in replica context."""
+        """Adds collected counts to the variables. Must be called in replica context."""
         for variable in self.list_variables():
             if id(variable) in counts:
                 self._add(variable, counts[id(variable)])
@@ -125,14 +125,14 @@ class ReplicaMetrics:
     def read(
         self, kind: str = "", logs: Logs | None = None, rows: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Returns the metrics' global state, and what else a step returned, as one vector.
+        """Returns the metrics' global state, and the other results of a step, as one vector.
 
-        Called in replica context. Vectors of workers that train apart add up.
+        Must be called in replica context. Vectors of workers that train independently can be added.
 
         Args:
-          kind: of step, `train` or `test`.
+          kind: the kind of step, `train` or `test`.
           logs: what the step returned on this replica; None without a step.
-          rows: float64 scalar, the rows of the global batch.
+          rows: float64 scalar, the number of examples in the global batch.
         """
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
@@ -149,11 +149,11 @@ class ReplicaMetrics:
         return context.all_reduce(SUM, tf.concat(parts, 0)) if parts else tf.zeros([0], tf.float64)
 
     def compute_logs(self, kind: str, vector: tf.Tensor) -> Logs:
-        """Returns a step's logs, of the global batch; those that a vector knows.
+        """Returns a step's logs for the global batch, as far as a vector contains them.
 
         Args:
-          kind: of step, which has been traced.
-          vector: from `read`.
+          kind: the kind of step, which must have been traced.
+          vector: a result of `read`.
         """
         plan = self._plans[kind]
         sources = [source for source in plan.values() if not isinstance(source, int)]
@@ -186,7 +186,7 @@ class ReplicaMetrics:
         return states, vector[ends[-1] :]
 
     def write(self, states: Sequence[tf.Tensor]) -> None:
-        """Sets the variables to a state that was read before. Called in replica context."""
+        """Sets the variables to a state that was read. Must be called in replica context."""
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         values = iter(states)
@@ -201,7 +201,7 @@ class ReplicaMetrics:
                     variable.value.assign(value)
 
     def reset(self) -> None:
-        """Sets the metrics to what they are before anything was seen."""
+        """Resets all metrics."""
         if self._is_shared:
             self._reset()
         else:
@@ -220,7 +220,7 @@ class ReplicaMetrics:
                 metric.reset_state()
 
     def _read_values(self, kind: str, logs: Logs, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the logs that come from no metric, and notes where all of them come from."""
+        """Returns the logs that come from no metric, and records where each log comes from."""
         part = self._division.part
         assert part is not None
         values: list[tf.Tensor] = []
@@ -256,7 +256,7 @@ class ReplicaMetrics:
     def _update_sum(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
         given = args
         args, kwargs = self._weigh_scalar(metric, args, kwargs)
-        # One number of a batch counts once a replica, of a divided batch and of a copied one.
+        # A scalar of a batch counts once per replica, whether the batch is divided or copied.
         is_scalar = args is not given and _is_mean(metric)
         if self._counts is not None or self._is_shared:
             zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in metric.variables]
@@ -279,7 +279,7 @@ class ReplicaMetrics:
             variable.value.assign(tf.where(counts, tf.convert_to_tensor(variable.value), old))
 
     def _weigh_scalar(self, metric: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Weighs one number of a batch, such as its loss, by the replica's share of it."""
+        """Weights a scalar of a batch, such as its loss, by the replica's share of the batch."""
         is_total = type(metric).update_state.__qualname__ == "Sum.update_state"
         if not (_is_mean(metric) or is_total):
             return args, kwargs
@@ -299,8 +299,8 @@ class ReplicaMetrics:
     def _update_whole(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
         if self._counts is not None:
             raise TfdistError(
-                f"Cannot count the metric {metric.name!r} in micro-batches: it is no sum over the "
-                "rows. Leave it out, or leave out micro_batches."
+                f"Cannot compute the metric {metric.name!r} with micro-batches: it is not a sum "
+                "over examples. Leave it out, or leave out micro_batches."
             )
         args, kwargs = keras.tree.map_structure(self._division.gather, (tuple(args), dict(kwargs)))
         if not self._is_shared:
@@ -331,7 +331,7 @@ class ReplicaMetrics:
             found = original(metric)
             if self._division.part is not None:
                 for index, leaf in enumerate(keras.tree.flatten(found)):
-                    # The leaf is kept, or its id might become another one's.
+                    # The leaf is kept, so that no other one can get its id.
                     self._results[id(leaf)] = leaf, metric, index
             return found
 

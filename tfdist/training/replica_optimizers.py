@@ -1,4 +1,4 @@
-"""Optimizers on replicas: any of Keras's, or a user's, sees the global batch's gradient."""
+"""Optimizers on replicas: Keras's and the user's see the gradient of the global batch."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from tfdist.training.replacing import list_subclasses, replaced
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
 Record = Callable[[Gradients, Sequence[keras.Variable]], None]
-"""Takes reduced gradients in place of an optimizer."""
+"""Receives reduced gradients in place of an optimizer."""
 
 
 @contextlib.contextmanager
@@ -27,15 +27,15 @@ def reducing_optimizers(
     create_variable: Callable[..., Any],
     record: Record | None = None,
 ) -> Iterator[None]:
-    """Lets optimizers reduce over the replicas what they are given, once, while a step is traced.
+    """Makes optimizers reduce their gradients over the replicas once, while a step is traced.
 
-    The outermost one reduces: one that wraps others passes reduced gradients on.
+    The outermost optimizer reduces, and passes reduced gradients to those that it wraps.
 
     Args:
-      division: knows the replicas' rows.
+      division: knows each replica's part of the global batch.
       is_compressed: whether gradients are summed in bfloat16.
       create_variable: the creator of the optimizers' variables.
-      record: takes the reduced gradients instead of the optimizers, which do nothing then.
+      record: receives the reduced gradients instead of the optimizers, which then do nothing.
     """
     reducer = _Reducer(division, is_compressed, create_variable, record)
     with contextlib.ExitStack() as stack:
@@ -51,10 +51,10 @@ def reducing_optimizers(
 
 @contextlib.contextmanager
 def gradients_already_reduced() -> Iterator[None]:
-    """Keeps Keras's optimizers, while an update is traced, from summing gradients once more.
+    """Stops Keras's optimizers from summing gradients again while an update is traced.
 
-    Keras 3.15 clips before its own all-reduce, so that clipping acts on one replica's part; tfdist
-    reduces first. Can go when `Optimizer.apply` takes reduced gradients.
+    Keras 3.15 clips before its own all-reduce, so clipping would act on one replica's part; tfdist
+    reduces first. This can be removed once `Optimizer.apply` accepts reduced gradients.
     """
     with replaced(TFOptimizer, "_all_reduce_sum_gradients", lambda _, pairs: list(pairs)):
         yield
@@ -62,7 +62,7 @@ def gradients_already_reduced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def building_optimizers() -> Iterator[None]:
-    """Lets optimizers create their variables and do nothing else."""
+    """Makes optimizers create their variables and do nothing else."""
 
     def build(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
         if trainable_variables is not None and not optimizer.built:
@@ -119,7 +119,7 @@ class _Reducer:
         return apply
 
     def _build(self, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
-        """Creates an optimizer's variables, which replicas cannot while they are traced."""
+        """Creates an optimizer's variables, which replicas cannot create while being traced."""
         if optimizer.built:
             return
 
@@ -138,8 +138,8 @@ class _Reducer:
         part = self._division.part
         assert part is not None
         weighted = [scale_gradient(g, part.weight) for g in grads if g is not None]
-        # Rows of a table that no example chose, such as positions, are the same on each replica:
-        # on one device each has one gradient, and an optimizer squares what it is given.
+        # Table rows that do not depend on examples, such as positions, are the same on all
+        # replicas. They need a single gradient, as on one device: optimizers square each one.
         is_common = [part.static_rows is None and _has_known_rows(g) for g in weighted]
         parts = [g.values if common else g for g, common in zip(weighted, is_common, strict=True)]
         sums = sum_over_replicas(parts, is_compressed=self._is_compressed)
@@ -166,10 +166,10 @@ def scale_gradient(gradient: Any, factor: Any) -> Any:
 
 
 def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable]) -> None:
-    """Does what Keras 3.15 does with a gradient, in a replica.
+    """Updates variables as Keras 3.15 does, but in replica context.
 
-    Keras overwrites the weights by their average under a condition, in which no strategy lets a
-    replica update a variable.
+    Keras overwrites the weights with their average under a condition, where no strategy allows a
+    replica to update a variable.
     """
     grads = optimizer._clip_gradients(grads)
     optimizer._apply_weight_decay(variables)
@@ -198,28 +198,28 @@ def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable
 
 
 def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
-    """Returns the optimizers that a model holds, its own first, each once.
+    """Returns the optimizers that a model holds, each once, the compiled one first.
 
-    Those inside others are part of these.
+    Optimizers that another one wraps are not listed.
     """
     held = [
         getattr(model, "optimizer", None),
         *vars(model).values(),
-    ]  # none is there before compile
+    ]  # None before compile
     leaves = [leaf for value in held for leaf in _iterate(value)]
     return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
 
 
 def count_without_gradient(model: keras.Model) -> None:
-    """Lets a model's optimizers do what they do at a step that has no gradient.
+    """Makes a model's optimizers do their part of a step that has no gradient.
 
-    They count it, and decay the weights.
+    They count the step and decay the weights.
     """
     parts = [
         part
         for optimizer in list_optimizers(model)
         for part in getattr(optimizer, "optimizers", [optimizer])
-        # One that scales the loss asks the gradients first.
+        # An optimizer that scales the loss does nothing before it has checked the gradients.
         if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
     ]
     for part in parts:

@@ -1,4 +1,4 @@
-"""The directory of a run: what goes where, and whether a command may continue it."""
+"""The directory of a run: where its files are, and whether a command may continue the run."""
 
 import contextlib
 import json
@@ -26,8 +26,8 @@ class RunDirectory:
 
     Attributes:
       path: the directory.
-      checkpoint_dir, tensorboard_dir: other directories than its own for these.
-      model_copy_dir: a directory that gets the saved model besides.
+      checkpoint_dir, tensorboard_dir: directories for these outside of `path`.
+      model_copy_dir: a directory for another copy of the saved model.
     """
 
     path: str
@@ -37,12 +37,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> str:
-        """Where checkpoints go."""
+        """The directory of checkpoints."""
         return self.checkpoint_dir or f"{self.path}/checkpoints"
 
     @property
     def tensorboard(self) -> str:
-        """Where TensorBoard events go."""
+        """The directory of TensorBoard events."""
         return self.tensorboard_dir or f"{self.path}/tensorboard"
 
     @property
@@ -52,20 +52,20 @@ class RunDirectory:
 
     @property
     def model(self) -> str:
-        """The saved model."""
+        """The path of the saved model."""
         return f"{self.path}/model.keras"
 
     @contextlib.contextmanager
     def claim(
         self, options: Mapping[str, Any], *, result: Mapping[str, Any], grows: Collection[str] = ()
     ) -> Iterator[None]:
-        """Keeps the directory for this process and its command while the context lasts.
+        """Reserves the directory for this process and its command within the context.
 
         Args:
           options: everything to record in `options.json`.
           result: the options that decide what the run computes, as flag -> value: a command
-            that continues a run has the same.
-          grows: those that may be larger than those of a finished run, which goes on then.
+            that continues a run must have the same.
+          grows: options that may be larger than those of a finished run, which then continues.
 
         Raises:
           TfdistError: the directory holds another command's run, is in use by another process,
@@ -93,13 +93,13 @@ class RunDirectory:
             raise TfdistError(self._describe_failure(error)) from error
 
     def check(self, result: Mapping[str, Any], *, grows: Collection[str] = ()) -> bool:
-        """Returns whether the directory holds a run already.
+        """Returns whether the directory already holds a run.
 
         Args:
           result, grows: see `claim`.
 
         Raises:
-          TfdistError: it holds another command's, or its `options.json` is damaged.
+          TfdistError: it holds another command's run, or its `options.json` is damaged.
         """
         before = self.read_result()
         if before is not None and before != result and not self._has_grown(before, result, grows):
@@ -118,7 +118,7 @@ class RunDirectory:
         )
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the options that decide what the run computes, as flag -> value, if it began.
+        """Returns the options that decide what the run computes, as flag -> value; None if new.
 
         Raises:
           TfdistError: `options.json` is damaged.
@@ -133,24 +133,24 @@ class RunDirectory:
         except (KeyError, TypeError, ValueError) as error:
             raise TfdistError(
                 f"Cannot continue the run in `run_dir={self.path}`: its options.json "
-                f"{'is empty' if not content else 'is cut short or was changed'}. Remove that file "
-                "and give the flags that the run began with, or take another `run_dir`."
+                f"{'is empty' if not content else 'is incomplete or was changed'}. Remove that "
+                "file and give the flags that the run began with, or give another `run_dir`."
             ) from error
 
     def copy_model(self) -> None:
-        """Puts the saved model where else it is wanted, too."""
+        """Copies the saved model to `model_copy_dir`, if there is one."""
         if self.model_copy_dir:
             with self._show_failure():
                 tf.io.gfile.makedirs(self.model_copy_dir)
                 tf.io.gfile.copy(self.model, f"{self.model_copy_dir}/model.keras", overwrite=True)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Adds a line to `metrics.jsonl`."""
+        """Appends a line to `metrics.jsonl`."""
         with self._show_failure():
             append_durably(f"{self.path}/metrics.jsonl", json.dumps(line) + "\n")
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; a line that was cut short is left out."""
+        """Yields the lines of `metrics.jsonl` up to the first incomplete one."""
         path = f"{self.path}/metrics.jsonl"
         if not tf.io.gfile.exists(path):
             return
@@ -162,11 +162,11 @@ class RunDirectory:
                     return
 
     def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
-        """Drops the lines of steps that a continued run does again.
+        """Drops the lines of steps that a continued run repeats.
 
         Args:
-          step: the last one that is kept.
-          lines_of_step: how many of its own lines are kept; all by default.
+          step: the last step to keep.
+          lines_of_step: how many lines of that step to keep; all by default.
         """
         if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
             lines = list(self.read_metrics())
@@ -178,14 +178,14 @@ class RunDirectory:
                 )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`, which says that the run is finished."""
+        """Writes `summary.json`, which marks the run as finished."""
         with self._show_failure():
             if tf.io.gfile.exists(self.model):
-                sync_to_disk(self.model)  # A finished run has its model, after a power cut too.
+                sync_to_disk(self.model)  # A finished run must keep its model after a power cut.
             write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
 
     def write_picture(self, name: str, content: bytes) -> str:
-        """Writes a picture, named as `samples/predictions.png` is, and returns its path."""
+        """Writes a picture with a name such as `samples/predictions.png`, and returns its path."""
         path = f"{self.path}/{name}"
         with self._show_failure():
             make_directories(path.rpartition("/")[0])
@@ -194,7 +194,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _show_failure(self) -> Iterator[None]:
-        """Raises a file system's error as an OSError of one line."""
+        """Raises an error of the file system as an OSError with a message of one line."""
         try:
             yield
         except (OSError, tf.errors.OpError) as error:
@@ -209,10 +209,10 @@ class RunDirectory:
     def _describe_difference(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         shown = ", ".join(
-            f"--{name}={now.get(name)} (there: {before.get(name)})" for name in changed[:3]
+            f"--{name}={now.get(name)} (that run: {before.get(name)})" for name in changed[:3]
         )
         return (
-            f"`run_dir={self.path}` holds a run of another command: {shown}"
+            f"`run_dir={self.path}` holds the run of another command: {shown}"
             f"{' and more' if len(changed) > 3 else ''}. "
             "Give the same flags to continue it, or another `run_dir`."
         )
@@ -222,8 +222,8 @@ def find_run_directory(run_dir: str, *, environ: Mapping[str, str] | None = None
     """Returns the directory of a run: `--run_dir` or, without that flag, Vertex AI's.
 
     A Vertex AI job with a base output directory names three directories below it in AIP_MODEL_DIR,
-    AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR: checkpoints and events go there, the run to
-    the base output directory, and the model to both.
+    AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR. Checkpoints and events are written there, the
+    other files to the base output directory, and the model to both.
 
     Args:
       run_dir: the flag.

@@ -1,4 +1,4 @@
-"""A lock on a directory that a run fills. It dies with the process that holds it."""
+"""A lock on the directory of a run, which is released when the process that holds it ends."""
 
 import contextlib
 import fcntl
@@ -15,15 +15,15 @@ from tfdist.errors import TfdistError, shorten_error
 
 @contextlib.contextmanager
 def hold_run_lock(directory: str, *, option: str = "`run_dir`") -> Iterator[None]:
-    """Holds the lock of a directory, which must exist, while the context lasts.
+    """Holds the lock of a directory, which must exist, within the context.
 
-    The kernel releases it when the process ends, however that ends. Local directories have such
-    locks, and NFS under Linux. No lock is taken on gs:// and the like, nor where the file system
-    says that it has none.
+    The kernel releases the lock when the process ends, for whatever reason. Such locks work on
+    local directories, and on NFS under Linux. No lock is taken on gs:// and the like, or where the
+    file system does not support locks.
 
     Args:
-      directory: what to lock.
-      option: what the user calls the directory.
+      directory: the directory to lock.
+      option: the name of the option that gives the directory.
 
     Raises:
       TfdistError: another process or another trainer holds it, or the directory cannot be
@@ -41,12 +41,12 @@ def hold_run_lock(directory: str, *, option: str = "`run_dir`") -> Iterator[None
             if owner == _describe_process():
                 owner += ", which is this process"
             raise TfdistError(
-                f"{option}={directory} is in use by {owner}. Wait for it to end, or take another "
+                f"{option}={directory} is in use by {owner}. Wait for it to end, or give another "
                 f"{option}."
             ) from error
         except OSError as error:
             logging.warning("Cannot lock %s=%s: %s.", option, directory, shorten_error(error))
-        with contextlib.suppress(OSError):  # A full disk can still be locked.
+        with contextlib.suppress(OSError):  # The lock works on a full disk as well.
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), _describe_process().encode())
         yield
@@ -61,6 +61,6 @@ def _open(path: Path, place: str, option: str) -> IO[str]:
         return path.open("a+")
     except OSError as error:
         raise TfdistError(
-            f"Cannot write to {place}: {error.strerror}. Check its permissions, or take another "
+            f"Cannot write to {place}: {error.strerror}. Check its permissions, or give another "
             f"{option}."
         ) from error

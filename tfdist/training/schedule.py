@@ -1,4 +1,4 @@
-"""How the steps of a run are divided into epochs, where it is, and when checkpoints are due."""
+"""How the steps of a run form epochs, how far it has come, and when checkpoints are due."""
 
 import math
 import time
@@ -9,21 +9,21 @@ from typing import Any
 from tfdist.errors import TfdistError
 from tfdist.training.feed import Feed
 
-# Where only the data's end ends an epoch.
+# The steps of an epoch that only ends when the data end.
 _UNKNOWN_STEPS = 1 << 40
 
 
 @dataclass
 class Progress:
-    """Where a trainer is.
+    """The progress of a trainer.
 
     Attributes:
       step: updates made by this call of `fit`.
-      resumed_from_step: the step of the checkpoint it started from, if it did.
+      resumed_from_step: the step of the checkpoint that this call continued from, if any.
       is_asked_to_stop: whether this process was asked to stop.
-      steps_s: seconds spent in steps, without what is done between them.
-      steps_before: updates of earlier calls of `fit`.
-      is_epoch_open: whether all steps of the present epoch are done, but its validation and end
+      steps_s: seconds spent in steps, without the work between them.
+      steps_before: updates made by earlier calls of `fit`.
+      is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
     """
@@ -48,11 +48,11 @@ class Schedule:
     """How the steps of a run are divided into epochs.
 
     Attributes:
-      steps_per_epoch: steps of an epoch; the last one may have fewer.
-      total_steps: steps in all.
-      is_known: whether these are the data's; else an epoch ends where the data do.
-      first_step: where the run begins without a checkpoint.
-      validation_epochs: decides after which epochs to validate, from their numbers.
+      steps_per_epoch: steps per epoch; the last one may have fewer.
+      total_steps: the total number of steps.
+      is_known: whether these numbers are known; else an epoch ends where the data end.
+      first_step: the step at which a run without a checkpoint begins.
+      validation_epochs: epoch -> whether to validate after it.
     """
 
     steps_per_epoch: int
@@ -63,16 +63,16 @@ class Schedule:
 
     @property
     def num_epochs(self) -> int:
-        """The epochs, with the last one that may be shorter."""
+        """The number of epochs, including the last one, which may be shorter."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
     def learn(self, steps_per_epoch: int) -> "Schedule":
-        """Returns the schedule of as many epochs, whose length is known now."""
+        """Returns the schedule of the same number of epochs, whose length is now known."""
         total = self.num_epochs * steps_per_epoch
         return replace(self, steps_per_epoch=steps_per_epoch, total_steps=total, is_known=True)
 
     def count_steps(self, epoch: int) -> int:
-        """Returns the steps of an epoch."""
+        """Returns the number of steps of an epoch."""
         return min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
 
 
@@ -81,8 +81,8 @@ class Interval:
     """When the next checkpoint is due.
 
     Attributes:
-      steps: steps between two; 0 for none by steps.
-      seconds: seconds between two; 0 for none by the clock.
+      steps: steps between two checkpoints; 0 for no limit.
+      seconds: seconds between two checkpoints; 0 for no limit.
     """
 
     steps: int = 0
@@ -92,17 +92,17 @@ class Interval:
         self.reset(step=0)
 
     def reset(self, *, step: int) -> None:
-        """Notes that there is one of this step now."""
+        """Records that there is a checkpoint of this step now."""
         self._step, self._time = step, time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Returns whether one should be written after a step."""
+        """Returns whether a checkpoint should be written after a step."""
         if self.steps and step // self.steps > self._step // self.steps:
             return True
         return self.seconds > 0 and time.monotonic() - self._time >= self.seconds
 
     def count_steps_left(self, step: int) -> float:
-        """Returns the steps after which one is due by their number; infinite if never."""
+        """Returns the steps left until `steps` makes a checkpoint due; infinite if never."""
         return self.steps - step % self.steps if self.steps else math.inf
 
 
@@ -115,10 +115,10 @@ def make_schedule(
     initial_epoch: int,
     validation_freq: Any,
 ) -> Schedule:
-    """Returns the schedule of a call of `fit`; arguments are as there.
+    """Returns the schedule of a call of `fit`; for the arguments see there.
 
     Raises:
-      TfdistError: nothing says how long an epoch is, or the data would end in the middle of one.
+      TfdistError: nothing says how long an epoch is.
     """
     known = feed.num_steps
     if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
@@ -145,12 +145,12 @@ def make_schedule(
 
 
 def check_steps(steps_per_epoch: int | None, known: int | None, epochs: int) -> None:
-    """Refuses epochs in whose middle the data would end, where Keras cuts one short."""
+    """Raises a TfdistError if the data end in the middle of an epoch, which Keras cuts short."""
     if not steps_per_epoch or not known or steps_per_epoch >= known:
         return
     if known % steps_per_epoch and epochs * steps_per_epoch > known:
         raise TfdistError(
             f"The data have {known} batches, which end in the middle of an epoch of "
             f"steps_per_epoch={steps_per_epoch}. Give a number that divides {known}, or a dataset "
-            "that ends in .repeat()."
+            "that ends with .repeat()."
         )

@@ -1,4 +1,4 @@
-"""The batches of parameter servers' workers: read by themselves, or sent by the chief."""
+"""The batches of workers with parameter servers: read by a worker itself, or sent by the chief."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.training.feed import Feed
 
-# What a function holds is sent to a worker with each call.
+# The tensors that a function captures are sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
@@ -15,15 +15,15 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 def make_reader(
     feed: Feed, read: Callable[[tf.Tensor], Any] | None
 ) -> Callable[[tf.Tensor, Any], Any]:
-    """Returns a function: step and the batch that comes with it -> the step's batch.
+    """Returns a function: (step, batch from the chief or None) -> the step's batch.
 
     Args:
-      feed: whose batches they are.
-      read: of a worker that reads them by itself; None where the chief sends them.
+      feed: the data adapter.
+      read: step -> its batch, where workers read their own batches; None where the chief reads.
     """
 
     def hide(leaf: Any, spec: Any) -> Any:
-        # Keras weighs an output's loss by its rows only where the data's type says how many.
+        # Keras weights an output's loss by its examples only if their number is static.
         is_more_known = isinstance(spec, tf.TensorSpec) and leaf.shape != spec.shape
         return (
             tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=spec.shape)
@@ -39,7 +39,7 @@ def make_reader(
 
 
 def can_travel(read: Callable[[tf.Tensor], Any] | None) -> bool:
-    """Whether workers can run a reader: it needs no Python, and holds little data."""
+    """Returns whether workers can run a reader: it needs no Python, and captures little data."""
     if read is None:
         return False
     function = tf.function(read).get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -67,7 +67,7 @@ def read_training(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any
 
 
 class _Passes:
-    """The batches of passes of unknown length: it ends after each, and then goes on."""
+    """Iterates over passes of unknown length: raises StopIteration after each, then continues."""
 
     def __init__(self, feed: Feed, start_step: int):
         self._feed = feed
@@ -91,7 +91,7 @@ class _Passes:
 
 
 def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
-    """Yields the batches of all passes, each of which begins when Keras would begin it."""
+    """Yields the batches of all passes, and starts each pass when Keras would start it."""
     batches = iterate(feed.make_train(tf.distribute.InputContext(), feed.open_train(start_step)))
     begins = False
     for step in range(start_step, total_steps):
@@ -109,5 +109,5 @@ def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]
 
 
 def iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the batches of a feed's dataset, without their places."""
+    """Yields the batches of a data adapter's dataset, without their positions."""
     return (batch for batch, _ in dataset)

@@ -1,4 +1,4 @@
-"""Variables on parameter servers, read and written as one vector a server."""
+"""Shards: the variables on a parameter server, read and written as one vector per dtype."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def make_shards(variables: Sequence[keras.Variable]) -> "list[Shard]":
-    """Returns the variables by server and dtype."""
+    """Groups variables by server and dtype."""
     groups: dict[tuple[str, tf.DType], list[keras.Variable]] = {}
     for variable in variables:
         value = variable.value
@@ -18,13 +18,13 @@ def make_shards(variables: Sequence[keras.Variable]) -> "list[Shard]":
 
 @dataclass(frozen=True)
 class Shard:
-    """The variables of one parameter server and dtype, moved as one vector.
+    """The variables of one parameter server and dtype, transferred as one vector.
 
-    One message instead of one a variable, each way.
+    This takes one message in each direction instead of one per variable.
 
     Attributes:
       device: the server.
-      dtype: of the variables.
+      dtype: the dtype of the variables.
       variables: the variables.
     """
 
@@ -38,7 +38,7 @@ class Shard:
         return sum(_count_elements(variable) for variable in self.variables)
 
     def read(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables with their values, split where this is called."""
+        """Returns the variables with their values, which are split on the caller's device."""
         with tf.device(self.device):
             flat = tf.concat([tf.reshape(v.value.read_value(), [-1]) for v in self.variables], 0)
         return self.split(flat)
@@ -52,7 +52,7 @@ class Shard:
         ]
 
     def join(self, values: dict[int, tf.Tensor]) -> tf.Tensor:
-        """Returns the vector of values by the variables' ids, zero where there is none."""
+        """Returns the vector of values, given by the variables' ids; missing values are zero."""
         return tf.concat(
             [
                 tf.reshape(values[id(v)], [-1])

@@ -1,4 +1,4 @@
-"""The methods of Keras's models for single batches, under any strategy."""
+"""Keras's methods for single batches, under any strategy."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tfdist.training.schedule import Progress
 
 
 def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets workers draw by one global generator while a trainer's method runs."""
+    """Makes workers draw from one global generator while a trainer's method runs."""
 
     @functools.wraps(method)
     def call(trainer: "SingleBatches", *args: Any, **kwargs: Any) -> Any:
@@ -30,7 +30,7 @@ class SingleBatches(ModelFiles):
 
     Attributes:
       engine: the model's compiled steps.
-      progress: where the training is.
+      progress: the progress of training.
     """
 
     engine: Engine
@@ -47,7 +47,7 @@ class SingleBatches(ModelFiles):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Makes one step on one global batch; arguments and result as in Keras."""
+        """Trains on one global batch; arguments and result as in Keras."""
         feed = self._make_batch_feed(x, y, sample_weight, class_weight)
         steps = self.engine.build(feed)
         steps.reset_metrics()

@@ -1,8 +1,8 @@
 """The compiled steps of a model: for training, evaluation and prediction.
 
 On one device they are the model's own `train_step`, `test_step` and `predict_step`, as Keras runs
-them. On several replicas each runs them on its rows of the global batch (`division`), inside
-`strategy.run`. What a training step leaves is the same in both.
+them. On several replicas, each one runs them on its examples of the global batch (`division`),
+inside `strategy.run`. A training step has the same result in both cases.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from tfdist.training.step_options import StepOptions
 
 
 class Found(NamedTuple):
-    """What a step found of its global batch.
+    """The results of a step for its global batch.
 
     Attributes:
       logs: name -> tensor, as Keras's steps return them.
-      vector: float64 [sums], the metrics' state, which `Steps.compute_logs` takes; empty on one
-        device.
-      rows: float64 scalar, the rows of the global batch; 0 on one device.
-      waited_s: float64 scalar, the seconds that it waited for this worker's part of the batch; not
-        a number where only deterministic kernels are allowed: TensorFlow counts a clock among the
-        others.
+      vector: float64 [sums], the metrics' state, from which `Steps.logs_of` computes logs; empty on
+        one device.
+      rows: float64 scalar, the number of examples in the global batch; 0 on one device.
+      waited_s: float64 scalar, the seconds that the step waited for this worker's part of the
+        batch; NaN where only deterministic kernels are allowed, because TensorFlow's clock is not
+        one.
     """
 
     logs: Logs
@@ -53,8 +53,8 @@ class Steps:
       strategy: the strategy it was built under.
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
-      is_apart: whether this worker trains by itself, beside others.
-      is_chief: whether it is the first of them.
+      is_apart: whether this worker trains independently of the others.
+      is_chief: whether this worker is the chief.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Steps:
             is_chief=is_chief,
         )
         self.metrics = ReplicaMetrics(model, strategy, self._division)
-        # XLA wants sizes that are known, and no layer may draw then; elsewhere any code may.
+        # XLA requires static sizes, so there they are hidden only if a layer draws.
         needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
         self._train = model.train_step
@@ -101,17 +101,17 @@ class Steps:
 
     @property
     def generators(self) -> list[keras.random.SeedGenerator]:
-        """The generators that a traced step has drawn from, besides those of the layers."""
+        """The generators that a traced step has drawn from, those of layers included."""
         return list(self._division.draws.seen.values())
 
     def make_train_loop(self) -> Callable[[Any, tf.Tensor], Found]:
-        """Returns a compiled function: iterator and number of steps -> what these steps found.
+        """Returns a compiled function: (iterator, number of steps) -> the results of these steps.
 
-        Every number of `Found` is stacked, [steps, ...].
+        Every tensor of `Found` is stacked, [steps, ...].
         """
 
         def train_loop(iterator: Any, num_steps: tf.Tensor) -> Found:
-            # A loop has to know what it keeps before its body is traced.
+            # The loop must know the types and shapes that it keeps before its body is traced.
             spec = tf.function(self.train.python_function, autograph=False)
             leaves = tf.nest.flatten(spec.get_concrete_function(iterator).structured_outputs)
             arrays = [
@@ -135,7 +135,7 @@ class Steps:
         return self._compile(train_loop)
 
     def make_predict(self) -> Callable[[Any], list[tuple[Any, bool]]]:
-        """Returns a function: distributed iterator -> each replica's outputs, and whether a copy.
+        """Returns a function: iterator -> each replica's outputs, and whether they are a copy.
 
         The outputs have the model's structure.
         """
@@ -169,9 +169,9 @@ class Steps:
         return predict_step
 
     def show(self, kind: str) -> Any:
-        """Returns a compiled function that shows what a step would do, `train` or `test`.
+        """Returns a compiled function that shows what a `train` or `test` step would do.
 
-        It takes a global batch and int64 [replicas, 2], where each replica's rows begin and end. It
+        It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
         returns the logs, and the reduced gradients of every update that the step makes, in order;
         no optimizer updates anything.
         """
@@ -198,7 +198,7 @@ class Steps:
         return self._compile(run)
 
     def read_states(self) -> list[tf.Tensor]:
-        """Returns the values of the metrics' variables, over this strategy's replicas."""
+        """Returns the values of the metrics' variables over all replicas of this strategy."""
         if not self.is_divided:
             return [tf.convert_to_tensor(v.value) for v in self.metrics.list_variables()]
         return self.metrics.split(self.read())[0]
@@ -217,7 +217,7 @@ class Steps:
             variable.assign(value)
 
     def reset_metrics(self) -> None:
-        """Forgets what was seen."""
+        """Resets the metrics."""
         if self.is_divided:
             self._reset()
         else:
@@ -236,7 +236,7 @@ class Steps:
             with tf.control_dependencies(_list_tensors(data)):
                 came = _read_clock()
             if self.is_divided:
-                # Where there are no data, no replica may do what needs none before all are ended.
+                # Every operation waits for the data, so that none runs when the data have ended.
                 found = self._run(kind, divided, data, place, after=_list_tensors(data))
             else:
                 found = (
@@ -308,7 +308,7 @@ class Steps:
 
 
 def _drop_optionals(data: Any) -> Any:
-    """Takes the absent parts of a batch for None, as Keras does."""
+    """Replaces the absent parts of a batch by None, as Keras does."""
     return keras.tree.map_structure(
         lambda t: None if isinstance(t, tf.experimental.Optional) else t, data
     )

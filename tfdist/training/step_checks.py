@@ -1,4 +1,4 @@
-"""Whether a strategy can run a program, and compute its steps as the options say."""
+"""Checks that a strategy can run a program, and compute its steps as the options say."""
 
 from typing import Any
 
@@ -16,69 +16,69 @@ from tfdist.training.step_options import StepOptions
 
 
 def overrides(model: keras.Model, *names: str) -> list[str]:
-    """Returns which of Keras's methods a model's class has of its own."""
+    """Returns which of some methods of `keras.Model` a model's class overrides."""
     return [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
 
 
 def check_strategy(
     options: StepOptions, strategy: tf.distribute.Strategy, *, num_workers: int
 ) -> None:
-    """Checks that the steps of a strategy can be computed so.
+    """Checks that a strategy can compute its steps as the options say.
 
     Raises:
-      TfdistError: they cannot.
+      TfdistError: it cannot.
     """
     name = type(strategy).__name__
     traits = find_traits(strategy)
     if options.steps_per_loop > 1 and _trains_apart(strategy, num_workers):
         raise TfdistError(
-            f"{name} does not take `steps_per_loop` (given: {options.steps_per_loop}): its host "
-            "has work of its own at each step. Leave it out, or take another strategy."
+            f"{name} does not support `steps_per_loop` (given: {options.steps_per_loop}): its host "
+            "has work to do at each step. Leave it out, or use another strategy."
         )
     if options.micro_batches > 1 and traits.has_servers:
         raise TfdistError(
-            f"{name} does not take `micro_batches` (given: {options.micro_batches}): a worker "
-            "computes its whole batch at once. Give a smaller `global_batch_size`, or take another "
+            f"{name} does not support `micro_batches` (given: {options.micro_batches}): a worker "
+            "computes its whole batch at once. Give a smaller `global_batch_size`, or use another "
             "strategy."
         )
     crosses_network = traits.has_workers and not traits.trains_apart
     if options.compress_gradients and not crosses_network:
         raise TfdistError(
-            f"{name} does not take `compress_gradients`: no gradient crosses a network. Leave it "
-            "out, or take `strategy=multi_worker_mirrored`."
+            f"{name} does not support `compress_gradients`: no gradient crosses a network. Leave "
+            "it out, or give `strategy=multi_worker_mirrored`."
         )
     if options.jit_compile and (traits.has_servers or traits.shares_variables):
         raise TfdistError(
-            f"{name} does not take `jit_compile`: XLA reads variables of its own device only. "
-            "Leave it out, or take another strategy."
+            f"{name} does not support `jit_compile`: XLA can only read variables on its own "
+            "device. Leave it out, or use another strategy."
         )
     if options.rematerialize and (options.jit_compile or traits.fixes_shapes):
         raise TfdistError(
-            "XLA does not take `rematerialize`: it decides by itself what it computes again. Leave "
-            "it out, or leave out `jit_compile` and take another strategy than tpu."
+            "XLA does not support `rematerialize`: it decides by itself what to recompute. Leave "
+            "it out, or leave out `jit_compile` and use a strategy other than tpu."
         )
     if options.gather_outputs and traits.trains_apart and num_workers > 1:
         raise TfdistError(
-            f"{name} does not take `gather_outputs`: each worker trains on batches of its own. "
-            "Leave it out, or take `strategy=multi_worker_mirrored`."
+            f"{name} does not support `gather_outputs`: each worker trains on its own batches. "
+            "Leave it out, or give `strategy=multi_worker_mirrored`."
         )
     if options.gather_outputs and (options.micro_batches > 1 or options.jit_compile):
         other = "`micro_batches`" if options.micro_batches > 1 else "`jit_compile`"
         raise TfdistError(
-            f"`gather_outputs` does not go with {other}, which computes the loss of a part of a "
-            "replica's rows, or where no replica sees another. Leave one of them out."
+            f"`gather_outputs` cannot be combined with {other}, which computes the loss of a part "
+            "of a replica's examples, or where replicas cannot communicate. Leave one of them out."
         )
     if options.rematerialize and traits.has_servers:
         raise TfdistError(
-            f"{name} does not take `rematerialize`: a worker computes its whole model at once. "
-            "Leave it out, or take another strategy."
+            f"{name} does not support `rematerialize`: a worker computes its whole model at once. "
+            "Leave it out, or use another strategy."
         )
 
 
 def check_program(
     options: StepOptions, model: keras.Model, strategy: tf.distribute.Strategy, *, num_workers: int
 ) -> None:
-    """Checks that a strategy can run what a model's class and optimizer say.
+    """Checks that a strategy can run the program of a model's class and optimizer.
 
     Raises:
       TfdistError: it cannot.
@@ -91,19 +91,19 @@ def check_program(
     )
     if functions:
         raise TfdistError(
-            f"{type(model).__name__} has a {functions[0]} of its own, which knows no replicas. "
+            f"{type(model).__name__} overrides {functions[0]}, which does not support replicas. "
             "Override train_step, test_step or predict_step instead."
         )
     steps = overrides(model, "train_step")
     if steps and is_asynchronous:
         raise TfdistError(
             f"{name} cannot run {type(model).__name__}.train_step: a worker computes a gradient "
-            "and updates nothing. Override compute_loss instead, or take another strategy."
+            "and updates nothing. Override compute_loss instead, or use another strategy."
         )
     if steps and options.changes_gradient:
         raise TfdistError(
-            f"{type(model).__name__} has a train_step of its own, which micro_batches, jit_compile "
-            "and rematerialize cannot change. Leave these out."
+            f"{type(model).__name__} overrides train_step, which micro_batches, jit_compile and "
+            "rematerialize cannot change. Leave out these options."
         )
     optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
     if has_replicas and any(o.gradient_accumulation_steps for o in optimizers):
@@ -114,28 +114,28 @@ def check_program(
     is_scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaling and _trains_apart(strategy, num_workers):
         raise TfdistError(
-            f"{name} does not take `precision=mixed_float16`: each worker would "
-            "scale its loss by itself. Take mixed_bfloat16 or float32."
+            f"{name} does not support `precision=mixed_float16`: each worker would "
+            "scale its loss independently. Use mixed_bfloat16 or float32."
         )
 
 
 def check_model(
     options: StepOptions, model: keras.Model, x_spec: Any, *, is_mirrored: bool, num_replicas: int
 ) -> None:
-    """Checks that the steps of a model can be computed so.
+    """Checks that the steps of a model can be computed as the options say.
 
     Args:
-      options: how.
+      options: how steps are computed.
       model: a built model.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
       is_mirrored: whether each replica has a copy of the variables.
-      num_replicas: how many share a global batch.
+      num_replicas: the number of replicas that share a global batch.
 
     Raises:
-      TfdistError: a layer updates a state by the rows it sees together, as batch normalization
-        does, so that the result would depend on how they are cut; or XLA is to compile one that
-        draws, that updates a state of all replicas or has an operation that XLA does not know; or
-        the model cannot be computed again.
+      TfdistError: a layer updates a state from the examples it sees together, as batch
+        normalization does, so the result would depend on how they are split; XLA would compile a
+        layer that draws, that updates a state of all replicas or that has an unsupported operation;
+        or the model cannot be recomputed.
     """
     if options.rematerialize:
         check_stages(model, x_spec)
@@ -143,36 +143,36 @@ def check_model(
         assigned = [v for v in model.trainable_variables if id(v) in updated]
         if assigned:
             raise TfdistError(
-                f"Cannot compute the model {model.name!r} again by stages: a layer assigns its own "
+                f"Cannot recompute the model {model.name!r} by stages: a layer assigns its own "
                 f"weight {assigned[0].path}. Leave out `rematerialize`."
             )
     stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     if stateful and num_replicas > 1:
         raise TfdistError(
             f"Cannot divide a batch over {num_replicas} replicas: the layer "
-            f"{describe_layer(stateful[0])} keeps a state for each row from batch to batch. Leave "
+            f"{describe_layer(stateful[0])} keeps a state per example from batch to batch. Leave "
             "out stateful=True, or train on one device."
         )
     drawing = [layer for layer in model._flatten_layers() if layer._seed_generators]
     if options.jit_compile and drawing:
         raise TfdistError(
-            f"Cannot compile the step with XLA: the layer {describe_layer(drawing[0])} draws, and "
-            "XLA would draw other numbers. Leave out `jit_compile`."
+            f"Cannot compile the step with XLA: the layer {describe_layer(drawing[0])} draws "
+            "random numbers, and XLA would draw different ones. Leave out `jit_compile`."
         )
     layer = None
     if options.micro_batches > 1 or (options.jit_compile and is_mirrored):
         layer = _find_layer_of_batches(model, x_spec)
     if layer is not None and options.micro_batches > 1:
         raise TfdistError(
-            f"Cannot cut a batch into {options.micro_batches} micro-batches: the layer "
-            f"{describe_layer(layer)} takes statistics of the rows that it sees together. Take a "
-            "normalization that does not, such as `norm=group`, freeze the layer, or leave out "
+            f"Cannot split a batch into {options.micro_batches} micro-batches: the layer "
+            f"{describe_layer(layer)} computes statistics over the examples it sees together. Use "
+            "a normalization that does not, such as `norm=group`, freeze the layer, or leave out "
             "`micro_batches`."
         )
     if layer is not None:
         raise TfdistError(
-            f"Cannot compile the step with XLA: the layer {describe_layer(layer)} updates what it "
-            "has in common with other replicas. Leave out `jit_compile`, or take "
+            f"Cannot compile the step with XLA: the layer {describe_layer(layer)} updates "
+            "variables that replicas share. Leave out `jit_compile`, or give "
             "`strategy=one_device` or `norm=group`."
         )
     if options.jit_compile:
@@ -180,13 +180,13 @@ def check_model(
 
 
 def _trains_apart(strategy: tf.distribute.Strategy, num_workers: int) -> bool:
-    """Whether each worker makes steps of its own."""
+    """Returns whether each worker makes its own steps."""
     is_local = find_traits(strategy).trains_apart and num_workers > 1
     return is_local or find_traits(strategy).has_servers
 
 
 def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
-    """Returns the first layer that updates a variable in training, but for seeds, if any does."""
+    """Returns the first layer that updates a variable other than a seed in training, if any."""
     seeds = {id(generator.state) for generator in list_seed_generators(model)}
     updated = {id(variable) for variable in find_updated(model, x_spec)} - seeds
     layers = model._flatten_layers(include_self=False)
@@ -203,7 +203,7 @@ def find_updated(model: keras.Model, x_spec: Any) -> list[keras.Variable]:
 
     Args:
       model: a built model.
-      x_spec: structure of `tf.TensorSpec` of its inputs.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
     """
     updated: list[keras.Variable] = []
 
@@ -214,7 +214,7 @@ def find_updated(model: keras.Model, x_spec: Any) -> list[keras.Variable]:
             model(x, training=True) if model._call_has_training_arg else model(x)
         updated.extend(v for v, value in mapping if scope.get_current_value(v) is not value)
 
-    # Not known while this is traced, or a layer would decide by them.
+    # The values are unknown while this is traced, so that no layer can depend on them.
     specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
     call.get_concrete_function(x_spec, specs)
     return updated

@@ -1,4 +1,4 @@
-"""How training steps are computed, which changes nothing of their result."""
+"""How training steps are computed; most of these options do not change the result."""
 
 from dataclasses import dataclass
 
@@ -9,83 +9,83 @@ CHECKS = ("auto", "on", "off")
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(OptionGroup):
-    """How it computes a step.
+    """How a step is computed.
 
     Args:
-      micro_batches: the parts, one after the other, in which a replica computes its rows of a
-        global batch: its memory is that of one part, the result that of the whole.
-      compress_gradients: whether workers sum their gradients in bfloat16: half of what crosses
-        the network, at three significant digits. For `MultiWorkerMirroredStrategy`.
+      micro_batches: the number of parts in which a replica computes its examples of a global
+        batch, one after the other. It needs the memory of one part; the result is unchanged.
+      compress_gradients: whether workers sum their gradients in bfloat16, which halves the network
+        traffic and keeps three significant digits. For `MultiWorkerMirroredStrategy`.
       jit_compile: whether XLA compiles the forward and backward pass.
-      steps_per_loop: the steps that are run at a time, without the host in between. Callbacks
-        see each with its logs, but after all of them: what they change, such as a learning rate
-        or `stop_training`, counts from the next loop on.
-      rematerialize: whether activations are computed again in the backward pass, so that only those
-        between the model's stages stay in memory. For functional models whose layers' names start
-        with a stage's (`tfdist.models.stages`).
-      batch_norm: `global`, by which Keras's batch normalization takes the moments of the global
-        batch on replicas too; or `per_replica`, as Keras does.
+      steps_per_loop: the number of steps that run at a time, without the host in between.
+        Callbacks see each step with its logs, but after all of them: what they change, such as a
+        learning rate or `stop_training`, takes effect in the next loop.
+      rematerialize: whether activations are recomputed in the backward pass, so that only those
+        between the model's stages stay in memory. For functional models whose layer names start
+        with the name of a stage (`tfdist.models.stages`).
+      batch_norm: `global` makes Keras's batch normalization use the moments of the global batch,
+        on replicas too; `per_replica` is as in Keras.
       gather_outputs: whether every replica computes the loss of the global batch, from the outputs
-        and labels of all replicas: for a loss that is no mean over the rows, such as
+        and labels of all replicas. For a loss that is not a mean over the examples, such as
         `keras.losses.Dice()`. They cross the network at each step, and each device holds them.
-      check: whether the first batch of a run of several replicas is computed divided and undivided,
-        without an effect, and a program refused that gives something else. `auto` does so for
+      check: whether the guard computes the first batch on several replicas both divided and whole,
+        without lasting effects, and refuses a program whose results differ. `auto` does so for
         programs that are not known to be divisible; `on`; `off`.
-      max_in_flight: under `ParameterServerStrategy`, how many steps are given out to workers
-        at a time; 0 for one a worker.
+      max_in_flight: under `ParameterServerStrategy`, the number of steps in flight; 0 for one per
+        worker.
     """
 
     micro_batches: int = option(
         1,
-        "parts, one after the other, in which a replica computes its rows of a global batch: for "
-        "those that do not fit",
+        "number of parts in which a replica computes its examples, one after the other, if they "
+        "do not fit in memory at once",
         result=False,
         minimum=1,
     )
     compress_gradients: bool = option(
-        False, "several workers: sum their gradients in bfloat16, half the bytes"
+        False, "several workers: sum gradients in bfloat16, which halves the bytes sent"
     )
-    jit_compile: bool = option(False, "XLA compiles the forward and backward pass", result=False)
+    jit_compile: bool = option(False, "compile the step's gradient with XLA", result=False)
     steps_per_loop: int = option(
         1,
-        "steps run at a time, without the host in between; callbacks see each, after all of them",
+        "steps to run at a time, without the host in between; callbacks follow after all of them",
         minimum=1,
         result=False,
         alike=True,
     )
     rematerialize: bool = option(
         False,
-        "compute activations again in the backward pass, so that only those between the model's "
+        "recompute activations in the backward pass, so that only those between the model's "
         "stages stay in memory",
         result=False,
     )
     batch_norm: str = option(
         "global",
-        "Keras's batch normalization takes the moments of the global batch, or per_replica",
+        "whose moments Keras's batch normalization uses: those of the global batch, or as in Keras",
         choices=("global", "per_replica"),
     )
     gather_outputs: bool = option(
         False,
-        "every replica computes the loss of the outputs and labels of all replicas, for a loss "
-        "that is no mean over the examples; they cross the network at each step",
+        "compute the loss from the outputs and labels of all replicas, sent at each step, for a "
+        "loss that is not a mean over the examples",
         result=False,
     )
     check: str = option(
         "auto",
-        "before the first step, replicas compute a batch divided and undivided; what differs is "
-        "refused; auto: where the program is not known to be divisible",
+        "before the first step, compute a batch divided over the replicas and whole, and refuse a "
+        "program whose results differ; auto: unless it is known to be divisible",
         choices=CHECKS,
         result=False,
     )
     max_in_flight: int = option(
         0,
-        "parameter_server: steps given out to workers at a time, one more than the highest "
-        "staleness; 0 for one a worker",
+        "parameter_server: number of steps in flight, one more than the highest staleness; 0 for "
+        "one per worker",
         result=False,
         minimum=0,
     )
 
     @property
     def changes_gradient(self) -> bool:
-        """Whether the gradient is computed in another way than Keras's `train_step` does."""
+        """Whether the gradient is computed differently from Keras's `train_step`."""
         return self.micro_batches > 1 or self.jit_compile or self.rematerialize

@@ -1,4 +1,4 @@
-"""What the variables of a checkpoint are, so that no other model continues with their values."""
+"""Describes the variables of a checkpoint, so that no other model continues with their values."""
 
 import dataclasses
 import re
@@ -9,19 +9,19 @@ from typing import Any
 
 import keras
 
-# What Keras appends to a name that it has given before in the process: dense_1, dense_2.
+# What Keras appends to a name that it has already used in the process: dense_1, dense_2.
 _AUTO_NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 _MODEL, _OPTIMIZER, _STRATEGY = "model", "optimizer", "strategy"
 
 
 @dataclass(frozen=True)
 class VariableRecord:
-    """What a variable is.
+    """The description of a variable.
 
     Attributes:
-      role: whose it is: "model", "optimizer" or "strategy".
-      path: Keras's path; the numbers in it differ from one process to another.
-      shape, dtype: of its value.
+      role: the owner: "model", "optimizer" or "strategy".
+      path: Keras's path; the numbers in it may differ between processes.
+      shape, dtype: those of its value.
       trainable: whether it is a weight that the optimizer changes.
     """
 
@@ -37,10 +37,10 @@ class VariableRecord:
 
 @dataclass(frozen=True)
 class Structure:
-    """What the variables of a checkpoint are, in their order.
+    """The descriptions of a checkpoint's variables, in order.
 
     Attributes:
-      variables: the name of a checkpoint's array -> what it is the value of.
+      variables: name of an array in the checkpoint -> the variable whose value it is.
       optimizer: the optimizer's class, with those of the optimizers it wraps; None if unknown.
     """
 
@@ -48,12 +48,12 @@ class Structure:
     optimizer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` takes."""
+        """Returns JSON-serializable content for `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Structure":
-        """Returns the structure of which `to_json` made this content."""
+        """Returns the structure that `to_json` converted to this content."""
         return cls(
             variables={
                 name: VariableRecord(**{**record, "shape": tuple(record["shape"])})
@@ -73,14 +73,14 @@ def describe_structure(
     *,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Structure:
-    """Returns what variables are.
+    """Returns the structure of variables.
 
     Args:
-      variables: the name of a checkpoint's array -> its variable: the model's, then the
-        optimizer's, then what the strategy keeps besides.
-      optimizer: theirs, which tells its class.
+      variables: name of an array in the checkpoint -> its variable: first the model's, then the
+        optimizer's, then others of the strategy.
+      optimizer: the optimizer, whose class is recorded.
     """
-    # Keras puts an optimizer's variables under its name, the number of its updates among them.
+    # Keras puts an optimizer's variables, including its number of updates, under its name.
     owners = {_get_owner(variable.path) for variable in variables.values()}
     paths = {variable.path for variable in variables.values()}
     optimizers = {owner for owner in owners if f"{owner}/iteration" in paths}
@@ -101,17 +101,17 @@ def describe_structure(
 
 
 def find_difference(saved: Structure, here: Structure) -> str | None:
-    """Returns the first difference of a checkpoint's variables from a run's, in words.
+    """Describes the first difference between a checkpoint's variables and a run's.
 
-    Paths are compared without the numbers that Keras appends, so that the same program finds its
-    checkpoint in another process, or again in the same one.
+    Paths are compared without the numbers that Keras appends, so that the same program can
+    continue from its checkpoint in another process, or again in the same one.
 
     Args:
-      saved: the checkpoint's.
-      here: the run's.
+      saved: the checkpoint's structure.
+      here: the run's structure.
 
     Returns:
-      A clause about the checkpoint, "it"; None if both are the same.
+      A clause in which "it" is the checkpoint; None if both are the same.
     """
     if saved.optimizer and here.optimizer:
         there, mine = saved.optimizer, here.optimizer

@@ -1,4 +1,4 @@
-"""What a trainer does at its steps under a synchronous strategy, on one worker or several."""
+"""The steps of a trainer under a synchronous strategy, on one or several workers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,12 +23,12 @@ class SynchronousSteps(TrainingSteps):
     """The steps under a synchronous strategy.
 
     Args:
-      model: as of `TrainingSteps`.
+      model: see `TrainingSteps`.
       strategy: the strategy.
       workers: the processes that train together.
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
-      is_apart: whether each worker trains by itself.
+      is_apart: whether each worker trains independently.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SynchronousSteps(TrainingSteps):
 
     @property
     def state(self) -> list[keras.Variable]:
-        """The optimizers besides the model's own, and generators that no layer tracks."""
+        """The variables of the model's other optimizers, and of generators that no layer tracks."""
         model = self._model
         known = {id(v) for v in [*model.variables, *_list_variables(model.optimizer)]}
         others = [v for o in list_optimizers(model)[1:] for v in o.variables]
@@ -99,7 +99,7 @@ class SynchronousSteps(TrainingSteps):
         except (StopIteration, tf.errors.OutOfRangeError):
             return None, iterator
         leaves = [self._strategy.experimental_local_results(t) for t in tf.nest.flatten(element)]
-        num_local = max(map(len, leaves))  # of what is None there is one
+        num_local = max(map(len, leaves))  # a None is not per replica
         leaves = [leaf if len(leaf) == num_local else leaf * num_local for leaf in leaves]
         elements = [tf.nest.pack_sequence_as(element, part) for part in zip(*leaves, strict=True)]
         first = feed.iterate_elements(
@@ -129,7 +129,7 @@ class SynchronousSteps(TrainingSteps):
         ]
 
     def _count(self, num_steps: int) -> None:
-        """Counts steps, and sees by the first ones how far generators go at each."""
+        """Counts steps, and learns from the first ones how far each advances the generators."""
         if not self._num_trained:
             self._draws = [
                 (generator, began, (generator.state.numpy() - began) // num_steps)
@@ -138,10 +138,10 @@ class SynchronousSteps(TrainingSteps):
         self._num_trained += num_steps
 
     def count_empty_step(self) -> None:
-        """Does what Keras's step does that finds no data left: all of it that needs none.
+        """Does the part of a step that needs no data, as Keras does after the data have ended.
 
-        The optimizer counts it and decays the weights, and generators of random numbers go on. On
-        one device the step itself has done so.
+        The optimizer counts the step and decays the weights, and random generators advance. On
+        one device, the step itself has done so.
         """
         if not self.steps.is_divided:
             return
@@ -150,7 +150,7 @@ class SynchronousSteps(TrainingSteps):
             count_without_gradient(self._model)
 
         tf.function(lambda: self._strategy.run(count), autograph=False)()
-        if not self._num_trained:  # a run that continues where its first epoch ends
+        if not self._num_trained:  # a run that continued right at the end of its first epoch
             generators = list_seed_generators(self._model)
             counts = count_draws(self._model, generators, self._x_spec)
             self._draws = [
@@ -159,7 +159,7 @@ class SynchronousSteps(TrainingSteps):
             ]
         with self._strategy.scope():
             for generator, began, each in self._draws:
-                # Not one more than it is: the step that found no data may have drawn already.
+                # Not added to the current state: the step without data may have drawn already.
                 generator.state.assign(began + each * (self._num_trained + 1))
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
@@ -199,11 +199,11 @@ class SynchronousSteps(TrainingSteps):
         return counts
 
     def _unite(self, elements: Sequence[Any]) -> Any:
-        """Returns the global batch of the elements of all workers' replicas."""
+        """Returns the global batch that consists of the elements of all workers' replicas."""
         (batch, place), *others = elements
         replicas = self._strategy.num_replicas_in_sync
         if not isinstance(place, tuple) and int(place[1]) < replicas:
-            return batch  # every replica has the whole
+            return batch  # every replica has the whole batch
 
         def unite(*leaves: Any) -> Any:
             if leaves[0] is None or not leaves[0].shape.rank:
@@ -221,7 +221,7 @@ class SynchronousSteps(TrainingSteps):
 
 
 class _LookedAhead:
-    """An iterator of which the first element is held by another one."""
+    """An iterator whose first element has been taken and is held by another iterator."""
 
     def __init__(self, first: Any, rest: Any):
         self._first = first
@@ -234,7 +234,7 @@ class _LookedAhead:
 
 
 def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs as Python's numbers, and NumPy's arrays where they are vectors."""
+    """Returns logs as Python numbers, or as NumPy arrays where they are not scalars."""
     return {name: _to_number(value) for name, value in logs.items()}
 
 

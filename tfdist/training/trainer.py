@@ -33,9 +33,9 @@ class Trainer(SingleBatches):
     The strategy changes the speed, never the result: losses, metrics, clipping and
     normalization are those of the global batch.
 
-    Under a strategy of several workers every worker runs the same program: each method is called
-    by all of them, returns the same on each, and only the chief writes. Callbacks run on every
-    worker; give those that write to the chief alone (`is_chief`), or each worker its own path.
+    Under a strategy with several workers, every worker runs the same program. All workers must call
+    each method, which returns the same on each; only the chief writes. Callbacks run on every
+    worker: pass those that write on the chief only (`is_chief`), or give each worker its own path.
 
     Example:
 
@@ -48,24 +48,24 @@ class Trainer(SingleBatches):
         history = trainer.fit(x, y, global_batch_size=64, epochs=3)
 
     Args:
-      build_model: builds and compiles a `keras.Model`; called once, in the strategy's scope. Or a
-        model that was built in `strategy.scope()`: a compiled one, or one that only predicts.
+      build_model: a function that builds and compiles a `keras.Model`, called once, in the
+        strategy's scope; or a model built in that scope, compiled unless it only predicts.
       strategy: a strategy's name, such as `mirrored`; its options, such as
         `tfdist.strategies.Mirrored(devices=["GPU:0"])`; or any `tf.distribute.Strategy`. By default
-        the model's, else the one whose scope this is called in, which is one device outside of all.
-        Under `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
-      checkpoint_dir: where checkpoints go, and where `fit` continues from; None for none. All
-        workers must see it.
-      keep_checkpoints: how many of the newest checkpoints stay.
-      seed: of the data's order and augmentation.
-      step_options: how steps are computed, see `tfdist.StepOptions`.
+        the model's strategy, else the one whose scope is open; without a scope, that is one device.
+        For `ParameterServerStrategy`, see `tfdist.training.asynchronous`.
+      checkpoint_dir: the directory of the checkpoints from which `fit` continues; None for none.
+        All workers must see it.
+      keep_checkpoints: how many of the newest checkpoints to keep.
+      seed: the seed of the data's order and augmentation.
+      step_options: how steps are computed; see `tfdist.StepOptions`.
 
     Attributes:
-      model, strategy: what is trained, and where.
-      history: the `keras.callbacks.History` of the run, even when it was continued.
+      model, strategy: the model, and the strategy that trains it.
+      history: the `keras.callbacks.History` of the whole run, even if it was continued.
       workers: the processes that train together.
-      progress: where the training is.
-      engine: the model's compiled steps, and what was measured of them.
+      progress: the progress of training.
+      engine: the model's compiled steps, and measurements of them.
     """
 
     def __init__(
@@ -130,33 +130,33 @@ class Trainer(SingleBatches):
     ) -> keras.callbacks.History:
         """Trains as `keras.Model.fit` does, continuing from the newest checkpoint if there is one.
 
-        A second call trains on, with checkpoints of its own.
+        A second call continues training, with its own checkpoints.
 
         Args:
           x, y, sample_weight: what Keras takes: arrays, data frames, lists or dictionaries of them,
             a `tf.data.Dataset` of global batches, a generator, a `keras.utils.PyDataset`, a loader
             of another library; or in `x` a `tfdist.data.Source`, or a function from a
-            `tf.distribute.InputContext` to a dataset of per-replica batches. A dataset is continued
-            by skipping what was seen. Batches of a source are always full: its epochs follow one
-            another without a gap.
-          batch_size: examples of a step, over all replicas: 32 by default.
+            `tf.distribute.InputContext` to a dataset of per-replica batches. A continued run skips
+            the batches of a dataset that were seen. Batches of a source are always full: its epochs
+            follow one another without a gap.
+          batch_size: examples per step, over all replicas; 32 by default.
           epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
           validation_split, validation_data, validation_steps: as in Keras.
           validation_batch_size, validation_freq: as in Keras.
-          shuffle: whether arrays and sources come in a new order each epoch, by the trainer's seed.
+          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
-          global_batch_size: another name of `batch_size`.
-          max_steps: steps in all; wins over `epochs`.
-          augmentation: seeded transformation of a source's examples.
-          checkpoint_every: steps between checkpoints, besides one an epoch.
+          global_batch_size: another name for `batch_size`.
+          max_steps: the total number of steps; overrides `epochs`.
+          augmentation: a seeded transformation of a source's examples.
+          checkpoint_every: steps between checkpoints, besides one per epoch.
           checkpoint_every_s: seconds between checkpoints, besides those.
 
         Returns:
-          The `History`, of the whole run even when it was continued.
+          The `History` of the whole run, even if it was continued.
 
         Raises:
-          TfdistError: data that do not fit the model, the strategy or the batch.
-          TrainingError: the loss or a weight is not finite; the last checkpoint is older.
+          TfdistError: the data do not fit the model, the strategy or the batch size.
+          TrainingError: the loss or a weight is not finite; the last checkpoint has finite weights.
         """
         batch_size = batch_size or global_batch_size
         if validation_split and validation_data is None:
@@ -177,7 +177,7 @@ class Trainer(SingleBatches):
         )
         is_kept = self._recovery is not None or self.workers.count > 1
         data = agree_on_data(self.workers, feed) if is_kept else {}
-        # Workers that train apart come together at an epoch's end, before their data tell it.
+        # Workers that train independently sync at an epoch's end, so its length must be known.
         is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
         if is_asked and feed.num_steps is None and feed.count_steps:
             feed = dataclasses.replace(feed, num_steps=feed.count_steps())
@@ -255,14 +255,14 @@ class Trainer(SingleBatches):
         *,
         global_batch_size: int | None = None,
     ) -> Any:
-        """Returns the losses and metrics over a data set, every example counted once.
+        """Returns the losses and metrics over a dataset, with every example counted once.
 
         Args:
           x, y, sample_weight, batch_size, global_batch_size: as in `fit`.
           verbose, steps, callbacks, return_dict: as in Keras.
 
         Returns:
-          As in Keras: a number, or a list of them, or with `return_dict` a dictionary.
+          As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
         data = tuple(part for part in (x, y, sample_weight) if part is not None)
         logs = self._evaluate(
@@ -313,9 +313,9 @@ class Trainer(SingleBatches):
         self.engine.check_program()
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
-        """Checks the data against model and strategy and creates every variable.
+        """Checks that the data fit the model and the strategy, and creates all variables.
 
-        `fit` and `evaluate` do so themselves; a command calls it before it writes anything.
+        `fit` and `evaluate` do so themselves; a command calls this before it writes anything.
 
         Args:
           x, y, global_batch_size: as in `fit`.
@@ -329,24 +329,24 @@ class Trainer(SingleBatches):
         self.engine.build(feed)
 
     def request_stop(self) -> None:
-        """Lets `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
+        """Makes `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
 
-        Asked of any worker, all of them stop after the same step.
+        If any worker is asked to stop, all of them stop after the same step.
         """
         self.progress.is_asked_to_stop = True
 
     @property
     def step(self) -> int:
-        """The updates made."""
+        """The number of updates made."""
         return self.progress.steps_before + self.progress.step
 
     def mark_best_checkpoint(self) -> None:
-        """Lets the next checkpoint, that of this epoch, stay until another one is marked."""
+        """Marks the next checkpoint, that of this epoch, to be kept until another is marked."""
         if self._recovery is not None:
             self._recovery.mark_best()
 
     def restore_best_checkpoint(self) -> int | None:
-        """Gives the model the weights of the marked checkpoint; returns its step, if any."""
+        """Restores the marked checkpoint and returns its step; None if there is none."""
         return (
             self._recovery.restore_best(self.engine.list_state(), optimizer=self.model.optimizer)
             if self._recovery
@@ -358,7 +358,7 @@ class Trainer(SingleBatches):
         return self._make_feed(*parts, global_batch_size=batch_size or 32)
 
     def _make_recovery(self) -> Recovery | None:
-        """Returns where the checkpoints of this call of `fit` go."""
+        """Returns the recovery for this call of `fit`."""
         if self._recovery is None or self._num_fits == 0:
             return self._recovery
         directory = f"{self._checkpoint_dir}/fit-{self._num_fits + 1}"

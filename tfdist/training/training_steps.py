@@ -1,4 +1,4 @@
-"""What a trainer asks of every kind of training at its steps."""
+"""The interface of a trainer to the steps of every kind of training."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from tfdist.training.feed import Feed
 
 
 class Trained(NamedTuple):
-    """What a training step found.
+    """The results of a training step.
 
     Attributes:
-      logs: of everything that this process's strategy has seen in the epoch.
+      logs: the logs over everything that this process's strategy has seen in the epoch.
       vector, rows: see `step.Found`.
     """
 
@@ -26,13 +26,13 @@ class TrainingSteps:
     """The steps of a model, and the sums of its losses and metrics; a base class.
 
     Args:
-      model: a compiled and built model, made in the strategy's scope.
+      model: a compiled and built model, created in the strategy's scope.
 
     Attributes:
-      input_s: seconds that this process's training steps waited for their batches; None where
-        others read them.
-      passes_on: whether what `iterate_train` returns goes on from one pass over the data to the
-        next.
+      input_s: seconds that this process's training steps waited for their batches; None if others
+        read the batches.
+      passes_on: whether the iterator of `iterate_train` continues from one pass over the data to
+        the next.
     """
 
     input_s: float | None = None
@@ -43,39 +43,39 @@ class TrainingSteps:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What a checkpoint holds besides the model and its optimizers."""
+        """The variables that a checkpoint holds besides the model's and its optimizer's."""
         return []
 
     def prepare(self, feed: Feed) -> None:
-        """Creates what only a step's tracing creates, so that it can be restored."""
+        """Creates the variables that only tracing creates, so that they can be restored."""
 
     def begin(self, *, restored: bool) -> None:
-        """Makes ready for training, from the start or from a checkpoint."""
+        """Prepares for training, from the start or from a checkpoint."""
 
     def iterate_train(
         self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
-        """Returns what `train` takes: the global batches from `start_step` on."""
+        """Returns an iterator for `train`, over the global batches from `start_step` on."""
         raise NotImplementedError
 
     def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
-        """Returns what `evaluate` takes, for at most `steps` steps."""
+        """Returns an iterator for `evaluate`, for at most `steps` steps."""
         raise NotImplementedError
 
     def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> Any:
-        """Returns what `predict` takes, for at most `steps` steps."""
+        """Returns an iterator for `predict`, for at most `steps` steps."""
         return self.iterate_eval(feed, steps=steps)
 
     def look_ahead(self, iterator: Any, feed: Feed, *, of_training: bool) -> tuple[Any, Any]:
         """Returns the next global batch, and an iterator that still has it.
 
         Args:
-          iterator: of `iterate_train` or `iterate_eval`.
-          feed: that it is of.
-          of_training: which of the two.
+          iterator: an iterator from `iterate_train` or `iterate_eval`.
+          feed: the data adapter of the iterator.
+          of_training: whether the iterator is from `iterate_train`.
 
         Returns:
-          A structure of tensors, None where there is none left; and what to go on with.
+          A structure of tensors, or None if no batch is left; and the iterator to continue with.
         """
         raise NotImplementedError
 
@@ -83,51 +83,51 @@ class TrainingSteps:
         """Returns each replica's outputs for the next batch, and whether they repeat another's.
 
         Raises:
-          StopIteration, tf.errors.OutOfRangeError: there is none left.
+          StopIteration, tf.errors.OutOfRangeError: no batch is left.
         """
         raise NotImplementedError
 
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        """Trains on the next global batches, one at a time where nothing else was asked for."""
+        """Trains on the next `num_steps` global batches, with one step for each."""
         raise NotImplementedError
 
     def count_empty_step(self) -> None:
-        """Does what a step does that finds no data, as Keras's last one of unknown length."""
+        """Does the part of a step that needs no data, as Keras does after the data have ended."""
 
     def settle(self, step: int, *, is_last: bool) -> bool:
-        """Returns whether the workers hold one model after a step, the last of its epoch or not.
+        """Syncs the workers if that is due after a step; returns whether they are in sync.
 
-        Only then can they stop, or write a checkpoint.
+        Only then can they stop or write a checkpoint.
         """
         return True
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
         """Adds the next global batch of an evaluation to the metrics, and returns the logs.
 
-        The logs are of what this process's strategy has seen; see `read_logs`.
+        The logs cover what this process's strategy has seen; see `read_logs`.
 
         Raises:
-          StopIteration, tf.errors.OutOfRangeError: there is none left.
+          StopIteration, tf.errors.OutOfRangeError: no batch is left.
         """
         raise NotImplementedError
 
     def read_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of everything that all workers have seen; all of them call it.
+        """Returns the logs over everything that all workers have seen. All workers must call this.
 
         Args:
-          logs: of this process's last step.
+          logs: the logs of this process's last step.
         """
         return logs
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
-        """Returns what callbacks are told after a training step."""
+        """Returns the logs that callbacks get after a training step."""
         return trained.logs
 
     def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of a pass that has ended, from those of its last step, as Keras does.
+        """Returns the final logs of an epoch or evaluation, from those of its last step.
 
-        A step of the model's own may return something else than its metrics under their names:
-        Keras then reports the metrics. All workers call it.
+        The user's own step may return something other than the metrics under their names: the
+        metrics are then reported instead, as in Keras. All workers must call this.
         """
         return logs
 
@@ -140,11 +140,11 @@ class TrainingSteps:
         raise NotImplementedError
 
     def reset_metrics(self) -> None:
-        """Forgets what was seen."""
+        """Resets the metrics."""
         raise NotImplementedError
 
     def prepare_checkpoint(self) -> None:
-        """Brings `state` up to date; all workers call it."""
+        """Brings `state` up to date. All workers must call this."""
 
     def wait(self) -> None:
         """Waits until no step is in flight."""
@@ -154,5 +154,5 @@ class TrainingSteps:
         raise NotImplementedError
 
     def summarize(self) -> dict[str, Any]:
-        """Returns what only this kind of training has to say for a run's summary."""
+        """Returns the entries of a run's summary that only this kind of training has."""
         return {}

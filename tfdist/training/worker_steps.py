@@ -1,4 +1,4 @@
-"""What the workers of parameter servers compute: gradients, metrics and outputs."""
+"""The steps of workers with parameter servers: gradients, metrics and outputs."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +17,16 @@ Read = Callable[[tf.Tensor, Any], Any]
 
 
 class WorkerSteps:
-    """The steps that are sent to workers, which change nothing but a gradient's place.
+    """The steps that are sent to workers. They change nothing but the slot of a gradient.
 
     Args:
-      model: a compiled and built model, made in the strategy's scope.
+      model: a compiled and built model, created in the strategy's scope.
       strategy: the strategy.
       counted: the variables of the metrics.
-      places: where gradients go.
+      places: the slots of the gradients.
 
     Attributes:
-      version: the updates that the weights have seen; what a step began from.
+      version: the number of updates of the weights, which a step reads before the weights.
       with_gradient: indices of the trainable weights that have a gradient; known once a training
         step is traced.
       updated: the other variables that a training step changes; likewise.
@@ -54,7 +54,7 @@ class WorkerSteps:
         self.updated: list[keras.Variable] = []
 
     def set_version(self, step: int) -> None:
-        """Says how many updates the weights have seen."""
+        """Sets the number of updates of the weights."""
         if self.version is None:
             first = self._trainable[0].value
             with self._strategy.scope(), self._strategy.extended.colocate_vars_with(first):
@@ -66,7 +66,7 @@ class WorkerSteps:
         read: Callable[[tf.Tensor, Any], Any],
         read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
     ) -> Any:
-        """Returns what a worker does at a training step."""
+        """Returns the function that a worker runs at a training step."""
         model = self._model
         counted = self._counted
 
@@ -104,10 +104,10 @@ class WorkerSteps:
                 if scope.get_current_value(variable) is not weight:
                     raise TfdistError(
                         f"Cannot train under ParameterServerStrategy: a layer assigns its own "
-                        f"weight {variable.path}, which a worker cannot. Take another strategy."
+                        f"weight {variable.path}, which a worker cannot do. Use another strategy."
                     )
             self.with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
-            # Rows of a table stay apart, as in Keras: an optimizer squares each by itself.
+            # Slices of the same row are not added, as in Keras: an optimizer squares each one.
             clipped = model.optimizer._clip_gradients([gradients[i] for i in self.with_gradient])
             found = list(zip(self.with_gradient, clipped, strict=True))
             sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
@@ -127,7 +127,7 @@ class WorkerSteps:
         return compute
 
     def make_evaluate(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
-        """Returns what a worker does at a step of an evaluation."""
+        """Returns the function that a worker runs at a step of an evaluation."""
         counted = self._counted
 
         @tf.function(autograph=False, reduce_retracing=True)
@@ -144,7 +144,7 @@ class WorkerSteps:
         return evaluate
 
     def make_predict(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
-        """Returns what a worker does at a step of a prediction."""
+        """Returns the function that a worker runs at a step of a prediction."""
 
         @tf.function(autograph=False, reduce_retracing=True)
         def predict(step: tf.Tensor, batch: Any) -> Any:
@@ -168,11 +168,11 @@ def _make_zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variabl
 def _describe_update(
     old: tf.Tensor, new: tf.Tensor, tape: tf.GradientTape
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns what a layer made of the value it read, so that it can be made of another.
+    """Returns a layer's update of a value in a form that can be applied to a newer value.
 
-    A moving mean becomes `momentum * old + rest`. Other steps have moved it on by the time
+    A moving mean becomes `momentum * old + rest`. Other steps have changed it by the time
     the update is applied: `new + slope * (current - old)`, with the momentum as the slope, is
-    what the layer would have made of the current value.
+    what the layer would have computed from the current value.
     """
     slope = tape.gradient(new, old) if old.dtype.is_floating else None
     return old, new, tf.zeros_like(old) if slope is None else slope
@@ -180,10 +180,10 @@ def _describe_update(
 
 @contextlib.contextmanager
 def _refusing_draws(*, but: Sequence[keras.random.SeedGenerator]) -> Iterator[None]:
-    """Refuses a step that draws by generators whose state the chief does not move.
+    """Refuses a step that draws from generators whose state the chief does not advance.
 
     Raises:
-      TfdistError: it does.
+      TfdistError: the step does so.
     """
     draws = RowDraws()
     with draws.watch():
@@ -191,7 +191,7 @@ def _refusing_draws(*, but: Sequence[keras.random.SeedGenerator]) -> Iterator[No
     known = {id(generator) for generator in but}
     if any(key not in known for key in draws.seen):
         raise TfdistError(
-            "Cannot draw under ParameterServerStrategy by a SeedGenerator that no layer of the "
-            "model holds: a worker cannot move its state on. Make the layer that draws a part of "
-            "the model, or take another strategy."
+            "Cannot draw under ParameterServerStrategy from a SeedGenerator that no layer of the "
+            "model holds: a worker cannot advance its state. Make the layer that draws a part of "
+            "the model, or use another strategy."
         )

@@ -1,4 +1,4 @@
-"""The processes that train together, and what they tell one another besides gradients."""
+"""The processes that train together, and what they communicate besides gradients."""
 
 import base64
 import functools
@@ -14,12 +14,12 @@ from tfdist.devices import measure_peak_memory_per_device
 from tfdist.errors import TrainingError
 from tfdist.strategies.registry import find_traits
 
-# What TensorFlow raises where a peer is gone.
+# The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class Workers:
-    """The workers of a strategy; one process alone where it has no others.
+    """The workers of a strategy; a single process if the strategy has no others.
 
     Every method that communicates must be called by all workers, in the same order.
 
@@ -27,16 +27,16 @@ class Workers:
       strategy: the trainer's strategy.
 
     Attributes:
-      count: how many there are.
-      index: this process's place among them; 0 is the chief.
-      num_replicas: replicas over all of them.
+      count: the number of workers.
+      index: the index of this worker; 0 is the chief.
+      num_replicas: the number of replicas over all workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         channel = strategy.channel if find_traits(strategy).trains_apart else strategy
         self.count, self.index = _find_place(channel)
         self._channel = channel
-        # Under local SGD each worker has a strategy of its own, which knows of no other.
+        # Under local SGD, each worker has its own strategy, which does not know the others.
         self._has_own_strategy = channel is not strategy
         self.num_replicas = strategy.num_replicas_in_sync * (
             self.count if self._has_own_strategy else 1
@@ -45,12 +45,12 @@ class Workers:
 
     @property
     def first_replica(self) -> int:
-        """How many replicas other strategies than this worker's own have before it."""
+        """The index of the first replica of this process's strategy among those of all workers."""
         return self.index * (self.num_replicas // self.count) if self._has_own_strategy else 0
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what the run leaves."""
+        """Whether this process writes the files of the run."""
         return self.index == 0
 
     def sum(self, values: np.ndarray | tf.Tensor) -> np.ndarray:
@@ -60,11 +60,11 @@ class Workers:
         return self._sum(tf.convert_to_tensor(values)).numpy()
 
     def any(self, *flags: bool) -> list[bool]:
-        """Returns for each flag whether it is up on any worker."""
+        """Returns, for each flag, whether it is set on any worker."""
         return [bool(number) for number in self.sum(np.array(flags, "f8"))]
 
     def wait_for_all(self) -> None:
-        """Returns once every worker has come here."""
+        """Waits until every worker has called this."""
         self.any(False)
 
     def ask_chief(self, number: int) -> int:
@@ -73,7 +73,7 @@ class Workers:
         return int(self.sum(np.array([mine], "f8"))[0])
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the workers' rows one after another; they may have different numbers of them.
+        """Returns the rows of all workers, one after another; their numbers may differ.
 
         Args:
           rows: [rows, ...] of any dtype.
@@ -90,14 +90,14 @@ class Workers:
         return self.sum(table.reshape(-1)).reshape(table.shape)
 
     def _gather_any(self, rows: np.ndarray) -> np.ndarray:
-        """Gathers rows of which TensorFlow cannot reduce the values: strings, booleans, bytes."""
+        """Gathers rows whose values TensorFlow cannot reduce, such as strings and booleans."""
         if rows.dtype.kind in "bui":
             return self.gather(rows.astype("i4")).astype(rows.dtype)
         if rows.dtype.kind == "O":
             texts = [base64.b64encode(bytes(text)).decode() for text in rows.reshape(-1)]
             found = [base64.b64decode(text) for part in self.share_json(texts) for text in part]
             return np.array(found, object).reshape(-1, *rows.shape[1:])
-        # Half precision, TensorFlow's own types, complex numbers: by their bytes.
+        # Half precision, TensorFlow's own types and complex numbers are sent as bytes.
         parts = np.ascontiguousarray(rows).view("u1").reshape(len(rows), -1)
         table = np.ascontiguousarray(self.gather(parts)).view(rows.dtype)
         return table.reshape(-1, *rows.shape[1:])
@@ -110,16 +110,16 @@ class Workers:
         return [json.loads(text.astype("u1").tobytes()) for text in texts]
 
     def measure_peak_memory(self) -> dict[str, int]:
-        """Returns the most memory that each device of each worker has had in use, in bytes.
+        """Returns the peak memory of each device of each worker, in bytes.
 
         Returns:
-          Device -> bytes, as `measure_peak_memory_per_device` has them; with several workers
-          their names are as in `worker 0/CPU`, the chief being worker 0.
+          Device -> bytes, as `measure_peak_memory_per_device` returns them. With several workers,
+          a device is named like `worker 0/CPU`; the chief is worker 0.
         """
         peaks = measure_peak_memory_per_device()
         if self.count == 1:
             return peaks
-        # Only numbers can be gathered: the worker, its device's, -1 for its CPU, and the bytes.
+        # Only numbers can be gathered: the worker, its GPU or -1 for its CPU, and the bytes.
         rows = [
             (self.index, int(name.partition(":")[2] or -1), peak) for name, peak in peaks.items()
         ]
@@ -129,7 +129,7 @@ class Workers:
         }
 
     def place_input(self, context: tf.distribute.InputContext) -> tf.distribute.InputContext:
-        """Returns an input pipeline's place among all workers', where it knows only its own."""
+        """Returns a pipeline's input context among all workers, of which it may know only one."""
         if not self._has_own_strategy:
             return context
         return tf.distribute.InputContext(
@@ -142,7 +142,7 @@ class Workers:
         def reduce(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             replica = context.replica_id_in_sync_group
-            # A worker counts once, however many replicas it has.
+            # A worker counts once, regardless of its number of replicas.
             first = tf.equal(replica % (self._channel.num_replicas_in_sync // self.count), 0)
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
@@ -153,7 +153,7 @@ class Workers:
 
 
 def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
-    """Returns how many workers there are, and which of them this process is."""
+    """Returns the number of workers, and the index of this process among them."""
     if not find_traits(channel).has_workers:
         return 1, 0
     resolver = channel.cluster_resolver
@@ -166,7 +166,7 @@ def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
 
 
 def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a trainer's method raise a `TrainingError` when another worker is lost."""
+    """Makes a trainer's method raise a `TrainingError` when another worker is lost."""
 
     @functools.wraps(method)
     def explained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,8 +184,8 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_peer(message: str) -> str:
-    """Returns the task that an error of TensorFlow's is about."""
-    # The coordination service's list says more than who has reported it.
+    """Returns the task that an error of TensorFlow is about."""
+    # The coordination service's list names the lost task, other text may name who reported it.
     unhealthy = re.search(r"unhealthy[^/]*/job:(\w+)/replica:\d+/task:(\d+)", message)
     task = unhealthy or re.search(
         r"(?:target|task|from) (?:name: )?/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message
