@@ -123,6 +123,8 @@ class SynchronousSteps(TrainingSteps):
                 return [self._take(found)]
             found = self._train_loop(iterator, tf.constant(num_steps))
             self._count(num_steps)
+        # One tensor after the other: a slice of a tensor costs more than a small step.
+        found = tf.nest.map_structure(np.asarray, found)
         return [
             self._take(tf.nest.map_structure(lambda t, i=step: t[i], found))
             for step in range(num_steps)
