@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.training.inputs import make_feed
+from tfdist.training.inputs import make_data_adapter
 from tfdist.training.part import make_part
 from tfdist.training.randomness import RowDraws, Rows, hide_rows
 
@@ -96,8 +96,10 @@ def run_layers(strategy_name, batch):
         inputs = keras.Input(IMAGES.shape[1:])
         model = keras.Model(inputs, {name: make()(inputs) for name, make in LAYERS.items()})
     draws = RowDraws()
-    feed = make_feed(IMAGES, global_batch_size=batch, num_replicas=replicas, shuffle=False)
-    iterator = feed.iterate_train(strategy, start_step=0)
+    adapter = make_data_adapter(
+        IMAGES, global_batch_size=batch, num_replicas=replicas, shuffle=False
+    )
+    iterator = adapter.iterate_train(strategy, start_step=0)
 
     def replica_run(x, place):
         x = hide_rows(x)

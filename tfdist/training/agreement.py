@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdist.data.fingerprint import describe_difference
 from tfdist.errors import TfdistError
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.workers import Workers
 
@@ -37,13 +37,13 @@ def agree(workers: Workers, model: keras.Model, *flags: bool) -> list[bool]:
     return [bool(number) for number in found[: len(flags)]]
 
 
-def agree_on_data(workers: Workers, feed: Feed) -> dict[str, Any]:
+def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
     """Returns the fingerprint of the data, after checking that it is the same on all workers.
 
     Raises:
       TfdistError: the data of a worker differ from the chief's.
     """
-    own = feed.make_fingerprint()
+    own = adapter.make_fingerprint()
     if workers.count == 1:
         return own
     others = workers.share_json(own)

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
-from tfdist.training.feed import Feed
-from tfdist.training.gradient_places import GradientPlaces
+from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs, is_sum
 from tfdist.training.replica_optimizers import (
@@ -74,9 +74,9 @@ class AsynchronousSteps(TrainingSteps):
         self._generators = list_seed_generators(model)
         metrics = _list_metrics(model)
         self._metric_variables = [variable for m in metrics for variable in m.variables]
-        self._places = GradientPlaces(self._trainable, self.max_in_flight)
+        self._slots = GradientSlots(self._trainable, self.max_in_flight)
         self._worker = WorkerSteps(
-            model, strategy, counted=self._metric_variables, places=self._places
+            model, strategy, counted=self._metric_variables, slots=self._slots
         )
         self._draws: list[int] = []
         self._num_empty = 0  # empty steps since the stream began
@@ -89,7 +89,7 @@ class AsynchronousSteps(TrainingSteps):
         self._read_logs = tf.function(model.get_metrics_result, autograph=False)
 
     def iterate_train(
-        self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
+        self, adapter: DataAdapter, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> StepStream:
         """Returns the training steps from `start_step` on, scheduled one epoch at a time."""
         if not self._trainable:
@@ -98,44 +98,44 @@ class AsynchronousSteps(TrainingSteps):
                 "trainable weights. Use another strategy."
             )
         self._worker.set_version(start_step)
-        self._places.clear()
-        read = feed.read_train if can_travel(feed.read_train) else None
-        self._draws = self._count_draws(feed)
+        self._slots.clear()
+        read = adapter.read_train if can_travel(adapter.read_train) else None
+        self._draws = self._count_draws(adapter)
         self._num_empty = 0
         read_seeds = self._make_read_seeds(start_step)
-        compute = self._worker.make_compute(make_reader(feed, read), read_seeds)
+        compute = self._worker.make_compute(make_reader(adapter, read), read_seeds)
 
         def schedule(step: int, batch: Any) -> Any:
-            ticket = self._places.give_out()
-            places = self._places.find(ticket)
+            ticket = self._slots.give_out()
+            slots = self._slots.find(ticket)
             # After empty steps the chief sends the batches, so `step` only determines the draws.
             step = tf.constant(step + self._num_empty, tf.int64)
-            return self._coordination.schedule(compute, step, ticket, places, batch)
+            return self._coordination.schedule(compute, step, ticket, slots, batch)
 
         return StepStream(
             schedule,
-            batches=None if read else read_training(feed, start_step, total_steps),
+            batches=None if read else read_training(adapter, start_step, total_steps),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
             fetch=self._coordination.fetch,
         )
 
-    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> StepStream:
+    def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> StepStream:
         """Returns the steps of an evaluation, at most `steps`."""
-        return self._iterate_eval(feed, self._worker.make_evaluate, steps)
+        return self._iterate_eval(adapter, self._worker.make_evaluate, steps)
 
-    def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> StepStream:
+    def iterate_predict(self, adapter: DataAdapter, *, steps: int | None = None) -> StepStream:
         """Returns the steps of a prediction, at most `steps`."""
-        return self._iterate_eval(feed, self._worker.make_predict, steps)
+        return self._iterate_eval(adapter, self._worker.make_predict, steps)
 
     def train(self, stream: StepStream, num_steps: int = 1) -> list[Trained]:
         """Applies the next step."""
         with explain_lost_server():
             step, result = stream.take()
-            ticket = self._places.take_back()
+            ticket = self._slots.take_back()
             with self._strategy.scope():
-                self._apply(ticket, self._places.find(ticket), result["states"], result["sparse"])
+                self._apply(ticket, self._slots.find(ticket), result["states"], result["sparse"])
                 self._add(result["counts"])
         staleness = step - int(result["version"])
         self._longest_staleness = max(self._longest_staleness, staleness)
@@ -212,25 +212,25 @@ class AsynchronousSteps(TrainingSteps):
         }
 
     def _iterate_eval(
-        self, feed: Feed, make: Callable[[Any], Any], steps: int | None
+        self, adapter: DataAdapter, make: Callable[[Any], Any], steps: int | None
     ) -> StepStream:
-        read = feed.read_eval if can_travel(feed.read_eval) else None
-        function = make(make_reader(feed, read))
-        end = steps if read is None else min(filter(None, (steps, feed.num_steps)))
+        read = adapter.read_eval if can_travel(adapter.read_eval) else None
+        function = make(make_reader(adapter, read))
+        end = steps if read is None else min(filter(None, (steps, adapter.num_steps)))
         return StepStream(
             lambda step, batch: self._coordination.schedule(
                 function, tf.constant(step, tf.int64), batch
             ),
-            batches=None if read else iterate(feed.make_eval(tf.distribute.InputContext())),
+            batches=None if read else iterate(adapter.make_eval(tf.distribute.InputContext())),
             start_step=0,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: end,
             fetch=self._coordination.fetch,
         )
 
-    def _count_draws(self, feed: Feed) -> list[int]:
+    def _count_draws(self, adapter: DataAdapter) -> list[int]:
         """Returns how far a training step advances the state of each generator."""
-        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
         return count_draws(self._model, self._generators, x_spec)
 
     def _make_read_seeds(self, start_step: int) -> Callable[[tf.Tensor], dict]:
@@ -254,13 +254,13 @@ class AsynchronousSteps(TrainingSteps):
     def _apply_step(
         self,
         ticket: tf.Tensor,
-        places: Sequence[tf.Tensor],
+        slots: Sequence[tf.Tensor],
         states: Sequence[Any],
         sparse: dict[str, Any],
     ) -> None:
         """Updates the weights, slots and moving statistics on the parameter servers."""
         optimizer = self._model.optimizer
-        by_variable = self._places.read(places, ticket)
+        by_variable = self._slots.read(slots, ticket)
         for index, (values, indices) in sparse.items():
             variable = self._trainable[int(index)]
             by_variable[id(variable)] = tf.IndexedSlices(
@@ -269,7 +269,7 @@ class AsynchronousSteps(TrainingSteps):
         variables = [self._trainable[i] for i in self._worker.with_gradient]
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
-            tf.device(self._places.device),
+            tf.device(self._slots.device),
             gradients_already_reduced(),
             _gradients_already_clipped(optimizer),
         ):
@@ -291,7 +291,7 @@ class AsynchronousSteps(TrainingSteps):
     def _count_empty_step(self) -> None:
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
-            tf.device(self._places.device),
+            tf.device(self._slots.device),
         ):
             count_without_gradient(self._model)
 

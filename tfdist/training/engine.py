@@ -13,7 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.strategies.registry import find_traits
 from tfdist.strategies.servers import make_placement
 from tfdist.training.asynchronous import AsynchronousSteps
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.guard import check_division, is_known
 from tfdist.training.local import LocalSteps
 from tfdist.training.model_variables import (
@@ -138,7 +138,7 @@ class Engine:
         """Checks that the strategy can train the compiled model as one device does."""
         check_program(self._options, self.model, self._strategy, num_workers=self._workers.count)
 
-    def build(self, feed: Feed) -> Any:
+    def build(self, adapter: DataAdapter) -> Any:
         """Creates the missing variables, and returns the compiled steps."""
         if not self.model.compiled:
             raise TfdistError(
@@ -160,10 +160,10 @@ class Engine:
         with self.scope():
             must_be_built = self._traits.has_servers or self._options.changes_gradient
             can_wait = self._workers.num_replicas == 1 and not must_be_built
-            build_model(self.model, feed.batch_spec, can_wait=can_wait)
+            build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
-        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
         is_mirrored = self._traits.copies_variables
         check_model(
             self._options,
@@ -177,19 +177,19 @@ class Engine:
         self._compiled = compiled
         return self._steps
 
-    def build_prediction(self, feed: Feed) -> Any:
+    def build_prediction(self, adapter: DataAdapter) -> Any:
         """Returns the steps for prediction, which needs neither labels nor losses."""
         if self._steps is not None:
             return self._steps
         if not all(layer.built for layer in self.model._flatten_layers()):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
             with self.scope():
                 build_outputs(self.model, x)
         if self._prediction is None:
             self._prediction = self._make_steps()
         return self._prediction
 
-    def check_division(self, kind: str, iterator: Any, feed: Feed) -> Any:
+    def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:
         """Checks that a program has the same result on this strategy's replicas as on one device.
 
         Returns:
@@ -203,7 +203,7 @@ class Engine:
         is_needed = check == "on" or (check == "auto" and not is_known(self.model))
         if not is_needed:
             return iterator
-        batch, iterator = self._steps.look_ahead(iterator, feed, of_training=kind == "train")
+        batch, iterator = self._steps.look_ahead(iterator, adapter, of_training=kind == "train")
         if batch is not None:
             self.check_s += check_division(
                 self.model,

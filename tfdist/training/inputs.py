@@ -1,4 +1,4 @@
-"""Builds the data adapter, a `Feed`, for what `fit`, `evaluate` and `predict` accept."""
+"""Builds the data adapter, a `DataAdapter`, for what `fit`, `evaluate` and `predict` accept."""
 
 import itertools
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from tfdist.internals import (
     data_adapters,
     make_class_weight_map_fn,
 )
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 
 _SKIPPING = ", skipping the batches that were seen: they are read again"
 
 
-def make_feed(
+def make_data_adapter(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
@@ -45,7 +45,7 @@ def make_feed(
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
     keeps_order: bool = False,
-) -> Feed:
+) -> DataAdapter:
     """Returns the data adapter for anything that Keras's `fit` accepts, or for a tfdist source.
 
     Args:
@@ -76,7 +76,7 @@ def make_feed(
         check_global_batch(
             global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
         )
-        return _make_source_feed(
+        return _make_source_adapter(
             x,
             global_batch_size=global_batch_size,
             seed=seed,
@@ -91,10 +91,10 @@ def make_feed(
                 "Cannot train several workers, or continue a run, on a dataset that is shuffled "
                 "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
             )
-        return _make_dataset_feed(_weigh_classes(x, class_weight))
+        return _make_dataset_adapter(_weigh_classes(x, class_weight))
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
-        return _make_function_feed(x)
+        return _make_function_adapter(x)
     if _is_dense(x, y, sample_weight):
         source = _make_array_source(x, y, sample_weight, class_weight)
         if micro_batches > 1:
@@ -103,7 +103,7 @@ def make_feed(
                 num_replicas=num_replicas,
                 micro_batches=micro_batches,
             )
-        return _make_source_feed(
+        return _make_source_adapter(
             source,
             global_batch_size=global_batch_size,
             seed=seed,
@@ -117,7 +117,7 @@ def make_feed(
         )
     except ValueError as error:
         raise TfdistError(" ".join(str(error).split())) from error
-    return _make_adapter_feed(adapter)
+    return _make_keras_adapter(adapter)
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -172,7 +172,7 @@ def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) ->
     return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
 
 
-def _make_source_feed(
+def _make_source_adapter(
     source: Source,
     *,
     global_batch_size: int,
@@ -180,7 +180,7 @@ def _make_source_feed(
     shuffle: bool,
     augmentation: BatchAugmentation | None,
     ends_epochs: bool,
-) -> Feed:
+) -> DataAdapter:
     order: dict[str, Any] = {
         "global_batch_size": global_batch_size,
         "seed": seed,
@@ -188,7 +188,7 @@ def _make_source_feed(
         "shuffle": shuffle,
         "ends_epochs": ends_epochs,
     }
-    return Feed(
+    return DataAdapter(
         batch_spec=_add_batch_dimension(source.element_spec),
         num_steps=steps_per_epoch(source.num_examples, global_batch_size),
         num_examples=source.num_examples,
@@ -208,7 +208,7 @@ def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Datas
     return dataset.map(make_class_weight_map_fn(class_weight)) if class_weight else dataset
 
 
-def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
+def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
     cardinality = int(dataset.cardinality())
     is_infinite = cardinality == tf.data.INFINITE_CARDINALITY
 
@@ -230,7 +230,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
             if drops_between:
                 drop_pass()
 
-    return Feed(
+    return DataAdapter(
         batch_spec=dataset.element_spec,
         num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
@@ -253,7 +253,7 @@ def _make_dataset_feed(dataset: tf.data.Dataset) -> Feed:
     )
 
 
-def _make_adapter_feed(adapter: Any) -> Feed:
+def _make_keras_adapter(adapter: Any) -> DataAdapter:
     """Returns the data adapter for data that only Python can read, epoch after epoch."""
     dataset = adapter.get_tf_dataset()
 
@@ -279,7 +279,7 @@ def _make_adapter_feed(adapter: Any) -> Feed:
         limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
         return _place_batches(limited, context)
 
-    return Feed(
+    return DataAdapter(
         batch_spec=dataset.element_spec,
         num_steps=adapter.num_batches,
         num_examples=None,
@@ -306,7 +306,9 @@ def _place_batches(
     return split_batches(dataset, **place)
 
 
-def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Feed:
+def _make_function_adapter(
+    function: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+) -> DataAdapter:
     spec = function(tf.distribute.InputContext()).element_spec
 
     def add_place(*arguments: Any) -> Any:
@@ -316,7 +318,7 @@ def _make_function_feed(function: Callable[[tf.distribute.InputContext], tf.data
         local_replicas = len(_find_place(context)["replicas"])
         return function(context).repeat().skip(start_step * local_replicas).map(add_place)
 
-    return Feed(
+    return DataAdapter(
         batch_spec=spec,
         num_steps=None,
         num_examples=None,

@@ -36,7 +36,7 @@ class LocalSteps(SynchronousSteps):
         )
         self._sync_every = strategy.options.sync_every
         self._averager = WeightAverager(model, strategy, workers)
-        self._is_settled = True
+        self._is_synced = True
 
     @property
     def state(self) -> list[keras.Variable]:
@@ -48,14 +48,14 @@ class LocalSteps(SynchronousSteps):
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
         found = super().train(iterator)
         self._averager.count(found[0].rows)
-        self._is_settled = False
+        self._is_synced = False
         return found
 
-    def settle(self, step: int, *, is_last: bool) -> bool:
+    def sync(self, step: int, *, is_last: bool) -> bool:
         if is_last or step % self._sync_every == 0:
             self._averager.average()
-            self._is_settled = True
-        return self._is_settled
+            self._is_synced = True
+        return self._is_synced
 
     def read_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         vector = self._workers.sum(self.steps.read())
@@ -63,7 +63,7 @@ class LocalSteps(SynchronousSteps):
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
         """Returns the logs of all workers right after a sync, else those of this worker alone."""
-        if not self._is_settled:
+        if not self._is_synced:
             return trained.logs
         return to_numbers(self.steps.logs_of["train"](self._workers.sum(trained.vector)))
 

@@ -15,7 +15,7 @@ from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.agreement import agree
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, Schedule
 from tfdist.training.training_steps import TrainingSteps
@@ -81,25 +81,25 @@ class FitLoop:
         progress.is_epoch_open = False
         self._logs: dict[str, Any] = {}
 
-    def run(self, feed: Feed, *, verbose: int) -> None:
+    def run(self, adapter: DataAdapter, *, verbose: int) -> None:
         """Trains to the end of the schedule, or until it is stopped."""
         try:
-            self._run(feed, verbose=verbose)
+            self._run(adapter, verbose=verbose)
         except BaseException:
             if self._recovery:
                 self._recovery.finish_writing()
             raise
 
-    def _run(self, feed: Feed, *, verbose: int) -> None:
+    def _run(self, adapter: DataAdapter, *, verbose: int) -> None:
         progress = self._progress
-        self._begin(feed, verbose=verbose)
+        self._begin(adapter, verbose=verbose)
         if self._ends_with_data and self._schedule.is_known:
-            feed = replace(feed, learned_steps=self._schedule.steps_per_epoch)
+            adapter = replace(adapter, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
         while not (self._progress.was_stopped or self._is_over()):
             epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
             self._callbacks.on_epoch_begin(epoch)
-            if not self._progress.is_epoch_open and not self._run_epoch(epoch, feed):
+            if not self._progress.is_epoch_open and not self._run_epoch(epoch, adapter):
                 break
             if self._progress.was_stopped or not self._end_epoch(epoch):
                 self._save()
@@ -110,32 +110,32 @@ class FitLoop:
         self._finalize()
         self._callbacks.on_train_end(self._logs)
 
-    def _run_epoch(self, epoch: int, feed: Feed) -> bool:
+    def _run_epoch(self, epoch: int, adapter: DataAdapter) -> bool:
         """Trains to the end of an epoch or of the data; returns whether the epoch is complete."""
         progress = self._progress
         while True:
             if self._iterator is None:
-                self._open(feed)
+                self._open(adapter)
             try:
                 self._run_steps(epoch, self._iterator)
             except (tf.errors.OutOfRangeError, StopIteration):
                 if not self._steps.passes_on:
                     self._iterator = None
                 is_between_epochs = self._opened_at < progress.step == self._find_start(epoch)
-                if feed.begins_anew and is_between_epochs:
+                if adapter.begins_anew and is_between_epochs:
                     continue
                 return self._take_end_of_data(epoch)
             if self._ends_with_data and progress.is_epoch_open:
                 self._run_out()
-            is_read = self._ends_with_data or feed.is_read(progress.step)
+            is_read = self._ends_with_data or adapter.is_read(progress.step)
             if is_read:
-                self._end_pass(feed)
+                self._end_pass(adapter)
             return True
 
-    def _open(self, feed: Feed) -> None:
+    def _open(self, adapter: DataAdapter) -> None:
         self._opened_at = self._progress.step
         iterator = self._steps.iterate_train(
-            feed,
+            adapter,
             start_step=self._progress.step,
             steps_per_epoch=self._schedule.steps_per_epoch,
             total_steps=self._schedule.total_steps,
@@ -158,15 +158,15 @@ class FitLoop:
             "the same number of batches in each epoch."
         )
 
-    def _end_pass(self, feed: Feed) -> None:
+    def _end_pass(self, adapter: DataAdapter) -> None:
         """Drops a dataset that was read to its end, as Keras does, before the validation."""
         is_last = self._progress.step >= self._schedule.total_steps
         if not self._steps.passes_on:
             self._iterator = None
-            if not feed.drops_between and not is_last:
-                self._open(feed)
-        if is_last or (feed.drops_between and not self._steps.passes_on):
-            feed.drop_pass()
+            if not adapter.drops_between and not is_last:
+                self._open(adapter)
+        if is_last or (adapter.drops_between and not self._steps.passes_on):
+            adapter.drop_pass()
 
     def _take_end_of_data(self, epoch: int) -> bool:
         """Ends an epoch with its data, as Keras does; returns whether the epoch is complete."""
@@ -195,14 +195,14 @@ class FitLoop:
             with self._model.distribute_strategy.scope():
                 optimizer.finalize_variable_values(self._model.trainable_weights)
 
-    def _begin(self, feed: Feed, *, verbose: int) -> None:
+    def _begin(self, adapter: DataAdapter, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or else from the trainer's current state."""
         progress, history = self._progress, self._history
         history.history = {}
         self._model.stop_training = False
         found = None
         if self._recovery:
-            self._steps.prepare(feed)
+            self._steps.prepare(adapter)
             found = self._recovery.restore(self._list_state(), optimizer=self._model.optimizer)
         self._steps.begin(restored=found is not None)
         if found is None:
@@ -223,7 +223,7 @@ class FitLoop:
         if verbose:
             print(
                 f"Continuing after step {progress.step} of {self._schedule.total_steps}"
-                f"{feed.how_to_continue}."
+                f"{adapter.how_to_continue}."
             )
         write_callbacks(self._callbacks.callbacks, state["callbacks"], arrays)
         history.epoch = list(state["history"]["epoch"])
@@ -276,9 +276,9 @@ class FitLoop:
         while batch < last:
             left = self._interval.count_steps_left(progress.step)
             num_steps = int(min(self._steps_per_loop, last - batch, left))
-            is_settled = self._train(iterator, batch, num_steps, last)
+            is_synced = self._train(iterator, batch, num_steps, last)
             batch += num_steps
-            if not is_settled:
+            if not is_synced:
                 continue
             is_due = self._agree(save=self._interval.is_due(progress.step))
             if batch == last:
@@ -310,10 +310,10 @@ class FitLoop:
                     f"{self._describe_last_good()} "
                     "Lower `learning_rate`, clip the gradients, or check the data."
                 )
-            is_settled = self._steps.settle(progress.step, is_last=index + 1 == last)
+            is_synced = self._steps.sync(progress.step, is_last=index + 1 == last)
             self._logs = self._steps.read_training_logs(trained)
             self._callbacks.on_train_batch_end(index, self._logs)
-        return is_settled
+        return is_synced
 
     def _end_steps(self) -> None:
         self._logs = self._steps.conclude(self._logs)

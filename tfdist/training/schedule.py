@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 
 # The steps of an epoch that only ends when the data end.
 _UNKNOWN_STEPS = 1 << 40
@@ -107,7 +107,7 @@ class Interval:
 
 
 def make_schedule(
-    feed: Feed,
+    adapter: DataAdapter,
     *,
     epochs: int,
     max_steps: int | None,
@@ -120,8 +120,8 @@ def make_schedule(
     Raises:
       TfdistError: nothing says how long an epoch is.
     """
-    known = feed.num_steps
-    if known is None and not (steps_per_epoch or max_steps) and feed.is_endless:
+    known = adapter.num_steps
+    if known is None and not (steps_per_epoch or max_steps) and adapter.is_endless:
         raise TfdistError(
             "The data do not say how long an epoch is. Give steps_per_epoch or max_steps."
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 
 # The tensors that a function captures are sent to a worker with each call.
 _MAX_CAPTURED_BYTES = 1 << 20
@@ -13,12 +13,12 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 def make_reader(
-    feed: Feed, read: Callable[[tf.Tensor], Any] | None
+    adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None
 ) -> Callable[[tf.Tensor, Any], Any]:
     """Returns a function: (step, batch from the chief or None) -> the step's batch.
 
     Args:
-      feed: the data adapter.
+      adapter: the data adapter.
       read: step -> its batch, where workers read their own batches; None where the chief reads.
     """
 
@@ -33,7 +33,7 @@ def make_reader(
 
     def read_step(step: tf.Tensor, batch: Any) -> Any:
         batch = batch if read is None else read(step)
-        return tf.nest.map_structure(hide, batch, feed.batch_spec)
+        return tf.nest.map_structure(hide, batch, adapter.batch_spec)
 
     return read_step
 
@@ -59,18 +59,18 @@ def _count_bytes(tensor: tf.Tensor) -> int:
     return int(tf.size(tensor)) * tensor.dtype.size
 
 
-def read_training(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+def read_training(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
     """Yields the global batches from `start_step` on, in this process."""
-    if feed.begins_anew and feed.num_steps is None:
-        return _Passes(feed, start_step)
-    return _read_passes(feed, start_step, total_steps)
+    if adapter.begins_anew and adapter.num_steps is None:
+        return _Passes(adapter, start_step)
+    return _read_passes(adapter, start_step, total_steps)
 
 
 class _Passes:
     """Iterates over passes of unknown length: raises StopIteration after each, then continues."""
 
-    def __init__(self, feed: Feed, start_step: int):
-        self._feed = feed
+    def __init__(self, adapter: DataAdapter, start_step: int):
+        self._feed = adapter
         self._step = start_step
         self._batches: Iterator[Any] | None = None
 
@@ -90,21 +90,23 @@ class _Passes:
         return batch
 
 
-def _read_passes(feed: Feed, start_step: int, total_steps: int) -> Iterator[Any]:
+def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
     """Yields the batches of all passes, and starts each pass when Keras would start it."""
-    batches = iterate(feed.make_train(tf.distribute.InputContext(), feed.open_train(start_step)))
+    batches = iterate(
+        adapter.make_train(tf.distribute.InputContext(), adapter.open_train(start_step))
+    )
     begins = False
     for step in range(start_step, total_steps):
         if begins:
-            batches = iterate(feed.make_train(tf.distribute.InputContext(), 0))
+            batches = iterate(adapter.make_train(tf.distribute.InputContext(), 0))
         batch = next(batches, None)
         if batch is None:
             return
-        begins = feed.is_read(step + 1) and step + 1 < total_steps
-        if begins and feed.drops_between:
-            feed.drop_pass()
+        begins = adapter.is_read(step + 1) and step + 1 < total_steps
+        if begins and adapter.drops_between:
+            adapter.drop_pass()
         elif begins:
-            batches, begins = iterate(feed.make_train(tf.distribute.InputContext(), 0)), False
+            batches, begins = iterate(adapter.make_train(tf.distribute.InputContext(), 0)), False
         yield batch
 
 

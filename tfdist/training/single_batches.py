@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
-from tfdist.training import passes
+from tfdist.training import evaluation
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.feed import Feed
-from tfdist.training.inputs import count_rows, make_feed
+from tfdist.training.inputs import count_rows, make_data_adapter
 from tfdist.training.model_files import ModelFiles
 from tfdist.training.schedule import Progress
 
@@ -48,13 +48,13 @@ class SingleBatches(ModelFiles):
         return_dict: bool = False,
     ) -> Any:
         """Trains on one global batch; arguments and result as in Keras."""
-        feed = self._make_batch_feed(x, y, sample_weight, class_weight)
-        steps = self.engine.build(feed)
+        adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
+        steps = self.engine.build(adapter)
         steps.reset_metrics()
-        iterator = steps.iterate_train(feed, start_step=0, steps_per_epoch=1, total_steps=1)
-        iterator = self.engine.check_division("train", iterator, feed)
+        iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
+        iterator = self.engine.check_division("train", iterator, adapter)
         trained = steps.train(iterator)[0]
-        steps.settle(1, is_last=True)
+        steps.sync(1, is_last=True)
         logs = steps.read_training_logs(trained)
         self.progress.step += 1
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
@@ -63,15 +63,17 @@ class SingleBatches(ModelFiles):
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Evaluates one global batch; arguments and result as in Keras."""
-        logs = self._evaluate(self._make_batch_feed(x, y, sample_weight), steps=1)
+        logs = self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the model's outputs for one global batch."""
         return self.predict(x, batch_size=count_rows(x))
 
-    def _make_feed(self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
-        return make_feed(
+    def _make_adapter(
+        self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any
+    ) -> DataAdapter:
+        return make_data_adapter(
             x,
             y,
             sample_weight,
@@ -79,10 +81,10 @@ class SingleBatches(ModelFiles):
             **{"seed": self._seed, **options},
         )
 
-    def _make_batch_feed(
+    def _make_batch_adapter(
         self, x: Any, y: Any, sample_weight: Any, class_weight: Any = None
-    ) -> Feed:
-        return self._make_feed(
+    ) -> DataAdapter:
+        return self._make_adapter(
             x,
             y,
             sample_weight,
@@ -98,7 +100,7 @@ class SingleBatches(ModelFiles):
 
     def _evaluate(
         self,
-        feed: Feed,
+        adapter: DataAdapter,
         *,
         steps: int | None,
         callbacks: Any = None,
@@ -106,8 +108,8 @@ class SingleBatches(ModelFiles):
     ) -> dict[str, Any]:
         def make_callbacks(steps: int | None) -> keras.callbacks.CallbackList:
             verbosity = self._find_verbosity(verbose)
-            return passes.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
+            return evaluation.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
 
-        logs = passes.evaluate(self.engine, feed, steps=steps, make_callbacks=make_callbacks)
+        logs = evaluation.evaluate(self.engine, adapter, steps=steps, make_callbacks=make_callbacks)
         assert logs is not None
         return logs

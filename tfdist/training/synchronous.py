@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.compilation import explain_compile_errors
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -68,10 +68,10 @@ class SynchronousSteps(TrainingSteps):
         others += [generator.state for generator in self.steps.generators]
         return [v for v in others if id(v) not in known]
 
-    def prepare(self, feed: Feed) -> None:
+    def prepare(self, adapter: DataAdapter) -> None:
         if self._model.run_eagerly:
             return
-        iterator = feed.iterate_elements(self._strategy, place=self._workers.place_input)
+        iterator = adapter.iterate_elements(self._strategy, place=self._workers.place_input)
         with explain_compile_errors(self._model):
             if self._train_loop is None:
                 self.steps.train.get_concrete_function(iterator)
@@ -79,21 +79,23 @@ class SynchronousSteps(TrainingSteps):
                 self._train_loop.get_concrete_function(iterator, tf.constant(1))
 
     def iterate_train(
-        self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
+        self, adapter: DataAdapter, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
         self._num_trained = 0
-        if self.steps.is_divided and feed.num_steps is None:  # a step may find no data
+        if self.steps.is_divided and adapter.num_steps is None:  # a step may find no data
             generators = [*list_seed_generators(self._model), *self.steps.generators]
             self._draws = [(g, g.state.numpy(), 0) for g in generators]
-            self._x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(feed.batch_spec)
-        return feed.iterate_train(
+            self._x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
+        return adapter.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
 
-    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
-        return feed.iterate_eval(self._strategy, self._workers.place_input)
+    def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
+        return adapter.iterate_eval(self._strategy, self._workers.place_input)
 
-    def look_ahead(self, iterator: Any, feed: Feed, *, of_training: bool) -> tuple[Any, Any]:
+    def look_ahead(
+        self, iterator: Any, adapter: DataAdapter, *, of_training: bool
+    ) -> tuple[Any, Any]:
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -102,7 +104,7 @@ class SynchronousSteps(TrainingSteps):
         num_local = max(map(len, leaves))  # a None is not per replica
         leaves = [leaf if len(leaf) == num_local else leaf * num_local for leaf in leaves]
         elements = [tf.nest.pack_sequence_as(element, part) for part in zip(*leaves, strict=True)]
-        first = feed.iterate_elements(
+        first = adapter.iterate_elements(
             self._strategy,
             elements,
             of_training=of_training,

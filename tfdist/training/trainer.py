@@ -14,10 +14,10 @@ from tfdist.data.source import Source
 from tfdist.internals import array_slicing
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
-from tfdist.training import passes
+from tfdist.training import evaluation
 from tfdist.training.agreement import agree_on_data
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.feed import Feed
 from tfdist.training.inputs import find_batch_size
 from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
@@ -163,7 +163,7 @@ class Trainer(SingleBatches):
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        feed = self._make_feed(
+        adapter = self._make_adapter(
             x,
             y,
             sample_weight,
@@ -176,31 +176,31 @@ class Trainer(SingleBatches):
             seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
         )
         is_kept = self._recovery is not None or self.workers.count > 1
-        data = agree_on_data(self.workers, feed) if is_kept else {}
+        data = agree_on_data(self.workers, adapter) if is_kept else {}
         # Workers that train independently sync at an epoch's end, so its length must be known.
         is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
-        if is_asked and feed.num_steps is None and feed.count_steps:
-            feed = dataclasses.replace(feed, num_steps=feed.count_steps())
-        feed = dataclasses.replace(feed, drops_between=not steps_per_epoch)
+        if is_asked and adapter.num_steps is None and adapter.count_steps:
+            adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
+        adapter = dataclasses.replace(adapter, drops_between=not steps_per_epoch)
         if not isinstance(x, Source):
-            check_steps(steps_per_epoch, feed.num_steps, epochs)
+            check_steps(steps_per_epoch, adapter.num_steps, epochs)
         schedule = make_schedule(
-            feed,
+            adapter,
             epochs=epochs,
             max_steps=max_steps,
             steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
         )
-        validation_feed = None
+        validation_adapter = None
         if validation_data is not None:
-            validation_feed = self._make_eval_feed(
+            validation_adapter = self._make_eval_adapter(
                 validation_data, validation_batch_size or batch_size
             )
-        steps = self.engine.build(feed)
+        steps = self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
         epoch_steps = min(schedule.steps_per_epoch, schedule.total_steps)
-        callback_list = passes.make_callbacks(
+        callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
             verbose=verbose,
@@ -213,7 +213,7 @@ class Trainer(SingleBatches):
         loop = FitLoop(
             self.model,
             steps=steps,
-            check=lambda iterator: self.engine.check_division("train", iterator, feed),
+            check=lambda iterator: self.engine.check_division("train", iterator, adapter),
             progress=self.progress,
             list_state=self.engine.list_state,
             workers=self.workers,
@@ -225,16 +225,16 @@ class Trainer(SingleBatches):
             steps_per_loop=self._step_options.steps_per_loop,
             data={"train": data, "batch_size": batch_size},
             evaluate=None
-            if validation_feed is None
-            else lambda is_stopped: passes.evaluate(
+            if validation_adapter is None
+            else lambda is_stopped: evaluation.evaluate(
                 self.engine,
-                validation_feed,
+                validation_adapter,
                 steps=validation_steps,
                 make_callbacks=lambda steps: callback_list,
                 is_stopped=is_stopped,
             ),
         )
-        loop.run(feed, verbose=verbose)
+        loop.run(adapter, verbose=verbose)
         self.progress.is_asked_to_stop = False
         self._num_fits += 1
         return self.history
@@ -266,7 +266,7 @@ class Trainer(SingleBatches):
         """
         data = tuple(part for part in (x, y, sample_weight) if part is not None)
         logs = self._evaluate(
-            self._make_eval_feed(data if len(data) > 1 else x, batch_size or global_batch_size),
+            self._make_eval_adapter(data if len(data) > 1 else x, batch_size or global_batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
@@ -295,14 +295,14 @@ class Trainer(SingleBatches):
         Returns:
           float array [examples, ...], or the model's structure of them.
         """
-        feed = self._make_feed(x, global_batch_size=batch_size or global_batch_size or 32)
-        callback_list = passes.make_callbacks(
+        adapter = self._make_adapter(x, global_batch_size=batch_size or global_batch_size or 32)
+        callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
             verbose=self._find_verbosity(verbose),
-            steps=steps or feed.num_steps,
+            steps=steps or adapter.num_steps,
         )
-        batches = passes.predict(self.engine, feed, steps=steps, callbacks=callback_list)
+        batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
         batches = [keras.tree.map_structure(self.workers.gather, batch) for batch in batches]
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
 
@@ -320,13 +320,13 @@ class Trainer(SingleBatches):
         Args:
           x, y, global_batch_size: as in `fit`.
         """
-        feed = self._make_feed(
+        adapter = self._make_adapter(
             x,
             y,
             global_batch_size=global_batch_size,
             micro_batches=self._step_options.micro_batches,
         )
-        self.engine.build(feed)
+        self.engine.build(adapter)
 
     def request_stop(self) -> None:
         """Makes `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
@@ -353,9 +353,9 @@ class Trainer(SingleBatches):
             else None
         )
 
-    def _make_eval_feed(self, data: Any, batch_size: int | None) -> Feed:
+    def _make_eval_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
         parts = data if isinstance(data, (tuple, list)) else (data,)
-        return self._make_feed(*parts, global_batch_size=batch_size or 32)
+        return self._make_adapter(*parts, global_batch_size=batch_size or 32)
 
     def _make_recovery(self) -> Recovery | None:
         """Returns the recovery for this call of `fit`."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfdist.training.feed import Feed
+from tfdist.training.data_adapter import DataAdapter
 
 
 class Trained(NamedTuple):
@@ -46,32 +46,34 @@ class TrainingSteps:
         """The variables that a checkpoint holds besides the model's and its optimizer's."""
         return []
 
-    def prepare(self, feed: Feed) -> None:
+    def prepare(self, adapter: DataAdapter) -> None:
         """Creates the variables that only tracing creates, so that they can be restored."""
 
     def begin(self, *, restored: bool) -> None:
         """Prepares for training, from the start or from a checkpoint."""
 
     def iterate_train(
-        self, feed: Feed, *, start_step: int, steps_per_epoch: int, total_steps: int
+        self, adapter: DataAdapter, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
         """Returns an iterator for `train`, over the global batches from `start_step` on."""
         raise NotImplementedError
 
-    def iterate_eval(self, feed: Feed, *, steps: int | None = None) -> Any:
+    def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
         """Returns an iterator for `evaluate`, for at most `steps` steps."""
         raise NotImplementedError
 
-    def iterate_predict(self, feed: Feed, *, steps: int | None = None) -> Any:
+    def iterate_predict(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
         """Returns an iterator for `predict`, for at most `steps` steps."""
-        return self.iterate_eval(feed, steps=steps)
+        return self.iterate_eval(adapter, steps=steps)
 
-    def look_ahead(self, iterator: Any, feed: Feed, *, of_training: bool) -> tuple[Any, Any]:
+    def look_ahead(
+        self, iterator: Any, adapter: DataAdapter, *, of_training: bool
+    ) -> tuple[Any, Any]:
         """Returns the next global batch, and an iterator that still has it.
 
         Args:
           iterator: an iterator from `iterate_train` or `iterate_eval`.
-          feed: the data adapter of the iterator.
+          adapter: the data adapter of the iterator.
           of_training: whether the iterator is from `iterate_train`.
 
         Returns:
@@ -94,7 +96,7 @@ class TrainingSteps:
     def count_empty_step(self) -> None:
         """Does the part of a step that needs no data, as Keras does after the data have ended."""
 
-    def settle(self, step: int, *, is_last: bool) -> bool:
+    def sync(self, step: int, *, is_last: bool) -> bool:
         """Syncs the workers if that is due after a step; returns whether they are in sync.
 
         Only then can they stop or write a checkpoint.

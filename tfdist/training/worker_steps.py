@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.training.gradient import compute_loss
-from tfdist.training.gradient_places import GradientPlaces
+from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import RowDraws, list_seed_generators
 from tfdist.training.shards import make_shards
 
@@ -23,7 +23,7 @@ class WorkerSteps:
       model: a compiled and built model, created in the strategy's scope.
       strategy: the strategy.
       counted: the variables of the metrics.
-      places: the slots of the gradients.
+      slots: the slots of the gradients.
 
     Attributes:
       version: the number of updates of the weights, which a step reads before the weights.
@@ -38,12 +38,12 @@ class WorkerSteps:
         strategy: tf.distribute.ParameterServerStrategy,
         *,
         counted: Sequence[keras.Variable],
-        places: GradientPlaces,
+        slots: GradientSlots,
     ):
         self._model = model
         self._strategy = strategy
         self._counted = list(counted)
-        self._places = places
+        self._slots = slots
         self._generators = list_seed_generators(model)
         self._trainable = list(model.trainable_variables)
         known = {id(v) for v in [*model.metrics_variables, *self._trainable]}
@@ -72,7 +72,7 @@ class WorkerSteps:
 
         @tf.function(autograph=False, reduce_retracing=True)
         def compute(
-            step: tf.Tensor, ticket: tf.Tensor, places: list[tf.Tensor], batch: Any
+            step: tf.Tensor, ticket: tf.Tensor, slots: list[tf.Tensor], batch: Any
         ) -> dict[str, Any]:
             batch = read(step, batch)
             version = self.version.read_value()
@@ -112,7 +112,7 @@ class WorkerSteps:
             found = list(zip(self.with_gradient, clipped, strict=True))
             sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
             by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
-            self._places.write(places, ticket, by_variable)
+            self._slots.write(slots, ticket, by_variable)
             news = [(v, old, scope.get_current_value(v)) for v, old in olds]
             changed = [(v, old, new) for v, old, new in news if new is not old]
             self.updated[:] = [variable for variable, _, _ in changed]

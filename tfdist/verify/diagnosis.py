@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.division import Division
-from tfdist.training.feed import Feed
-from tfdist.training.inputs import make_feed
+from tfdist.training.inputs import make_data_adapter
 from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows
 from tfdist.training.trainer import Trainer
@@ -86,7 +86,7 @@ class _Forward:
     """The forward pass and the loss of the first global batch, with the outputs of all layers."""
 
     def __init__(self, problem: Problem, strategy: tf.distribute.Strategy):
-        self._feed: Feed = make_feed(
+        self._feed: DataAdapter = make_data_adapter(
             *problem.train,
             global_batch_size=problem.global_batch_size,
             num_replicas=strategy.num_replicas_in_sync,

@@ -2,17 +2,17 @@ import numpy as np
 import pytest
 
 from tests import zoo
-from tfdist.training.inputs import make_feed
+from tfdist.training.inputs import make_data_adapter
 
 
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 def test_no_pipeline_of_a_strategy_leaves_a_thread_that_tunes_it(strategy_name):
     strategy = zoo.STRATEGIES[strategy_name]()
     x, y = np.zeros((8, 2), np.float32), np.zeros((8, 1), np.float32)
-    feed = make_feed(
+    adapter = make_data_adapter(
         x, y, global_batch_size=4, num_replicas=strategy.num_replicas_in_sync, shuffle=False
     )
-    for iterator in (feed.iterate_train(strategy, start_step=0), feed.iterate_eval(strategy)):
+    for iterator in (adapter.iterate_train(strategy, start_step=0), adapter.iterate_eval(strategy)):
         on_devices = iterator._iterators[0]._iterator._device_iterators
         assert len(on_devices) == strategy.num_replicas_in_sync
         for of_device in on_devices:

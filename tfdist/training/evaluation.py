@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.feed import Feed
 
 
 def make_callbacks(
@@ -48,7 +48,7 @@ def make_callbacks(
 
 def evaluate(
     engine: Engine,
-    feed: Feed,
+    adapter: DataAdapter,
     *,
     steps: int | None,
     make_callbacks: Callable[[int | None], keras.callbacks.CallbackList],
@@ -58,7 +58,7 @@ def evaluate(
 
     Args:
       engine: the model's engine.
-      feed: the data.
+      adapter: the data.
       steps: the number of batches; None for all.
       make_callbacks: number of batches, or None if unknown -> the callbacks.
       is_stopped: returns whether to stop; called before each batch.
@@ -69,14 +69,14 @@ def evaluate(
     Raises:
       TfdistError: there are no data.
     """
-    of_model = engine.build(feed)
-    is_whole = not steps and feed.num_steps is not None
-    steps = steps or feed.num_steps
+    of_model = engine.build(adapter)
+    is_whole = not steps and adapter.num_steps is not None
+    steps = steps or adapter.num_steps
     callbacks = make_callbacks(steps)
     of_model.reset_metrics()
     callbacks.on_test_begin()
-    iterator = of_model.iterate_eval(feed, steps=steps)
-    iterator = engine.check_division("test", iterator, feed)
+    iterator = of_model.iterate_eval(adapter, steps=steps)
+    iterator = engine.check_division("test", iterator, adapter)
     batch = 0
     logs: dict[str, Any] = {}
     while (steps is None or batch < steps) and not is_stopped():
@@ -93,7 +93,7 @@ def evaluate(
     if not batch:
         raise TfdistError("Cannot evaluate: the validation data are empty.")
     if is_whole:
-        feed.drop_pass()
+        adapter.drop_pass()
     logs = of_model.conclude(of_model.read_logs(logs))
     callbacks.on_test_end(logs)
     return logs
@@ -101,7 +101,7 @@ def evaluate(
 
 def predict(
     engine: Engine,
-    feed: Feed,
+    adapter: DataAdapter,
     *,
     steps: int | None,
     callbacks: keras.callbacks.CallbackList,
@@ -111,8 +111,8 @@ def predict(
     Raises:
       TfdistError: there are no data.
     """
-    predictor = engine.build_prediction(feed)
-    iterator = predictor.iterate_predict(feed, steps=steps)
+    predictor = engine.build_prediction(adapter)
+    iterator = predictor.iterate_predict(adapter, steps=steps)
     batches: list[Any] = []
     callbacks.on_predict_begin()
     while steps is None or len(batches) < steps:
@@ -129,8 +129,8 @@ def predict(
         callbacks.on_predict_batch_end(len(batches), {"outputs": outputs})
         batches.append(outputs)
     callbacks.on_predict_end()
-    if steps is None and feed.num_steps is not None:
-        feed.drop_pass()
+    if steps is None and adapter.num_steps is not None:
+        adapter.drop_pass()
     if not batches:
         raise TfdistError("Cannot predict: the data are empty.")
     return batches

@@ -16,7 +16,7 @@ Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 
 
 @dataclass(frozen=True)
-class Feed:
+class DataAdapter:
     """A data adapter: batches for a strategy, from any data that the user may pass.
 
     The elements of its datasets are pairs of a batch and its position in the global batch, as

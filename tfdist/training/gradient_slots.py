@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.training.shards import Shard, make_shards
 
 
-class GradientPlaces:
+class GradientSlots:
     """A slot for each gradient in flight, assigned by tickets.
 
     A worker that was considered lost may still write after another one has computed its step. So
@@ -29,7 +29,7 @@ class GradientPlaces:
         self._shards = make_shards(variables)
         self._count = count
         # [shard][slot]
-        self._places: list[list[tf.Tensor]] = []
+        self._slots: list[list[tf.Tensor]] = []
         self._ticket = 0
         self._given: collections.deque[tf.Tensor] = collections.deque()
 
@@ -39,15 +39,15 @@ class GradientPlaces:
 
     def clear(self) -> None:
         """Drops the gradients of steps that were scheduled but never applied."""
-        if not self._places:
+        if not self._slots:
             self._create()
         self._given.clear()
-        for shard, places in zip(self._shards, self._places, strict=True):
-            for place in places:
+        for shard, slots in zip(self._shards, self._slots, strict=True):
+            for slot in slots:
                 with tf.device(shard.device):
-                    if tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=place):
-                        _take(place, shard)
-                    _expect(place, tf.constant(self._ticket, tf.int64))
+                    if tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=slot):
+                        _take(slot, shard)
+                    _expect(slot, tf.constant(self._ticket, tf.int64))
 
     def give_out(self) -> tf.Tensor:
         """Returns the next ticket."""
@@ -62,26 +62,26 @@ class GradientPlaces:
 
     def find(self, ticket: tf.Tensor) -> list[tf.Tensor]:
         """Returns the slots of a ticket, one per shard."""
-        return [places[int(ticket) % self._count] for places in self._places]
+        return [slots[int(ticket) % self._count] for slots in self._slots]
 
     def write(
-        self, places: Sequence[tf.Tensor], ticket: tf.Tensor, gradients: dict[int, tf.Tensor]
+        self, slots: Sequence[tf.Tensor], ticket: tf.Tensor, gradients: dict[int, tf.Tensor]
     ) -> None:
         """Writes gradients, given by the variables' ids, to their slots. Called on a worker."""
-        for shard, place in zip(self._shards, places, strict=True):
+        for shard, slot in zip(self._shards, slots, strict=True):
             row = shard.join(gradients)
             with tf.device(shard.device):
                 tf.raw_ops.ResourceAccumulatorApplyGradient(
-                    handle=place, local_step=ticket, gradient=row
+                    handle=slot, local_step=ticket, gradient=row
                 )
 
-    def read(self, places: Sequence[tf.Tensor], ticket: tf.Tensor) -> dict[int, tf.Tensor]:
+    def read(self, slots: Sequence[tf.Tensor], ticket: tf.Tensor) -> dict[int, tf.Tensor]:
         """Empties some slots, and returns their gradients by the variables' ids."""
         found: dict[int, tf.Tensor] = {}
-        for shard, place in zip(self._shards, places, strict=True):
+        for shard, slot in zip(self._shards, slots, strict=True):
             with tf.device(shard.device):
-                row = _take(place, shard)
-                _expect(place, ticket + 1)
+                row = _take(slot, shard)
+                _expect(slot, ticket + 1)
             found |= {id(variable): part for variable, part in shard.split(row)}
         return found
 
@@ -89,26 +89,24 @@ class GradientPlaces:
         name = uuid.uuid4().hex
         for index, shard in enumerate(self._shards):
             with tf.device(shard.device):
-                self._places.append(
+                self._slots.append(
                     [
                         tf.raw_ops.ResourceConditionalAccumulator(
                             dtype=shard.dtype,
                             shape=[shard.size],
-                            shared_name=f"{name}-{index}-{place}",
+                            shared_name=f"{name}-{index}-{slot}",
                         )
-                        for place in range(self._count)
+                        for slot in range(self._count)
                     ]
                 )
 
 
-def _take(place: tf.Tensor, shard: Shard) -> tf.Tensor:
+def _take(slot: tf.Tensor, shard: Shard) -> tf.Tensor:
     """Empties a slot, and returns its gradient on the slot's server."""
-    row = tf.raw_ops.ResourceAccumulatorTakeGradient(
-        handle=place, num_required=1, dtype=shard.dtype
-    )
+    row = tf.raw_ops.ResourceAccumulatorTakeGradient(handle=slot, num_required=1, dtype=shard.dtype)
     return tf.ensure_shape(row, [shard.size])
 
 
-def _expect(place: tf.Tensor, ticket: tf.Tensor) -> None:
+def _expect(slot: tf.Tensor, ticket: tf.Tensor) -> None:
     """Makes a slot drop gradients with older tickets."""
-    tf.raw_ops.ResourceAccumulatorSetGlobalStep(handle=place, new_global_step=ticket)
+    tf.raw_ops.ResourceAccumulatorSetGlobalStep(handle=slot, new_global_step=ticket)
