@@ -163,7 +163,7 @@ def test_the_exit_status_is_the_script_s(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "No script is named."),
+        ([], "No script is given."),
         (["nowhere.py"], "Cannot find the script 'nowhere.py'"),
         (["--strategy=miror", "script.py"], "Unknown --strategy 'miror'. Valid: mirrored"),
         (["--stratgy=mirrored", "script.py"], "Unknown flag '--stratgy'. Did you mean --strategy"),

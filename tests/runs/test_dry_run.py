@@ -82,7 +82,7 @@ def test_agrees_with_a_run_that_was_done(run_dir, capfd):
     assert dry_run(*flags) == 0
     assert said == read(capfd)  # with the number that it began with
     assert dry_run(*flags, "--seed=7") == 2
-    assert "holds a run of another command: --seed=7" in capfd.readouterr().err
+    assert "holds the run of another command: --seed=7" in capfd.readouterr().err
 
 
 def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path):
@@ -145,4 +145,4 @@ def test_knows_what_takes_less_memory(tmp_path, capfd):
     assert find(parts) < find(whole)
     assert find(again) < find(whole)
     assert dry_run(*SMALL, f"--run_dir={tmp_path}/run", "--micro_batches=4") == 2
-    assert "takes statistics of the rows" in capfd.readouterr().err
+    assert "computes statistics over the examples" in capfd.readouterr().err

@@ -62,7 +62,7 @@ def test_begins_with_the_weights_of_another_run(tmp_path, capsys):
     first = train(tmp_path / "first", "--epochs=2", "--learning_rate=1e-2")
     flags = ("--epochs=1", "--learning_rate=1e-30", f"--init_from={tmp_path / 'first'}")
     second = train(tmp_path / "second", *flags)
-    assert f"weights of {tmp_path / 'first'}." in capsys.readouterr().out
+    assert f"weights from {tmp_path / 'first'}." in capsys.readouterr().out
     # Batch normalization's averages move on, a little, without any training.
     assert second["val_mean_iou"] == pytest.approx(first["val_mean_iou"], abs=0.1)
     shutil.rmtree(tmp_path / "first")
@@ -77,5 +77,5 @@ def test_refuses_the_weights_of_another_network(tmp_path, capsys):
     small = [flag for flag in SMALL if not flag.startswith(("--base_filters", "--depth"))]
     arguments = [*small, *flags, f"--run_dir={tmp_path / 'second'}"]
     assert run_command("tfdist.train", run_training, arguments, options_class=TrainOptions) == 2
-    assert "has the name and shape of one of" in capsys.readouterr().err
+    assert "by name and shape. Name a run of the same network" in capsys.readouterr().err
     assert not (tmp_path / "second" / "options.json").exists()

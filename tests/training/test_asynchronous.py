@@ -97,7 +97,7 @@ def test_programs_end_where_one_device_ends(programs, name):
 def test_refuses_programs_that_have_no_gradient_alone(programs):
     spectral, frozen = programs["refused"]
     assert "a layer assigns its own weight spectral/" in spectral
-    assert "has no trainable weights. Take another strategy." in frozen
+    assert "has no trainable weights. Use another strategy." in frozen
 
 
 def test_datasets_are_read_in_the_order_that_keras_sees(programs):
@@ -183,16 +183,16 @@ def test_continues_at_the_exact_count(updates):
 
 def test_refuses_what_workers_cannot_compute(updates):
     in_parts, compiled, again, scaled = updates["refused"]
-    assert "does not take `micro_batches` (given: 2)" in in_parts
-    assert "does not take `jit_compile`" in compiled
-    assert "does not take `rematerialize`" in again
-    assert "does not take `precision=mixed_float16`" in scaled
+    assert "does not support `micro_batches` (given: 2)" in in_parts
+    assert "does not support `jit_compile`" in compiled
+    assert "does not support `rematerialize`" in again
+    assert "does not support `precision=mixed_float16`" in scaled
 
 
 def test_a_lost_parameter_server_is_named(tmp_path):
     found = _find("lost_server", tmp_path, workers=1)
     assert found["type"] == "TrainingError"
-    assert found["message"].startswith("Parameter server 1 is gone")
+    assert found["message"].startswith("Parameter server 1 was lost")
     assert "\n" not in found["message"]
 
 

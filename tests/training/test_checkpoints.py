@@ -86,7 +86,7 @@ def test_a_damaged_one_is_passed_over(store, file, change):
     path.write_bytes(damaged)
     assert store.read_newest().step == 1
     (path.parent.parent / "step-000000001" / "variables.index").write_bytes(b"")
-    with pytest.raises(TfdistError, match="None of the 2 checkpoints.*is whole and of finite"):
+    with pytest.raises(TfdistError, match="None of the 2 checkpoints.*is intact and has finite"):
         store.read_newest()
 
 
@@ -219,7 +219,7 @@ def test_one_of_weights_that_are_not_finite_is_passed_over(store, value, caplog)
     assert store.read_newest().step == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == (
-        "The checkpoint of step 2 holds NaN or infinity in of/weight: taking the one before."
+        "The checkpoint of step 2 holds NaN or infinity in of/weight: using the one before it."
     )
     store.write(_make_weights(2))
     assert store.list_steps() == [1, 2]

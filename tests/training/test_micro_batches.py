@@ -164,5 +164,5 @@ def test_refuses_more_parts_than_rows():
     with pytest.raises(TfdistError, match="2 of 5 examples into 3 .*batches=2` or fewer.*size=6"):
         _fit(build, batch=5, data=example.data)
     dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(5)
-    with pytest.raises(TfdistError, match="batch of 2 rows into 3 micro-batches"):
+    with pytest.raises(TfdistError, match="batch of 2 examples into 3 micro-batches"):
         _fit(build, data=(dataset,))

@@ -152,7 +152,7 @@ def test_rows_that_keep_a_state_stay_on_one_device():
         lambda model: model.fit(x, Y, **ARRAYS, **FIT).history, build=programs.build_stateful
     )
     trainer = tfdist.Trainer(programs.build_stateful, strategy=zoo.STRATEGIES["mirrored-2"]())
-    with pytest.raises(TfdistError, match="keeps a state for each row from batch to batch"):
+    with pytest.raises(TfdistError, match="keeps a state per example from batch to batch"):
         trainer.fit(x, Y, batch_size=16, **FIT)
 
 
@@ -175,7 +175,7 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
 def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
     y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
     program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
-    with pytest.raises(TfdistError, match="the loss 'dice' is no mean .* gather_outputs=True"):
+    with pytest.raises(TfdistError, match="the loss 'dice' is not a mean .* gather_outputs=True"):
         _fit(program, "mirrored-2")
 
 
@@ -484,9 +484,9 @@ def test_nothing_to_train_is_measured():
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (lambda: (_batch(), Y), {}, "Cannot take y beside"),
-        (lambda: (_batch(),), {"sample_weight": np.ones(32)}, "Cannot take sample_weight beside"),
-        (lambda: (X,), {"sample_weight": np.ones(32)}, "Cannot weigh examples without labels"),
+        (lambda: (_batch(), Y), {}, "Cannot use y with"),
+        (lambda: (_batch(),), {"sample_weight": np.ones(32)}, "Cannot use sample_weight with"),
+        (lambda: (X,), {"sample_weight": np.ones(32)}, "Cannot weight examples without labels"),
         (lambda: (X, Y), {"sample_weight": np.ones(31)}, "cardinality is ambiguous.*sizes: 31"),
         (lambda: (X[:0], Y[:0]), {}, "must be equal and at least 1, found 0, 0"),
     ],

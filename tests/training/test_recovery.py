@@ -317,7 +317,7 @@ def test_a_second_trainer_on_the_same_checkpoints_is_refused(path_with_spaces):
     assert _fit_steps(path_with_spaces, 4, second).step == 4
     assert second.error == (
         f"checkpoint_dir={path_with_spaces} is in use by process {os.getpid()} on "
-        f"{socket.gethostname()}, which is this process. Wait for it to end, or take another "
+        f"{socket.gethostname()}, which is this process. Wait for it to end, or give another "
         "checkpoint_dir."
     )
     assert _fit_steps(path_with_spaces, 6).progress.resumed_from_step == 4

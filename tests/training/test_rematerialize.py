@@ -195,18 +195,18 @@ REFUSED = {
     "layer 'encoder_3_dense' is the first of a stage 'encoder_3'": (
         lambda: _make(_dense("encoder_3_dense"), _dense("head_logits"))
     ),
-    "'mine' again by stages: it is not keras.Model": (
+    "'mine' by stages: it is not a keras.Model": (
         lambda: keras.Sequential([keras.Input((12,)), _dense("head_logits")], name="mine")
     ),
     "'bottleneck_dense' is called twice": _call_twice,
-    "the operation 'add.*' is no layer": lambda: _make(lambda x: x + 1.0, _dense("head_logits")),
-    "the stage 'encoder_0' takes the output of 'bottleneck_dense', of a later": (
+    "the operation 'add.*' is not a layer": lambda: _make(lambda x: x + 1.0, _dense("head_logits")),
+    "the stage 'encoder_0' uses 'bottleneck_dense', which a later": (
         lambda: _make(_dense("bottleneck_dense"), _dense("encoder_0_a"), _dense("head_logits"))
     ),
-    "operation 'mine.*' .RandomStandardNormal. has an effect": (
+    "operation 'mine.*' .RandomStandardNormal. has a side effect": (
         lambda: _make(_Draws(name="encoder_0_draws"), _dense("head_logits"))
     ),
-    "masks do not go from stage to stage": _make_with_mask,
+    "masks are not passed from stage to stage": _make_with_mask,
     "a layer assigns its own weight encoder_0_norm/": (
         lambda: _make(
             keras.layers.SpectralNormalization(_dense("inner"), name="encoder_0_norm"),

@@ -39,9 +39,9 @@ def test_another_command_is_refused_and_nothing_is_written(run):
     ("content", "what"),
     [
         ("", "is empty"),
-        ('{"result": {"se', "is cut short or was changed"),
-        ("[]", "is cut short or was changed"),
-        ("\0\0\0", "is cut short or was changed"),
+        ('{"result": {"se', "is incomplete or was changed"),
+        ("[]", "is incomplete or was changed"),
+        ("\0\0\0", "is incomplete or was changed"),
     ],
 )
 def test_options_that_were_cut_short_cost_one_line(tmp_path, content, what):

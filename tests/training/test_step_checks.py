@@ -80,9 +80,9 @@ def test_weighted_metrics_know_the_mask_of_what_xla_computed():
 @pytest.mark.parametrize(
     ("model_name", "strategy_name", "message"),
     [
-        ("convolutional", "mirrored-2", "the layer 'fused_batch.* updates what it has in common"),
+        ("convolutional", "mirrored-2", "the layer 'fused_batch.* updates variables that replicas"),
         ("random", "one_device", "the layer 'gaussian_noise.* .GaussianNoise. draws"),
-        ("dense", "central_storage-2", "CentralStorageStrategy.* does not take `jit_compile`"),
+        ("dense", "central_storage-2", "CentralStorageStrategy.* does not support `jit_compile`"),
     ],
 )
 def test_refuses_what_xla_cannot_compile(model_name, strategy_name, message):
@@ -131,7 +131,7 @@ def _train_with(layer, loss="mse", **options):
 )
 def test_names_the_operation_that_xla_does_not_know(layer, operation, method):
     said = (
-        f"^Cannot compile the step with XLA: it does not know the operation {operation} in the "
+        f"^Cannot compile the step with XLA: it does not support the operation {operation} in the "
         rf"layer 'mine' \({layer.__name__}\)\. Leave out `jit_compile`\.$"
     )
     with pytest.raises(TfdistError, match=said):
@@ -166,7 +166,7 @@ def test_names_the_operation_of_a_loss_when_it_comes_to_it():
 
 
 def test_refuses_to_compress_what_crosses_no_network():
-    with pytest.raises(TfdistError, match="MirroredStrategy does not take `compress_gradients`"):
+    with pytest.raises(TfdistError, match="MirroredStrategy does not support `compress_gradients`"):
         zoo.make_trainer(
             lambda: zoo.EXAMPLES["dense"].build(SGD()),
             strategy=zoo.STRATEGIES["mirrored-2"](),

@@ -112,5 +112,5 @@ def test_the_first_loop_is_not_measured():
 
 def test_refuses_workers_that_train_by_themselves():
     strategy = LocalSgdStrategy(tf.distribute.get_strategy())
-    with pytest.raises(TfdistError, match="LocalSgdStrategy does not take `steps_per_loop`"):
+    with pytest.raises(TfdistError, match="LocalSgdStrategy does not support `steps_per_loop`"):
         check_strategy(StepOptions(steps_per_loop=3), strategy, num_workers=2)

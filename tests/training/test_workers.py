@@ -139,7 +139,7 @@ def test_a_gradient_that_overflows_on_one_worker_is_skipped_by_both(parts):
     found = parts[1]["loss_scaling"]
     assert (found["scale"], found["iterations"]) == (2.0**13, 1)
     refused = parts[1]["refused"]  # under local SGD, where each would skip what overflows there
-    assert "LocalSgdStrategy does not take `precision=mixed_float16`" in refused
+    assert "LocalSgdStrategy does not support `precision=mixed_float16`" in refused
 
 
 def test_the_all_reduce_alone_takes_time(parts):
@@ -187,8 +187,8 @@ def test_programs_on_two_workers_end_where_one_device_ends(two):
     ("name", "message"),
     [
         ("order", "Cannot train several workers, .* on a dataset that is shuffled without a seed"),
-        ("rows", "Worker 1 has other data than the chief: .* Give all workers the same data"),
-        ("learning rate", "is 0.1 on worker 1 and 0.05 on the chief. Give a callback that changes"),
+        ("rows", "The data of worker 1 differ from the chief's: .* Give all workers the same data"),
+        ("learning rate", "is 0.1 on worker 1 and 0.05 on the chief. Pass the callback that"),
     ],
 )
 def test_workers_that_would_not_train_alike_are_refused(two, name, message):

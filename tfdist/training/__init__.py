@@ -1,1 +1,1 @@
-"""The trainer and what it is made of."""
+"""The trainer and its parts."""

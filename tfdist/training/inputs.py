@@ -29,7 +29,7 @@ from tfdist.internals import (
 )
 from tfdist.training.data_adapter import DataAdapter
 
-_SKIPPING = ", skipping the batches that were seen: they are read again"
+_SKIPPING = ", skipping the batches seen before: they are read again"
 
 
 def make_data_adapter(

@@ -116,7 +116,7 @@ class WeightAverager:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """The variables for a checkpoint besides the model's and optimizer's; `collect` first."""
+        """The variables that only checkpoints of local SGD hold, updated by `collect`."""
         momentum = [self._momentum] if self._has_outer_step else []
         return momentum + ([self._slots_of_workers] if self._own.size else [])
 

@@ -36,7 +36,7 @@ class FitLoop:
       schedule: steps and epochs.
       history: the trainer's history.
       callbacks: Keras's callbacks, including the history.
-      interval: the interval between checkpoints, besides one per epoch.
+      interval: the interval between checkpoints, in addition to one per epoch.
       steps_per_loop: the most steps to run at a time.
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;

@@ -70,7 +70,7 @@ class RunOptions(OptionGroup):
     )
     checkpoint_every: str = option(
         "0",
-        "steps, or seconds as in 90s, between checkpoints, besides one per epoch; 0 for none",
+        "steps, or seconds such as 90s, between checkpoints, in addition to each epoch; 0 for none",
         metavar="N|Ns",
         result=False,
         alike=True,
@@ -81,7 +81,7 @@ class RunOptions(OptionGroup):
     )
     log_every: int = option(
         0,
-        "steps between lines of metrics.jsonl, besides one per epoch; 0 for none",
+        "steps between lines of metrics.jsonl, in addition to one per epoch; 0 for none",
         result=False,
         minimum=0,
     )

@@ -227,7 +227,7 @@ def _find_late_input(model: keras.Model, stages: Sequence[Stage]) -> str | None:
     for stage in stages:
         for name in stage.inputs:
             if name not in known:
-                return f"the stage {stage.name!r} uses the output of {name!r} in a later stage"
+                return f"the stage {stage.name!r} uses {name!r}, which a later stage computes"
         known |= set(stage.outputs)
     return None
 

@@ -209,7 +209,7 @@ class RunDirectory:
     def _describe_difference(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         shown = ", ".join(
-            f"--{name}={now.get(name)} (that run: {before.get(name)})" for name in changed[:3]
+            f"--{name}={now.get(name)} (there: {before.get(name)})" for name in changed[:3]
         )
         return (
             f"`run_dir={self.path}` holds the run of another command: {shown}"

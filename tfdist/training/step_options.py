@@ -61,7 +61,7 @@ class StepOptions(OptionGroup):
     )
     batch_norm: str = option(
         "global",
-        "whose moments Keras's batch normalization uses: those of the global batch, or as in Keras",
+        "batch normalization uses the moments of the global batch, or of each replica as in Keras",
         choices=("global", "per_replica"),
     )
     gather_outputs: bool = option(

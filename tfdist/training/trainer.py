@@ -133,7 +133,7 @@ class Trainer(SingleBatches):
         A second call continues training, with its own checkpoints.
 
         Args:
-          x, y, sample_weight: what Keras takes: arrays, data frames, lists or dictionaries of them,
+          x, y, sample_weight: data as in Keras: arrays, data frames, lists or dictionaries of them,
             a `tf.data.Dataset` of global batches, a generator, a `keras.utils.PyDataset`, a loader
             of another library; or in `x` a `tfdist.data.Source`, or a function from a
             `tf.distribute.InputContext` to a dataset of per-replica batches. A continued run skips
@@ -148,7 +148,7 @@ class Trainer(SingleBatches):
           global_batch_size: another name for `batch_size`.
           max_steps: the total number of steps; overrides `epochs`.
           augmentation: a seeded transformation of a source's examples.
-          checkpoint_every: steps between checkpoints, besides one per epoch.
+          checkpoint_every: steps between checkpoints, in addition to one per epoch.
           checkpoint_every_s: seconds between checkpoints, besides those.
 
         Returns:

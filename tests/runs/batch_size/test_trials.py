@@ -76,7 +76,7 @@ def test_what_training_refuses_ends_the_search(tmp_path, capfd):
     flags = ["--strategy=one_device", "--norm=batch", "--micro_batches=2", "--image_size=32,32"]
     assert train(*flags, f"--run_dir={tmp_path / 'run'}", "--quiet") == 2
     err = capfd.readouterr().err
-    assert "takes statistics of the rows" in err
+    assert "computes statistics over the examples" in err
     assert "not even" not in err
     assert len(err.splitlines()) == 1
 
