@@ -56,7 +56,7 @@ class OptionsDirective(SphinxDirective):
         options = getattr(importlib.import_module(module), name)
         lines = []
         for group in options.list_groups().values():
-            lines += [f"**{group.__doc__}**", "", "| flag | default | |", "|---|---|---|"]
+            lines += [f"**{group.describe()}**", "", "| flag | default | |", "|---|---|---|"]
             for item in dataclasses.fields(group):
                 default = item.default
                 if isinstance(default, tuple):

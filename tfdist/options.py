@@ -52,6 +52,11 @@ class OptionGroup:
                 object.__setattr__(self, item.name, value)
 
     @classmethod
+    def describe(cls) -> str:
+        """Returns the first paragraph of the docstring, which is the group's title."""
+        return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+
+    @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["OptionGroup"]:
         """Returns the group's class, extended by the options that the given values add.
 
@@ -86,7 +91,7 @@ class CommandOptions:
         }
 
     @classmethod
-    def list_groups(cls, chosen: Mapping[str, str] | None = None) -> dict[str, type]:
+    def list_groups(cls, chosen: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Returns group -> class, in the order of `--help`.
 
         Args:

@@ -65,7 +65,7 @@ def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
     return re.sub(r"`(\w+)((?:=[^`]*)?)`", write, str(error))
 
 
-def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, type]:
+def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dict[str, Any]:
     """Returns a command's groups, with the options that the given values add."""
     items = _list_items(command.list_groups())
     given = {item.name: find_flag(arguments, item.name) for item in items}
@@ -149,7 +149,7 @@ def format_help(program: str, command: type[CommandOptions], arguments: Sequence
     """
     lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
     for group in _list_groups(command, arguments).values():
-        lines.append((group.__doc__ or "").strip().rstrip("."))
+        lines.append(group.describe().rstrip("."))
         for item in dataclasses.fields(group):
             lines += _format_flag(item)
         lines.append("")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cli.command import run_command
-from tfdist.cli.flags import drop_flag, split_command
+from tfdist.cli.flags import drop_flag, expand_flag_files, split_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.launch import run_local_cluster
@@ -52,6 +52,7 @@ def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequenc
         raise TfdistError(f"Cannot find the script {command[0]!r}. Write flags as --name=value.")
     if not (options.run.workers or options.run.ps):
         return _run_here(options, command)
+    flags = expand_flag_files(flags)  # or each process would read of a cluster in a file
     for name in ("workers", "ps", "max_restarts", "log_dir"):
         flags = drop_flag(flags, name)
     return run_local_cluster(

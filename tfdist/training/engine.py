@@ -12,12 +12,12 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.strategies.registry import find_traits
 from tfdist.strategies.servers import make_placement
+from tfdist.training.aggregation import aggregate_state
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.guard import check_division, is_known
 from tfdist.training.local import LocalSteps
 from tfdist.training.model_variables import (
-    aggregate_state,
     aggregate_variables,
     build_model,
     build_outputs,

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,37 +10,20 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import compute_output_spec
+from tfdist.training.aggregation import set_aggregation
 from tfdist.training.replica_optimizers import building_optimizers, list_optimizers
 from tfdist.training.step_checks import overrides
 
 _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
 
 
-def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
-    """Creates a variable with an aggregation that keeps replicas equal when they update it.
-
-    Keras creates weights, moving statistics and seeds without an aggregation, so replicas drift
-    apart and CentralStorageStrategy rejects the update. Floats get their mean, other types the
-    first replica's value. For use with `tf.variable_creator_scope`.
-    """
-    if arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
-        dtype = arguments.get("dtype")
-        value = arguments.get("initial_value")
-        if dtype is None and value is not None and not callable(value):
-            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
-        arguments["aggregation"] = _choose(dtype)
-    return next_creator(**arguments)
-
-
 def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Sets the aggregation of model variables that were created without `aggregate_state`."""
+    """Sets the aggregation of model variables that were created without one."""
     if isinstance(strategy, _ONE_COPY):
         return
     variables = [*model.variables, *(v for o in list_optimizers(model) for v in o.variables)]
     for variable in variables:
-        value = variable.value
-        if getattr(value, "_aggregation", None) == tf.VariableAggregation.NONE:
-            value._aggregation = _choose(value.dtype)
+        set_aggregation(variable)
 
 
 def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -144,12 +126,6 @@ def _explain(model: keras.Model, error: Exception) -> TfdistError:
         f"Cannot build {model.name!r}: {type(cause).__name__}: {text[:500]}. Call it on a batch in "
         "the strategy's scope to build it yourself."
     )
-
-
-def _choose(dtype: Any) -> tf.VariableAggregation:
-    if dtype is None or tf.as_dtype(dtype).is_floating:
-        return tf.VariableAggregation.MEAN
-    return tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def hash_weights(model: keras.Model) -> str:

@@ -63,10 +63,13 @@ def check_strategy(
             "Leave it out, or give `strategy=multi_worker_mirrored`."
         )
     if options.gather_outputs and (options.micro_batches > 1 or options.jit_compile):
-        other = "`micro_batches`" if options.micro_batches > 1 else "`jit_compile`"
+        other = (
+            "`micro_batches`, which compute the loss of a part of a replica's examples"
+            if options.micro_batches > 1
+            else "`jit_compile`, under which replicas cannot communicate"
+        )
         raise TfdistError(
-            f"`gather_outputs` cannot be combined with {other}, which computes the loss of a part "
-            "of a replica's examples, or where replicas cannot communicate. Leave one of them out."
+            f"`gather_outputs` cannot be combined with {other}. Leave one of them out."
         )
     if options.rematerialize and traits.has_servers:
         raise TfdistError(
