@@ -33,10 +33,14 @@ def _fit_keras(program):
     return model.fit(data, **validation, **FIT).history, _read(model)
 
 
-def _fit(program, strategy_name, **options):
+def _fit(program, strategy_name, *, by_hand=False, **options):
     keras.utils.set_random_seed(1)
     strategy = zoo.STRATEGIES[strategy_name]()
-    trainer = zoo.make_trainer(program.build, strategy=strategy, **options)
+    build = program.build
+    if by_hand:
+        with strategy.scope():
+            build = build()
+    trainer = zoo.make_trainer(build, strategy=strategy, **options)
     data = program.make_dataset()
     validation = {"validation_data": data} if len(program.data) > 1 else {}
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
@@ -53,15 +57,18 @@ def test_one_device_is_keras_to_the_bit(name):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("strategy_name", ["mirrored-3", "central_storage-2"])
+@pytest.mark.parametrize(
+    ("strategy_name", "by_hand"),
+    [("mirrored-3", False), ("mirrored-2", True), ("central_storage-2", True)],
+)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_replicas_end_where_keras_ends(name, strategy_name):
+def test_replicas_end_where_keras_ends(name, strategy_name, by_hand):
     """Over three replicas batches of 8 are of 3, 3 and 2 rows."""
     if name == "Keras's own random numbers":
         # A generator of one strategy does not outlive it.
         keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", None)
     expected, weights = _fit_keras(PROGRAMS[name])
-    history, found = _fit(PROGRAMS[name], strategy_name)
+    history, found = _fit(PROGRAMS[name], strategy_name, by_hand=by_hand)
     assert history.keys() == expected.keys()
     for key, values in expected.items():
         np.testing.assert_allclose(history[key], values, rtol=2e-5, atol=1e-6, err_msg=key)

@@ -1,11 +1,14 @@
 """How the replicas that update a variable agree on its value."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist.training.replacing import replaced
 
 
 def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
@@ -29,6 +32,22 @@ def set_aggregation(variable: keras.Variable) -> None:
     value = variable.value
     if getattr(value, "_aggregation", None) == tf.VariableAggregation.NONE:
         value._aggregation = _choose(value.dtype)
+
+
+@contextlib.contextmanager
+def aggregating() -> Iterator[None]:
+    """Sets the aggregation of every variable that a step assigns. Opened around all replicas.
+
+    The step may assign variables that the model does not track, such as those of a loss.
+    """
+    assign = keras.Variable.assign
+
+    def assign_aggregated(variable: keras.Variable, value: Any) -> Any:
+        set_aggregation(variable)
+        return assign(variable, value)
+
+    with replaced(keras.Variable, "assign", assign_aggregated):
+        yield
 
 
 def _choose(dtype: Any) -> tf.VariableAggregation:

@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import global_state, keras_random, random_ops
-from tfdist.training.aggregation import set_aggregation
 from tfdist.training.replacing import replaced
 
 # The operations through which `keras.random` and `tf.random.stateless_*` draw, and how many
@@ -93,7 +92,6 @@ class RowDraws:
         finally:
             self._of_thread.rows = self._of_thread.draws = None
         for generator, drawn in draws.values():
-            set_aggregation(generator.state)  # of a generator that no layer of the model holds
             generator.state.assign(_advance(generator, drawn))
 
     @contextlib.contextmanager

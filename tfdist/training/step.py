@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.internals import is_op_determinism_enabled
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
+from tfdist.training.aggregation import aggregating
 from tfdist.training.division import Division
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
@@ -285,6 +286,7 @@ class Steps:
                 return self.metrics.read(kind, logs, total), total
 
         with contextlib.ExitStack() as stack:
+            stack.enter_context(aggregating())
             stack.enter_context(self._division.intercept())
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(
