@@ -19,10 +19,10 @@ train: setup
 
 # Runs two test files at a time. Tests that start clusters need all cores and are in test-all.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist=loadfile -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster"
 
 test-all: test
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest --durations=40 --durations-min=4 -m cluster
 
 errors: setup
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
