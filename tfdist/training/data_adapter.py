@@ -39,6 +39,7 @@ class DataAdapter:
       learned_steps: steps per pass, once a first pass has shown it, where `num_steps` is None.
       drops_between: whether `fit` also drops a pass between two passes, which Keras does unless
         the user gave `steps_per_epoch`.
+      with_places: whether iterators yield the pairs, rather than the batches alone.
       how_to_continue: the part of a continued run's message that says how it reaches its step.
       read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
       read_eval: step -> its global batch of an evaluation, likewise.
@@ -62,6 +63,7 @@ class DataAdapter:
     drop_pass: Callable[[], None] = lambda: None
     drops_between: bool = True
     learned_steps: int | None = None
+    with_places: bool = True
     _opened: list[int] = field(default_factory=list)
 
     def iterate_train(
@@ -118,7 +120,7 @@ class DataAdapter:
 
         def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
             context = place(context)
-            like = self._make_train(context, 0) if of_training else self.make_eval(context)
+            like = self._make_train(context, 0) if of_training else self._make_eval(context)
             dataset = like.take(0)
             for element in elements:
                 dataset = dataset.concatenate(_make_one(element, like.element_spec))
@@ -128,10 +130,16 @@ class DataAdapter:
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
         """Returns a distributed iterator over an epoch; for the arguments see `iterate_train`."""
-        return _distribute(strategy, lambda context: self.make_eval(place(context)))
+        return _distribute(strategy, lambda context: self._make_eval(place(context)))
 
     def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        return self._assert_endless(self.make_train(context, start_step))
+        return self._assert_endless(self._drop_places(self.make_train(context, start_step)))
+
+    def _make_eval(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return self._drop_places(self.make_eval(context))
+
+    def _drop_places(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset if self.with_places else dataset.map(lambda batch, place: batch)
 
     def _assert_endless(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         if not self.is_endless:

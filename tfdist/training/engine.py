@@ -23,10 +23,17 @@ from tfdist.training.model_variables import (
     build_outputs,
     check_scope,
 )
+from tfdist.training.own_functions import OwnFunctionSteps
 from tfdist.training.randomness import lend_global_generator, list_seed_generators
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
-from tfdist.training.step_checks import check_model, check_program, check_strategy
+from tfdist.training.step_checks import (
+    METHODS,
+    check_model,
+    check_program,
+    check_strategy,
+    overrides,
+)
 from tfdist.training.step_options import StepOptions
 from tfdist.training.synchronous import SynchronousSteps
 from tfdist.training.workers import Workers
@@ -159,6 +166,7 @@ class Engine:
         check_scope(self.model, self._strategy)
         with self.scope():
             must_be_built = self._traits.has_servers or self._options.changes_gradient
+            must_be_built = must_be_built or bool(overrides(self.model, *METHODS))
             can_wait = self._workers.num_replicas == 1 and not must_be_built
             build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         check_scope(self.model, self._strategy)
@@ -227,7 +235,10 @@ class Engine:
             return AsynchronousSteps(
                 self.model, self._strategy, max_in_flight=self._options.max_in_flight
             )
-        return (LocalSteps if self.trains_apart else SynchronousSteps)(
+        kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
+        if overrides(self.model, *METHODS):
+            kind = OwnFunctionSteps
+        return kind(
             self.model,
             self._strategy,
             self._workers,

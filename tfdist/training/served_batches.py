@@ -70,7 +70,7 @@ class _Passes:
     """Iterates over passes of unknown length: raises StopIteration after each, then continues."""
 
     def __init__(self, adapter: DataAdapter, start_step: int):
-        self._feed = adapter
+        self._adapter = adapter
         self._step = start_step
         self._batches: Iterator[Any] | None = None
 
@@ -79,8 +79,8 @@ class _Passes:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            step = self._feed.open_train(self._step)
-            self._batches = iterate(self._feed.make_train(tf.distribute.InputContext(), step))
+            step = self._adapter.open_train(self._step)
+            self._batches = iterate(self._adapter.make_train(tf.distribute.InputContext(), step))
         try:
             batch = next(self._batches)
         except StopIteration:

@@ -14,6 +14,8 @@ from tfdist.training.rematerialize import check_stages
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_options import StepOptions
 
+METHODS = ("make_train_function", "make_test_function", "make_predict_function")
+
 
 def overrides(model: keras.Model, *names: str) -> list[str]:
     """Returns which of some methods of `keras.Model` a model's class overrides."""
@@ -89,12 +91,15 @@ def check_program(
     name = type(strategy).__name__
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
-    functions = overrides(
-        model, "make_train_function", "make_test_function", "make_predict_function"
-    )
-    if functions:
+    functions = overrides(model, *METHODS)
+    if functions and (has_replicas or options.changes_gradient or options.steps_per_loop > 1):
+        reason = (
+            "does not support replicas"
+            if has_replicas
+            else "micro_batches, jit_compile, rematerialize and steps_per_loop cannot change"
+        )
         raise TfdistError(
-            f"{type(model).__name__} overrides {functions[0]}, which does not support replicas. "
+            f"{type(model).__name__} overrides {functions[0]}, which {reason}. "
             "Override train_step, test_step or predict_step instead."
         )
     steps = overrides(model, "train_step")

@@ -42,7 +42,7 @@ class SynchronousSteps(TrainingSteps):
         is_apart: bool = False,
     ):
         super().__init__(model)
-        self.input_s: float = 0.0
+        self.input_s: float | None = 0.0
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
         self._x_spec: Any = None
         self._num_trained = 0
@@ -220,7 +220,7 @@ class SynchronousSteps(TrainingSteps):
         return tf.nest.map_structure(unite, *(part for part, _ in elements))
 
     def _take(self, found: Found) -> Trained:
-        self.input_s += float(found.waited_s)
+        self.input_s = (self.input_s or 0.0) + float(found.waited_s)
         return Trained(to_numbers(found.logs), found.vector, float(found.rows))
 
 

@@ -86,7 +86,7 @@ class _Forward:
     """The forward pass and the loss of the first global batch, with the outputs of all layers."""
 
     def __init__(self, problem: Problem, strategy: tf.distribute.Strategy):
-        self._feed: DataAdapter = make_data_adapter(
+        self._adapter: DataAdapter = make_data_adapter(
             *problem.train,
             global_batch_size=problem.global_batch_size,
             num_replicas=strategy.num_replicas_in_sync,
@@ -99,7 +99,7 @@ class _Forward:
         self.model = trainer.model
         self._strategy = strategy
         self._layers: list[Any] = []
-        iterator = self._feed.iterate_train(strategy, start_step=0)
+        iterator = self._adapter.iterate_train(strategy, start_step=0)
         batch, outputs, shares = self._run(iterator)
         self.batch = keras.tree.map_structure(self._join, batch)
         self.loss = sum(float(share) for share in strategy.experimental_local_results(shares))

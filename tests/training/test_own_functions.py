@@ -1,0 +1,89 @@
+"""A model's own `make_train_function`: on one device Keras's call of it, elsewhere refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tfdist.errors import TfdistError
+
+X = np.random.default_rng(0).normal(size=(26, 3)).astype("f4")
+Y = X.sum(1, keepdims=True)
+
+
+class Repeats(keras.Sequential):
+    """Trains twice on each batch, doubles predictions, and counts its calls."""
+
+    def make_train_function(self, force=False):
+        if self.train_function is None or force:
+
+            @tf.function
+            def train_twice(iterator):
+                data = next(iterator)
+                self.train_step(data)
+                return self.train_step(data)
+
+            self.train_function = train_twice
+
+    def make_predict_function(self, force=False):
+        @tf.function
+        def predict(batches):
+            return 2 * self.predict_step(batches[0])
+
+        self.predict_function = predict
+
+
+def build():
+    keras.utils.set_random_seed(0)
+    model = Repeats(
+        [keras.layers.Dense(4, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("strategy", [None, "one_device"])
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_one_device_is_keras_to_the_bit(strategy, is_dataset):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    options = {"epochs": 2, "verbose": 0, "shuffle": False}
+    given = {"x": data} if is_dataset else {"x": X, "y": Y, "batch_size": 8}
+    model = build()
+    expected = model.fit(**given, validation_data=data, **options).history
+    trainer = tfdist.Trainer(build, strategy=strategy)
+    assert trainer.fit(**given, validation_data=data, **options).history == expected
+    np.testing.assert_array_equal(trainer.predict(X), model.predict(X, verbose=0))
+    assert trainer.train_on_batch(X, Y) == pytest.approx(model.train_on_batch(X, Y), abs=0)
+    for ours, theirs in zip(trainer.model.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
+    def train(directory, stop=None):
+        trainer = tfdist.Trainer(build, checkpoint_dir=str(tmp_path / directory))
+        stopping = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: trainer.step == stop and trainer.request_stop()
+        )
+        trainer.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[stopping])
+        return trainer
+
+    whole = train("whole")
+    train("parts", stop=6)
+    parts = train("parts")
+    assert parts.progress.resumed_from_step == 6
+    assert parts.history.history == whole.history.history
+    for ours, theirs in zip(parts.model.weights, whole.model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_replicas_refuse_it():
+    with pytest.raises(TfdistError, match="overrides make_train_function, which does not support"):
+        tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+
+
+def test_options_of_the_step_refuse_it():
+    options = tfdist.StepOptions(steps_per_loop=2)
+    with pytest.raises(TfdistError, match="which micro_batches, .* and steps_per_loop cannot"):
+        tfdist.Trainer(build, step_options=options)
