@@ -23,10 +23,10 @@ def test_understands_long_and_short_names():
 def test_virtual_devices_come_before_everything_else():
     assert tf.zeros(()).numpy() == 0
     with pytest.raises(TfdistError, match="devices are already in use.*before the first tensor"):
-        devices.configure_virtual_devices(5)
+        devices.set_virtual_devices(5)
     with pytest.raises(TfdistError, match="`virtual_devices=-1` does not divide"):
-        devices.configure_virtual_devices(-1)
-    devices.configure_virtual_devices(0)
+        devices.set_virtual_devices(-1)
+    devices.set_virtual_devices(0)
 
 
 def test_precision_is_keras_s():

@@ -20,6 +20,7 @@ __all__ = [
     "load_run",
     "models",
     "option",
+    "set_virtual_devices",
     "strategies",
     "tasks",
 ]
@@ -38,6 +39,7 @@ __getattr__, __dir__ = lazy_exports(
         "load_run": "tfdist.tasks.segmentation.inference.assembly:load_run",
         "models": "tfdist.models",
         "option": "tfdist.options:option",
+        "set_virtual_devices": "tfdist.devices:set_virtual_devices",
         "strategies": "tfdist.strategies",
         "tasks": "tfdist.tasks",
     },

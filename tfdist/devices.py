@@ -20,7 +20,7 @@ ACCELERATORS = ("GPU", "TPU")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 
 
-def configure_virtual_devices(count: int) -> None:
+def set_virtual_devices(count: int) -> None:
     """Splits the CPU, or every GPU, into `count` logical devices.
 
     With them, every single-machine strategy can be tried without accelerators.
@@ -155,9 +155,11 @@ def resolve_devices(
             seen = f"{len(same_kind)} {kind}s are visible"
             if same_kind:
                 seen += f" ({', '.join(same_kind)})"
+            count = int(index) + 1
             fix = {
                 "GPU": "Name only those, or check CUDA_VISIBLE_DEVICES and the driver.",
-                "CPU": f"Name only those, or ask for `virtual_devices={int(index) + 1}`.",
+                "CPU": f"Name only those, or split the CPU first: `virtual_devices={count}`, or in "
+                f"Python tfdist.set_virtual_devices({count}).",
             }.get(kind, f"Visible: {', '.join(there)}.")
             raise TfdistError(f"Cannot build {purpose}: `{name}` names {device}, but {seen}. {fix}")
     if len(set(resolved)) < len(resolved):

@@ -73,7 +73,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     from tfdist.strategies.servers import run_server
 
     cluster = processes.join_cluster(options)
-    devices.configure_virtual_devices(options.strategy.virtual_devices)
+    devices.set_virtual_devices(options.strategy.virtual_devices)
     devices.configure_memory_growth()
     options = processes.resolve_strategy(options, cluster)
     if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:

@@ -163,7 +163,7 @@ def start_devices(options: DeviceOptions) -> "tf.distribute.Strategy":
     from tfdist import devices
     from tfdist.strategies.registry import choose_local_strategy, make_strategy
 
-    devices.configure_virtual_devices(options.virtual_devices)
+    devices.set_virtual_devices(options.virtual_devices)
     devices.configure_memory_growth()
     name = choose_local_strategy() if options.strategy == AUTO else options.strategy
     return make_strategy(name, devices=list(options.devices) or None)

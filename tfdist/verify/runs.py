@@ -114,7 +114,7 @@ def configure_process(options: VerifyOptions) -> None:
     """Sets devices, precision and seeds for the strategies of one process."""
     replicas = options.verification.replicas
     if len(tf.config.list_physical_devices("GPU")) < replicas:
-        devices.configure_virtual_devices(replicas)
+        devices.set_virtual_devices(replicas)
     assembly.configure_process(make_train_options(options))
 
 

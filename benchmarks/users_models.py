@@ -1,0 +1,174 @@
+"""Compares `Trainer.fit` with Keras's own `fit` on models that users write.
+
+    python -m benchmarks.users_models [--rounds=3] [--models=mlp,lstm]
+
+Every measurement is a process of its own, and a round measures every form of every model. Prints
+a Markdown table with the medians of the steps per second, and their ratio to Keras's `fit`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfdist.benchmark.machine import describe_machine
+
+
+class Workload(NamedTuple):
+    """A model and its data.
+
+    Attributes:
+      shape, kind: of an example; `tokens` are integers below 1000.
+      steps: the steps of an epoch; three epochs are measured after one that compiles.
+      batch_size: examples per step.
+      loop: steps per call of the compiled function.
+      is_dataset: whether the data come as a `tf.data.Dataset` rather than as arrays.
+    """
+
+    shape: tuple[int, ...]
+    steps: int
+    batch_size: int = 32
+    kind: str = "float32"
+    loop: int = 1
+    is_dataset: bool = False
+
+
+WORKLOADS = {
+    "mlp": Workload((784,), 1000),
+    "mlp dataset": Workload((784,), 1000, is_dataset=True),
+    "mlp loop": Workload((784,), 1000, loop=50),
+    "cnn": Workload((28, 28, 1), 100),
+    "lstm": Workload((80,), 100, kind="tokens"),
+    "transformer": Workload((80,), 50, kind="tokens"),
+    "mobilenet": Workload((96, 96, 3), 15, batch_size=16),
+}
+FORMS = ("keras", "trainer", "mirrored")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--models", default=",".join(WORKLOADS))
+    flags = parser.parse_args()
+    names = flags.models.split(",")
+    found: dict[tuple[str, str], list[float]] = {(n, f): [] for n in names for f in FORMS}
+    for number in range(flags.rounds):
+        for name, form in list(found)[:: 1 if number % 2 == 0 else -1]:
+            command = [sys.executable, "-m", "benchmarks.users_models", "measure", name, form]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+            if run.returncode:
+                print(run.stderr, file=sys.stderr)
+                return 1
+            found[name, form].append(json.loads(run.stdout.splitlines()[-1]))
+            print(name, form, found[name, form][-1], file=sys.stderr, flush=True)
+    print(f"{describe_machine()}, steps/s, medians of {flags.rounds} rounds\n")
+    print("| | Keras's `fit` | `Trainer` | ratio | mirrored on 2 virtual devices | ratio |")
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        keras, *ours = (statistics.median(found[name, form]) for form in FORMS)
+        cells = [f"{rate:.4g} | {rate / keras:.2f}" for rate in ours]
+        print(f"| {name} | {keras:.4g} | {' | '.join(cells)} |")
+    return 0
+
+
+def measure(name: str, form: str) -> int:
+    """Prints the steps per second of one form of a workload."""
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    workload = WORKLOADS[name]
+    num_examples = workload.steps * workload.batch_size
+    rng = np.random.default_rng(0)
+    if workload.kind == "tokens":
+        x = rng.integers(0, 1000, (num_examples, *workload.shape)).astype("int32")
+    else:
+        x = rng.normal(size=(num_examples, *workload.shape)).astype("float32")
+    y = rng.integers(0, 10, num_examples)
+    data: dict[str, Any] = {"x": x, "y": y, "batch_size": workload.batch_size}
+    if workload.is_dataset:
+        slices = tf.data.Dataset.from_tensor_slices((x, y))
+        data = {"x": slices.batch(workload.batch_size).prefetch(2)}
+    loop = workload.loop
+
+    def build(steps_per_execution: int = 1) -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input(workload.shape, dtype=x.dtype.name)
+        outputs = keras.layers.Dense(10)(_BODIES[name.partition(" ")[0]](keras, inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            "adam",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=steps_per_execution,
+        )
+        return model
+
+    if form == "keras":
+        fit = build(loop).fit
+    else:
+        import tfdist
+
+        if form == "mirrored":
+            tfdist.set_virtual_devices(2)
+        strategy = "mirrored" if form == "mirrored" else "one_device"
+        options = tfdist.StepOptions(steps_per_loop=loop)
+        fit = tfdist.Trainer(build, strategy=strategy, step_options=options).fit
+    fit(**data, epochs=1, verbose=0)
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        fit(**data, epochs=1, verbose=0)
+        times.append(time.perf_counter() - began)
+    print(json.dumps(workload.steps / statistics.median(times)))
+    return 0
+
+
+def _make_mlp(keras: Any, x: Any) -> Any:
+    return keras.layers.Dense(64, "relu")(x)
+
+
+def _make_cnn(keras: Any, x: Any) -> Any:
+    for filters in (16, 32):
+        x = keras.layers.Conv2D(filters, 3, activation="relu")(x)
+        x = keras.layers.MaxPooling2D()(x)
+    return keras.layers.Dropout(0.5)(keras.layers.Flatten()(x))
+
+
+def _make_lstm(keras: Any, x: Any) -> Any:
+    return keras.layers.LSTM(32)(keras.layers.Embedding(1000, 32)(x))
+
+
+def _make_transformer(keras: Any, x: Any) -> Any:
+    x = keras.layers.Embedding(1000, 64)(x)
+    for _ in range(2):
+        attended = keras.layers.MultiHeadAttention(4, 16)(x, x)
+        x = keras.layers.LayerNormalization()(x + attended)
+        hidden = keras.layers.Dense(128, "relu")(x)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(64)(hidden))
+    return keras.layers.GlobalAveragePooling1D()(x)
+
+
+def _make_mobilenet(keras: Any, x: Any) -> Any:
+    network = keras.applications.MobileNetV2(
+        include_top=False, weights=None, input_shape=x.shape[1:], pooling="avg"
+    )
+    return network(x)
+
+
+_BODIES: dict[str, Callable[[Any, Any], Any]] = {
+    "mlp": _make_mlp,
+    "cnn": _make_cnn,
+    "lstm": _make_lstm,
+    "transformer": _make_transformer,
+    "mobilenet": _make_mobilenet,
+}
+
+if __name__ == "__main__":
+    sys.exit(measure(*sys.argv[2:]) if sys.argv[1:2] == ["measure"] else main())
