@@ -139,7 +139,7 @@ def test_reports_and_leaves_out_what_cannot_be_read(
     assert len(err) == 2
     assert err[0].startswith("tfdist: Cannot decode the image ")
     assert "b.png" in err[0]
-    assert "c.png': the mask is 40x28 and its image 9x21" in err[1]
+    assert "c.png': the mask is 40x28 and its image is 9x21" in err[1]
     output = path_with_spaces / "predicted"
     assert sorted(path.name for path in (output / "masks").iterdir()) == ["a.png", "c.png"]
     assert json.loads((output / "metrics.json").read_text())["images"] == 1

@@ -48,7 +48,7 @@ def wait_for(path, process):
     until = time.monotonic() + 120
     while not path.exists():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.02)
 
 
@@ -165,7 +165,7 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
         steps = StepFile(tmp_path / "run" / "logs")
         until = time.monotonic() + 120
         while steps.read() < 10:
-            assert time.monotonic() < until, "waited in vain"
+            assert time.monotonic() < until, "timed out"
             time.sleep(0.01)
         os.kill(find_task(hosts, 1), signal.SIGKILL)
         assert [process.wait() for process in launchers] == [0, 0]

@@ -70,7 +70,7 @@ def find_marked(name):
 def wait_until(condition, seconds=20):
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.01)
 
 

@@ -83,7 +83,7 @@ class Kill(keras.callbacks.Callback):
 def wait_until(condition):
     until = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.01)
 
 

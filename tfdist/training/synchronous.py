@@ -1,5 +1,6 @@
 """The steps of a trainer under a synchronous strategy, on one or several workers."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class SynchronousSteps(TrainingSteps):
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
         self._x_spec: Any = None
         self._num_trained = 0
+        self._traces: dict[Any, tuple[Any, Any]] = {}
         self._strategy = strategy
         self._workers = workers
         self.steps = Steps(
@@ -120,10 +122,11 @@ class SynchronousSteps(TrainingSteps):
             return found + (self.train(iterator.rest, left) if left else [])
         with explain_compile_errors(self._model):
             if self._train_loop is None:
-                found = self.steps.train(iterator)
+                found = self._bind(self.steps.train, iterator)(iterator)
                 self._count(1)
                 return [self._take(found)]
-            found = self._train_loop(iterator, tf.constant(num_steps))
+            step_count = tf.constant(num_steps)
+            found = self._bind(self._train_loop, iterator, step_count)(iterator, step_count)
             self._count(num_steps)
         # One tensor after the other: a slice of a tensor costs more than a small step.
         found = tf.nest.map_structure(np.asarray, found)
@@ -169,7 +172,7 @@ class SynchronousSteps(TrainingSteps):
     def evaluate(self, iterator: Any) -> dict[str, Any]:
         if isinstance(iterator, _LookedAhead):
             iterator = iterator.take_first() or iterator.rest
-        return to_numbers(self.steps.test(iterator).logs)
+        return to_numbers(self._bind(self.steps.test, iterator)(iterator).logs)
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return self._predict(iterator)
@@ -191,6 +194,19 @@ class SynchronousSteps(TrainingSteps):
 
     def reset_metrics(self) -> None:
         self.steps.reset_metrics()
+
+    def _bind(self, function: Any, iterator: Any, *arguments: Any) -> Any:
+        """Returns the trace of a function for an iterator, kept for its next call.
+
+        TensorFlow would look it up in every call, which takes as long as a small step.
+        """
+        if self._model.run_eagerly:
+            return function
+        bound, trace = self._traces.get(function, (None, None))
+        if bound is None or bound() is not iterator:
+            trace = function.get_concrete_function(iterator, *arguments)
+            self._traces[function] = weakref.ref(iterator), trace
+        return trace
 
     def count_traces(self) -> dict[str, int]:
         counts = {}
