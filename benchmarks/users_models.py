@@ -8,15 +8,16 @@ a Markdown table with the medians of the steps per second, and their ratio to Ke
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.runs import median_of, run_task
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 
 class Workload(NamedTuple):
@@ -48,6 +49,7 @@ WORKLOADS = {
     "mobilenet": Workload((96, 96, 3), 15, batch_size=16),
 }
 FORMS = ("keras", "trainer", "mirrored")
+TIMEOUT_S = 600.0
 
 
 def main() -> int:
@@ -56,34 +58,39 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(WORKLOADS))
     flags = parser.parse_args()
     names = flags.models.split(",")
-    found: dict[tuple[str, str], list[float]] = {(n, f): [] for n in names for f in FORMS}
+    cases = [(name, form) for name in names for form in FORMS]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {case: [] for case in cases}
+    command = [sys.executable, "-m", "benchmarks.users_models", "measure"]
     for number in range(flags.rounds):
-        for name, form in list(found)[:: 1 if number % 2 == 0 else -1]:
-            command = [sys.executable, "-m", "benchmarks.users_models", "measure", name, form]
-            run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-            if run.returncode:
-                print(run.stderr, file=sys.stderr)
+        for name, form in cases[:: 1 if number % 2 == 0 else -1]:
+            finding = run_task({"name": name, "form": form}, command, timeout_s=TIMEOUT_S)
+            found[name, form].append(finding)
+            print(name, form, finding, sep="; ", file=sys.stderr, flush=True)
+            if "error" in finding:
                 return 1
-            found[name, form].append(json.loads(run.stdout.splitlines()[-1]))
-            print(name, form, found[name, form][-1], file=sys.stderr, flush=True)
     print(f"{describe_machine()}, steps/s, medians of {flags.rounds} rounds\n")
     print("| | Keras's `fit` | `Trainer` | ratio | mirrored on 2 virtual devices | ratio |")
     print("|---|---|---|---|---|---|")
     for name in names:
-        keras, *ours = (statistics.median(found[name, form]) for form in FORMS)
+        keras, *ours = (median_of(found[name, form], "steps_per_s") or 0.0 for form in FORMS)
         cells = [f"{rate:.4g} | {rate / keras:.2f}" for rate in ours]
         print(f"| {name} | {keras:.4g} | {' | '.join(cells)} |")
     return 0
 
 
-def measure(name: str, form: str) -> int:
-    """Prints the steps per second of one form of a workload."""
-    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+def measure(directory: str) -> int:
+    """Measures one form of a workload, which `task.json` names."""
+    task = json.loads((Path(directory) / "task.json").read_text())
+    workload, name, form = WORKLOADS[task["name"]], task["name"], task["form"]
+    start_tensorflow_quietly()
     import keras
     import numpy as np
     import tensorflow as tf
 
-    workload = WORKLOADS[name]
+    import tfdist
+
+    if form == "mirrored":
+        tfdist.set_virtual_devices(2)
     num_examples = workload.steps * workload.batch_size
     rng = np.random.default_rng(0)
     if workload.kind == "tokens":
@@ -113,10 +120,6 @@ def measure(name: str, form: str) -> int:
     if form == "keras":
         fit = build(loop).fit
     else:
-        import tfdist
-
-        if form == "mirrored":
-            tfdist.set_virtual_devices(2)
         strategy = "mirrored" if form == "mirrored" else "one_device"
         options = tfdist.StepOptions(steps_per_loop=loop)
         fit = tfdist.Trainer(build, strategy=strategy, step_options=options).fit
@@ -126,7 +129,8 @@ def measure(name: str, form: str) -> int:
         began = time.perf_counter()
         fit(**data, epochs=1, verbose=0)
         times.append(time.perf_counter() - began)
-    print(json.dumps(workload.steps / statistics.median(times)))
+    found = {"steps_per_s": workload.steps / statistics.median(times)}
+    (Path(directory) / "result.json").write_text(json.dumps(found))
     return 0
 
 
@@ -171,4 +175,4 @@ _BODIES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(measure(*sys.argv[2:]) if sys.argv[1:2] == ["measure"] else main())
+    sys.exit(measure(sys.argv[2]) if sys.argv[1:2] == ["measure"] else main())

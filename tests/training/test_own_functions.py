@@ -27,7 +27,11 @@ class Repeats(keras.Sequential):
 
             self.train_function = train_twice
 
+    made = 0
+
     def make_predict_function(self, force=False):
+        self.made += 1
+
         @tf.function
         def predict(batches):
             return 2 * self.predict_step(batches[0])
@@ -54,7 +58,9 @@ def test_one_device_is_keras_to_the_bit(strategy, is_dataset):
     expected = model.fit(**given, validation_data=data, **options).history
     trainer = tfdist.Trainer(build, strategy=strategy)
     assert trainer.fit(**given, validation_data=data, **options).history == expected
-    np.testing.assert_array_equal(trainer.predict(X), model.predict(X, verbose=0))
+    ours = trainer.predict(X, batch_size=8)
+    np.testing.assert_array_equal(ours, model.predict(X, batch_size=8, verbose=0))
+    assert trainer.model.made == model.made == 1
     assert trainer.train_on_batch(X, Y) == pytest.approx(model.train_on_batch(X, Y), abs=0)
     for ours, theirs in zip(trainer.model.weights, model.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)

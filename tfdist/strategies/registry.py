@@ -35,7 +35,8 @@ def _find_builtin() -> Iterator[type[Strategy]]:
     for file in pkgutil.iter_modules(builtin.__path__, prefix=f"{builtin.__name__}."):
         module = importlib.import_module(file.name)
         for found in vars(module).values():
-            if isinstance(found, type) and found.__module__ == file.name and "name" in vars(found):
+            is_strategy = isinstance(found, type) and issubclass(found, Strategy)
+            if is_strategy and found.__module__ == file.name:
                 yield found
 
 

@@ -28,7 +28,7 @@ from tfdist.training.randomness import lend_global_generator, list_seed_generato
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_checks import (
-    METHODS,
+    FUNCTION_METHODS,
     check_model,
     check_program,
     check_strategy,
@@ -165,8 +165,11 @@ class Engine:
         self.check_program()
         check_scope(self.model, self._strategy)
         with self.scope():
-            must_be_built = self._traits.has_servers or self._options.changes_gradient
-            must_be_built = must_be_built or bool(overrides(self.model, *METHODS))
+            must_be_built = (
+                self._traits.has_servers
+                or self._options.changes_gradient
+                or self._has_own_functions()
+            )
             can_wait = self._workers.num_replicas == 1 and not must_be_built
             build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         check_scope(self.model, self._strategy)
@@ -230,13 +233,16 @@ class Engine:
         own = optimizer.variables if optimizer is not None else []
         return [*self.model.variables, *own, *extra]
 
+    def _has_own_functions(self) -> bool:
+        return bool(overrides(self.model, *FUNCTION_METHODS))
+
     def _make_steps(self) -> Any:
         if self._traits.has_servers:
             return AsynchronousSteps(
                 self.model, self._strategy, max_in_flight=self._options.max_in_flight
             )
         kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
-        if overrides(self.model, *METHODS):
+        if self._has_own_functions():
             kind = OwnFunctionSteps
         return kind(
             self.model,

@@ -12,6 +12,9 @@ from tfdist.training.training_steps import Trained
 class OwnFunctionSteps(SynchronousSteps):
     """Calls the functions that these methods make as Keras does: with an iterator over batches.
 
+    They are made once per call of `fit`, `evaluate` or `predict`, as in Keras: a method that keeps
+    no function would have every step traced.
+
     Args:
       *args, **kwargs: see `SynchronousSteps`.
     """
@@ -23,25 +26,38 @@ class OwnFunctionSteps(SynchronousSteps):
     def prepare(self, adapter: DataAdapter) -> None:
         """Does nothing: only the functions know what they create."""
 
+    def begin(self, *, restored: bool) -> None:
+        self._model.make_train_function()
+
     def iterate_train(self, adapter: DataAdapter, **options: Any) -> Any:
-        return super().iterate_train(dataclasses.replace(adapter, with_places=False), **options)
+        if self._model.train_function is None:  # outside of `fit`
+            self._model.make_train_function()
+        return super().iterate_train(_drop_places(adapter), **options)
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
-        return super().iterate_eval(dataclasses.replace(adapter, with_places=False), steps=steps)
+        self._model.make_test_function()
+        return super().iterate_eval(_drop_places(adapter), steps=steps)
+
+    def iterate_predict(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
+        self._model.make_predict_function()
+        return super().iterate_eval(_drop_places(adapter), steps=steps)
 
     def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        logs = self._make("train")(iterator)
-        return [Trained(to_numbers(flatten_logs(logs)))]
+        return [Trained(_read(self._model.train_function(iterator)))]
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
-        return to_numbers(flatten_logs(self._make("test")(iterator)))
+        return _read(self._model.test_function(iterator))
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
-        return [(self._make("predict")([next(iterator)]), False)]  # a list of batches
+        return [(self._model.predict_function([next(iterator)]), False)]  # a list of batches
 
     def count_traces(self) -> dict[str, int]:
         return {}
 
-    def _make(self, kind: str) -> Any:
-        getattr(self._model, f"make_{kind}_function")()
-        return getattr(self._model, f"{kind}_function")
+
+def _drop_places(adapter: DataAdapter) -> DataAdapter:
+    return dataclasses.replace(adapter, with_places=False)
+
+
+def _read(logs: Any) -> dict[str, Any]:
+    return to_numbers(flatten_logs(logs))

@@ -166,7 +166,7 @@ class RunDirectory:
 
         Args:
           step: the last step to keep.
-          lines_of_step: how many lines of that step to keep; all by default.
+          lines_of_step: how many of its lines to keep; all by default.
         """
         if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
             lines = list(self.read_metrics())

@@ -14,7 +14,7 @@ from tfdist.training.rematerialize import check_stages
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_options import StepOptions
 
-METHODS = ("make_train_function", "make_test_function", "make_predict_function")
+FUNCTION_METHODS = ("make_train_function", "make_test_function", "make_predict_function")
 
 
 def overrides(model: keras.Model, *names: str) -> list[str]:
@@ -91,7 +91,7 @@ def check_program(
     name = type(strategy).__name__
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
-    functions = overrides(model, *METHODS)
+    functions = overrides(model, *FUNCTION_METHODS)
     if functions and (has_replicas or options.changes_gradient or options.steps_per_loop > 1):
         reason = (
             "does not support replicas"
