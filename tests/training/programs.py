@@ -111,6 +111,35 @@ class NoTraining(keras.Model):
         return self.out(x)
 
 
+class StepsWithVariables(OwnSteps):
+    """Changes variables of TensorFlow and the learning rate in its step."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.num_steps = tf.Variable(0, trainable=False)
+        self.distance = tf.Variable(0.0, trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.num_steps.assign_add(1)
+        self.distance.assign_add(0.1 * logs["distance"])
+        rate = self.optimizer.learning_rate
+        rate.assign(rate * 0.9)
+        return logs | {"rate": tf.convert_to_tensor(rate), "sum": tf.identity(self.distance)}
+
+
+class MovingMean(keras.layers.Layer):
+    """Keeps a moving mean of what it sees, as a linear function of the examples."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+        return x
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="largest")
@@ -382,6 +411,8 @@ PROGRAMS = {
     "own steps": Program(lambda: dense(cls=OwnSteps)),
     "own steps of a loss": Program(lambda: dense(cls=LossSteps)),
     "a plain compute_loss": Program(lambda: dense(cls=PlainLoss)),
+    "a step that changes variables": Program(lambda: dense(cls=StepsWithVariables)),
+    "a moving mean": Program(lambda: dense(between=MovingMean())),
     "one more loss": Program(lambda: dense(cls=MoreLoss)),
     "one more metric": Program(lambda: dense(cls=MoreMetrics)),
     "no training argument": Program(_build_subclassed),

@@ -28,7 +28,7 @@ from tfdist.training.coordination import Coordination, StepStream, explain_lost_
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import count_draws, list_seed_generators
-from tfdist.training.replica_metrics import flatten_logs, is_sum
+from tfdist.training.replica_metrics import flatten_logs, is_sum_of_batches
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
     gradients_already_reduced,
@@ -312,7 +312,7 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
         for part in (metric.metrics if hasattr(metric, "metrics") else [metric])
     ]
     for metric in metrics:
-        if not is_sum(metric):
+        if not is_sum_of_batches(metric):
             raise TfdistError(
                 f"Cannot compute the metric {metric.name!r} under ParameterServerStrategy: it is "
                 "not a sum over examples, so the workers' values cannot be added. Leave it out, "
