@@ -587,9 +587,17 @@ def _mean_of_weighted(y_true, y_pred):
     return keras.ops.mean((y_true - y_pred) ** 2)
 
 
+def _nest_mean(x):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, inputs - keras.ops.mean(inputs, axis=0))(x)
+
+
 INDIVISIBLE = {
     "Dice": Program(lambda: dense(last="sigmoid", loss=keras.losses.Dice()), (X, KINDS)),
     "Tversky": Program(lambda: dense(last="sigmoid", loss=keras.losses.Tversky()), (X, KINDS)),
+    "dice by name": Program(lambda: dense(last="sigmoid", loss="dice"), (X, KINDS)),
+    "a softmax of the batch": Program(lambda: dense(between=keras.layers.Softmax(axis=0))),
+    "a nested mean": Program(lambda: dense(between=_nest_mean)),
     "a scalar with weights": Program(lambda: dense(loss=_mean_of_weighted), (X, Y, WEIGHTS)),
     "an added sum": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2)))),
     "a centered batch": Program(lambda: dense(between=Centered())),
