@@ -33,12 +33,10 @@ def _train(build, x=X, y=Y, **options):
 def _read_all(trainer):
     """Returns the values of all variables that a program may have."""
     model = trainer.model
-    variables = [*model.variables, *model.optimizer.variables]
-    variables += [
-        getattr(model, name) for name in ("num_steps", "distance") if hasattr(model, name)
-    ]
-    variables += [v for loss in [model.loss] for v in vars(loss).values() if hasattr(v, "numpy")]
-    return [variable.numpy() for variable in variables]
+    names = ("num_steps", "distance", "scale")
+    others = [getattr(holder, name, None) for holder in (model, model.loss) for name in names]
+    variables = [*model.variables, *model.optimizer.variables, *others]
+    return [variable.numpy() for variable in variables if variable is not None]
 
 
 @pytest.mark.parametrize(
