@@ -8,7 +8,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
+from tfdist.cli.quiet import collect_garbage_less_often
+
 LOGICAL_CPUS = 3
+
+collect_garbage_less_often()
 
 
 def pytest_addoption(parser) -> None:
