@@ -91,6 +91,18 @@ class MoreLoss(keras.Model):
         return loss + 0.5 * keras.ops.mean(y_pred**2)
 
 
+class MeasuringLoss(keras.Model):
+    """Updates a metric of its own in `compute_loss`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.distance = keras.metrics.Mean(name="distance")
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        self.distance.update_state(keras.ops.abs(y_pred - y))
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
 class MoreMetrics(keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -199,6 +211,13 @@ class Adds(keras.layers.Layer):
 class Noise(keras.layers.Layer):
     def call(self, x, training=None):
         return x + 0.5 * keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+class Draws(keras.layers.Layer):
+    """Draws with TensorFlow."""
+
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
 
 
 class Held:
@@ -414,6 +433,7 @@ PROGRAMS = {
     "a step that changes variables": Program(lambda: dense(cls=StepsWithVariables)),
     "a moving mean": Program(lambda: dense(between=MovingMean())),
     "one more loss": Program(lambda: dense(cls=MoreLoss)),
+    "a metric in compute_loss": Program(lambda: dense(cls=MeasuringLoss)),
     "one more metric": Program(lambda: dense(cls=MoreMetrics)),
     "no training argument": Program(_build_subclassed),
     "no training argument around an augmentation": Program(lambda: _build_augmenting()),
@@ -468,6 +488,9 @@ PROGRAMS = {
     "penalties beside a normalization": Program(lambda: dense(between=_normalize_and_regularize)),
     "draws beside a normalization": Program(lambda: dense(between=_draw_around_normalization)),
     "a spectral norm": Program(_build_spectral),
+    "a table under Adam": Program(
+        lambda: _build_embedding(keras.optimizers.Adam(0.01)), (TOKENS, Y)
+    ),
     "a clipped table": Program(
         lambda: _build_embedding(keras.optimizers.SGD(0.1, clipnorm=0.1)), (TOKENS, Y)
     ),

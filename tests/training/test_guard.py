@@ -12,6 +12,7 @@ from tests.training.programs import (
     KINDS,
     PROGRAMS,
     AssigningLoss,
+    Draws,
     OwnSteps,
     X,
     Y,
@@ -136,11 +137,6 @@ def test_a_mean_over_uneven_parts_is_that_of_the_batch():
     np.testing.assert_allclose(
         trainer.model.get_layer("last").mean.numpy(), model.get_layer("last").mean, atol=1e-6
     )
-
-
-class Draws(L.Layer):
-    def call(self, x):
-        return x + tf.random.normal(tf.shape(x))
 
 
 class NoisySGD(keras.optimizers.SGD):

@@ -48,6 +48,7 @@ class AsynchronousSteps(TrainingSteps):
       strategy: the strategy.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
+      check_trace: checks the graph of a worker's training step.
 
     Raises:
       TfdistError: `max_in_flight` is negative, or a metric is not a sum over examples.
@@ -61,6 +62,7 @@ class AsynchronousSteps(TrainingSteps):
         strategy: tf.distribute.ParameterServerStrategy,
         *,
         max_in_flight: int = 0,
+        check_trace: Callable[[Any], None] = lambda graph: None,
     ):
         if max_in_flight < 0:
             raise TfdistError(
@@ -76,7 +78,11 @@ class AsynchronousSteps(TrainingSteps):
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._slots = GradientSlots(self._trainable, self.max_in_flight)
         self._worker = WorkerSteps(
-            model, strategy, counted=self._metric_variables, slots=self._slots
+            model,
+            strategy,
+            counted=self._metric_variables,
+            slots=self._slots,
+            check_trace=check_trace,
         )
         self._draws: list[int] = []
         self._num_empty = 0  # empty steps since the stream began

@@ -218,7 +218,8 @@ class Engine:
         """
         if kind in self._checked:
             return iterator
-        if not self._must_check(kind):
+        is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
+        if not (is_divided and self._must_check(kind)):
             self._checked.add(kind)
             return iterator
         steps = self._steps or self._prediction
@@ -241,14 +242,15 @@ class Engine:
         return iterator
 
     def _must_check(self, kind: str) -> bool:
-        is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
+        if self.workers.num_replicas == 1 and not self._traits.has_servers:
+            return False
         is_sure = predicts_by_known_layers if kind == "predict" else is_known
         check = self.options.check
-        return is_divided and (check == "on" or (check == "auto" and not is_sure(self.model)))
+        return check == "on" or (check == "auto" and not is_sure(self.model))
 
     def _check_trace(self, graph: Any) -> None:
         if self._must_check("train"):
-            check_draws(graph, self.model, self._strategy)
+            check_draws(graph, self.model)
 
     def list_state(self) -> list[keras.Variable]:
         """Returns the variables that belong in a checkpoint."""
@@ -263,7 +265,10 @@ class Engine:
     def _make_steps(self) -> Any:
         if self._traits.has_servers:
             return AsynchronousSteps(
-                self.model, self._strategy, max_in_flight=self.options.max_in_flight
+                self.model,
+                self._strategy,
+                max_in_flight=self.options.max_in_flight,
+                check_trace=self._check_trace,
             )
         kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
         if self._has_own_functions():

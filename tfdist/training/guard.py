@@ -51,19 +51,18 @@ def can_be_checked(batch: Any, strategy: tf.distribute.Strategy) -> bool:
     return _count_rows(batch) >= strategy.num_replicas_in_sync
 
 
-def check_draws(graph: Any, model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+def check_draws(graph: Any, model: keras.Model) -> None:
     """Checks that a traced step does not draw with TensorFlow's own random numbers.
 
     Raises:
-      TfdistError: it does, and replicas would draw different numbers.
+      TfdistError: it does, and replicas or workers would draw different numbers.
     """
     drawing = next((name for name in _list_operations(graph) if name in _DRAWS), None)
     if drawing is not None:
         raise TfdistError(
-            f"Cannot divide a batch over {strategy.num_replicas_in_sync} replicas: "
-            f"{type(model).__name__} draws with TensorFlow's {drawing}, which differs on each. "
-            "Draw with keras.random and a SeedGenerator, train on one device, or give "
-            'check="off" to train anyway.'
+            f"{type(model).__name__} draws with TensorFlow's {drawing}, which differs on each "
+            "replica and worker. Draw with keras.random and a SeedGenerator, train on one device, "
+            'or give check="off" to train anyway.'
         )
 
 
@@ -145,7 +144,7 @@ class _Guard:
             with self._explaining():
                 graph = self._run.get_concrete_function(spec, bounds).graph
             self.operations = _list_operations(graph)
-            check_draws(graph, model, strategy)
+            check_draws(graph, model)
         of_model, of_metrics, of_generators = (
             self._find_handles(variables)
             for variables in (
