@@ -11,6 +11,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models.functional import Functional
+from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator as keras_random
 from keras.src.trainers import data_adapters
@@ -19,16 +20,21 @@ from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.client import device_lib
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute.ps_values import AggregatingVariable
+from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import record
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 __all__ = [
+    "AggregatingVariable",
     "BaseOptimizer",
     "CompileMetrics",
+    "DistributedVariable",
     "Functional",
     "MeanMetricWrapper",
     "MetricsList",
+    "Operation",
     "TFOptimizer",
     "TensorFlowTrainer",
     "array_data_adapter",

@@ -41,11 +41,18 @@ OPTIMIZERS = {
 
 
 OF_SERVERS = {
-    "masks": PROGRAMS["masks"],
-    "several optimizers in one": PROGRAMS["several optimizers in one"],
-    "an average of the weights": PROGRAMS["an average of the weights"],
-    "a loss scale": PROGRAMS["a loss scale"],
-    "a constraint": PROGRAMS["a constraint"],
+    **{
+        name: PROGRAMS[name]
+        for name in (
+            "masks",
+            "several optimizers in one",
+            "an average of the weights",
+            "a loss scale",
+            "a constraint",
+            "a metric in compute_loss",
+            "a table under Adam",
+        )
+    },
     "clipped and decayed": programs.Program(
         lambda: programs.dense(programs.OPTIMIZERS["SGD by value"]())
     ),
@@ -238,7 +245,13 @@ def compare_program(strategy, program):
 def run_programs(strategy):
     found = {name: compare_program(strategy, program) for name, program in OF_SERVERS.items()}
     found["refused"] = []
-    for program in (PROGRAMS["a spectral norm"], programs.Program(build_frozen)):
+    for program in (
+        PROGRAMS["a spectral norm"],
+        programs.Program(build_frozen),
+        PROGRAMS["own steps"],
+        PROGRAMS["a maximum"],
+        programs.Program(lambda: programs.dense(between=programs.Draws())),
+    ):
         try:
             compare_program(strategy, program)
         except TfdistError as error:

@@ -91,6 +91,18 @@ class MoreLoss(keras.Model):
         return loss + 0.5 * keras.ops.mean(y_pred**2)
 
 
+class MeasuringLoss(keras.Model):
+    """Updates a metric of its own in `compute_loss`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.distance = keras.metrics.Mean(name="distance")
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        self.distance.update_state(keras.ops.abs(y_pred - y))
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
 class MoreMetrics(keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -109,6 +121,35 @@ class NoTraining(keras.Model):
 
     def call(self, x):
         return self.out(x)
+
+
+class StepsWithVariables(OwnSteps):
+    """Changes variables of TensorFlow and the learning rate in its step."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.num_steps = tf.Variable(0, trainable=False)
+        self.distance = tf.Variable(0.0, trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.num_steps.assign_add(1)
+        self.distance.assign_add(0.1 * logs["distance"])
+        rate = self.optimizer.learning_rate
+        rate.assign(rate * 0.9)
+        return logs | {"rate": tf.convert_to_tensor(rate), "sum": tf.identity(self.distance)}
+
+
+class MovingMean(keras.layers.Layer):
+    """Keeps a moving mean of what it sees, as a linear function of the examples."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+        return x
 
 
 class Largest(keras.metrics.Metric):
@@ -170,6 +211,13 @@ class Adds(keras.layers.Layer):
 class Noise(keras.layers.Layer):
     def call(self, x, training=None):
         return x + 0.5 * keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+class Draws(keras.layers.Layer):
+    """Draws with TensorFlow."""
+
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
 
 
 class Held:
@@ -382,7 +430,10 @@ PROGRAMS = {
     "own steps": Program(lambda: dense(cls=OwnSteps)),
     "own steps of a loss": Program(lambda: dense(cls=LossSteps)),
     "a plain compute_loss": Program(lambda: dense(cls=PlainLoss)),
+    "a step that changes variables": Program(lambda: dense(cls=StepsWithVariables)),
+    "a moving mean": Program(lambda: dense(between=MovingMean())),
     "one more loss": Program(lambda: dense(cls=MoreLoss)),
+    "a metric in compute_loss": Program(lambda: dense(cls=MeasuringLoss)),
     "one more metric": Program(lambda: dense(cls=MoreMetrics)),
     "no training argument": Program(_build_subclassed),
     "no training argument around an augmentation": Program(lambda: _build_augmenting()),
@@ -437,6 +488,9 @@ PROGRAMS = {
     "penalties beside a normalization": Program(lambda: dense(between=_normalize_and_regularize)),
     "draws beside a normalization": Program(lambda: dense(between=_draw_around_normalization)),
     "a spectral norm": Program(_build_spectral),
+    "a table under Adam": Program(
+        lambda: _build_embedding(keras.optimizers.Adam(0.01)), (TOKENS, Y)
+    ),
     "a clipped table": Program(
         lambda: _build_embedding(keras.optimizers.SGD(0.1, clipnorm=0.1)), (TOKENS, Y)
     ),
@@ -556,9 +610,17 @@ def _mean_of_weighted(y_true, y_pred):
     return keras.ops.mean((y_true - y_pred) ** 2)
 
 
+def _nest_mean(x):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, inputs - keras.ops.mean(inputs, axis=0))(x)
+
+
 INDIVISIBLE = {
     "Dice": Program(lambda: dense(last="sigmoid", loss=keras.losses.Dice()), (X, KINDS)),
     "Tversky": Program(lambda: dense(last="sigmoid", loss=keras.losses.Tversky()), (X, KINDS)),
+    "dice by name": Program(lambda: dense(last="sigmoid", loss="dice"), (X, KINDS)),
+    "a softmax of the batch": Program(lambda: dense(between=keras.layers.Softmax(axis=0))),
+    "a nested mean": Program(lambda: dense(between=_nest_mean)),
     "a scalar with weights": Program(lambda: dense(loss=_mean_of_weighted), (X, Y, WEIGHTS)),
     "an added sum": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2)))),
     "a centered batch": Program(lambda: dense(between=Centered())),

@@ -94,10 +94,13 @@ def test_programs_end_where_one_device_ends(programs, name):
     assert logs == pytest.approx(expected, rel=1e-5)
 
 
-def test_refuses_programs_that_have_no_gradient_alone(programs):
-    spectral, frozen = programs["refused"]
+def test_refuses_programs_that_workers_cannot_compute(programs):
+    spectral, frozen, steps, maximum, draws = programs["refused"]
     assert "a layer assigns its own weight spectral/" in spectral
     assert "has no trainable weights. Use another strategy." in frozen
+    assert "cannot run OwnSteps.train_step: a worker computes a gradient" in steps
+    assert "'largest' under ParameterServerStrategy: it is not a sum" in maximum
+    assert "draws with TensorFlow's RandomStandardNormal, which differs on each" in draws
 
 
 def test_datasets_are_read_in_the_order_that_keras_sees(programs):

@@ -202,13 +202,6 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     assert len(next(iter(history.values()))) == EPOCHS
 
 
-def test_a_loss_of_the_whole_batch_is_known_where_its_halves_agree():
-    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
-    program = dataclasses.replace(INDIVISIBLE["Dice"], data=(X * 0.01, y))
-    with pytest.raises(TfdistError, match="the loss 'dice' is not a mean .* gather_outputs=True"):
-        _fit(program, "mirrored-2")
-
-
 @pytest.mark.parametrize(
     ("name", "strategy_name"),
     [*((name, "mirrored-3") for name in WHOLE_BATCH_LOSSES), ("Dice", "central_storage-2")],
@@ -222,18 +215,6 @@ def test_a_loss_of_the_whole_batch_is_exact_where_outputs_are_gathered(name, str
     for key, values in expected.items():
         np.testing.assert_allclose(history[key], values, rtol=2e-5, atol=1e-6, err_msg=key)
     assert zoo.largest_difference(found, weights) < 1e-5
-
-
-def test_the_check_leaves_no_trace():
-    options = {"strategy": zoo.STRATEGIES["mirrored-2"]()}
-    found = []
-    for check in ("on", "off"):
-        trainer = zoo.make_trainer(PROGRAMS["batch normalization"].build, check=check, **options)
-        trainer.fit(X, Y, batch_size=8, **FIT)
-        assert (trainer.engine.check_s > 0) == (check == "on")
-        found.append(_read(trainer.model) + [v.numpy() for v in trainer.model.optimizer.variables])
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_is_known_to_be_divisible_is_not_checked():

@@ -28,7 +28,7 @@ from tfdist.training.coordination import Coordination, StepStream, explain_lost_
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import count_draws, list_seed_generators
-from tfdist.training.replica_metrics import flatten_logs, is_sum
+from tfdist.training.replica_metrics import flatten_logs, is_sum_of_batches
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
     gradients_already_reduced,
@@ -48,6 +48,7 @@ class AsynchronousSteps(TrainingSteps):
       strategy: the strategy.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
+      check_trace: checks the graph of a worker's training step.
 
     Raises:
       TfdistError: `max_in_flight` is negative, or a metric is not a sum over examples.
@@ -61,6 +62,7 @@ class AsynchronousSteps(TrainingSteps):
         strategy: tf.distribute.ParameterServerStrategy,
         *,
         max_in_flight: int = 0,
+        check_trace: Callable[[Any], None] = lambda graph: None,
     ):
         if max_in_flight < 0:
             raise TfdistError(
@@ -76,7 +78,11 @@ class AsynchronousSteps(TrainingSteps):
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._slots = GradientSlots(self._trainable, self.max_in_flight)
         self._worker = WorkerSteps(
-            model, strategy, counted=self._metric_variables, slots=self._slots
+            model,
+            strategy,
+            counted=self._metric_variables,
+            slots=self._slots,
+            check_trace=check_trace,
         )
         self._draws: list[int] = []
         self._num_empty = 0  # empty steps since the stream began
@@ -312,7 +318,7 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
         for part in (metric.metrics if hasattr(metric, "metrics") else [metric])
     ]
     for metric in metrics:
-        if not is_sum(metric):
+        if not is_sum_of_batches(metric):
             raise TfdistError(
                 f"Cannot compute the metric {metric.name!r} under ParameterServerStrategy: it is "
                 "not a sum over examples, so the workers' values cannot be added. Leave it out, "

@@ -12,6 +12,8 @@ from tfdist.errors import TfdistError
 
 _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
+# In errors of tf.distribute where replicas would have to meet within a nested graph.
+_WITHIN = "merge_call"
 _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", re.DOTALL)
 
 
@@ -54,10 +56,11 @@ def check_compilation(model: keras.Model, x_spec: Any) -> None:
 
 
 @contextlib.contextmanager
-def explain_compile_errors(model: keras.Model) -> Iterator[None]:
-    """Raises a TfdistError in place of XLA's error about a model's step, where it is understood.
+def explain_step_errors(model: keras.Model) -> Iterator[None]:
+    """Raises a TfdistError in place of TensorFlow's error about a model's step, if understood.
 
-    This covers what `check_compilation` does not see, such as the loss.
+    This covers what `check_compilation` does not see, such as the loss, and what replicas cannot
+    do within a condition, a loop or a function of TensorFlow's.
     """
     try:
         yield
@@ -66,6 +69,14 @@ def explain_compile_errors(model: keras.Model) -> Iterator[None]:
         if user_error is None:
             raise
         raise user_error from error
+    except (RuntimeError, ValueError) as error:
+        if _WITHIN not in str(error):
+            raise
+        raise TfdistError(
+            f"Replicas cannot run a step of {type(model).__name__}: it updates variables or "
+            "communicates within tf.function, tf.cond or a loop. Move that out of it, or train on "
+            "one device."
+        ) from error
 
 
 def describe_layer(layer: keras.Layer) -> str:

@@ -166,6 +166,9 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
 
 
 def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy) and _is_cpu(strategy):
+        # Nothing is copied to the device.
+        return iter(make_dataset(tf.distribute.InputContext()))
     distributed = strategy.distribute_datasets_from_function(make_dataset)
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
@@ -177,3 +180,7 @@ def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., An
 
     with replaced(multi_device_iterator_ops, _CREATE, create_untuned):
         return iter(distributed)
+
+
+def _is_cpu(strategy: tf.distribute.Strategy) -> bool:
+    return all("CPU:0" in device for device in strategy.extended.worker_devices)

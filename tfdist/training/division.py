@@ -173,6 +173,18 @@ class Division:
             backend.set_keras_mask(gathered, self._gather_rows(mask))
         return gathered
 
+    def agree(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the weighted mean of the replicas' values, which is exact if they are equal."""
+        part = self.part
+        if part is None or self._replicas == 1:
+            return value
+        context = tf.distribute.get_replica_context()
+        zeros = tf.zeros_like(value)
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        first = context.all_reduce(SUM, tf.where(is_first, value, zeros))
+        offset = tf.where(value == first, zeros, value - first)
+        return first + context.all_reduce(SUM, offset * tf.cast(part.weight, value.dtype))
+
     def is_counted(self) -> tf.Tensor:
         """Returns whether this replica's examples count; of copies, only the first one's do."""
         part = self._of_thread.part

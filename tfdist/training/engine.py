@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from tfdist.strategies.servers import make_placement
 from tfdist.training.aggregation import aggregate_state
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.data_adapter import DataAdapter
-from tfdist.training.guard import check_division, is_known
+from tfdist.training.divisible import is_known, predicts_by_known_layers
+from tfdist.training.guard import can_be_checked, check_division, check_draws
 from tfdist.training.local import LocalSteps
 from tfdist.training.model_variables import (
     aggregate_variables,
@@ -50,6 +52,7 @@ class Engine:
 
     Attributes:
       model: the model.
+      workers, options: as given.
       check_s: seconds spent in the guard.
 
     Raises:
@@ -64,7 +67,7 @@ class Engine:
         workers: Workers,
         options: StepOptions,
     ):
-        self._strategy, self._workers, self._options = strategy, workers, options
+        self._strategy, self.workers, self.options = strategy, workers, options
         self._traits = find_traits(strategy)
         check_strategy(options, strategy, num_workers=workers.count)
         self._create_variable = (
@@ -101,7 +104,7 @@ class Engine:
     def drawing_alike(self) -> Iterator[None]:
         """Makes workers draw from one global generator, which cannot be created within a step."""
         with contextlib.ExitStack() as stack:
-            if self._workers.count > 1:
+            if self.workers.count > 1:
                 with self.scope():
                     stack.enter_context(lend_global_generator())
             yield
@@ -109,7 +112,7 @@ class Engine:
     @property
     def trains_apart(self) -> bool:
         """Whether the workers train independently and only sync from time to time."""
-        return self._workers.count > 1 and self._traits.trains_apart
+        return self.workers.count > 1 and self._traits.trains_apart
 
     @property
     def seconds_of_input(self) -> float | None:
@@ -136,14 +139,14 @@ class Engine:
         """
         if type(self._steps) is not SynchronousSteps:
             return None
-        if self._workers.num_replicas == 1:
+        if self.workers.num_replicas == 1:
             return 0.0
-        is_compressed = self._options.compress_gradients
+        is_compressed = self.options.compress_gradients
         return measure_all_reduce(self.model, self._strategy, is_compressed=is_compressed)
 
     def check_program(self) -> None:
         """Checks that the strategy can train the compiled model as one device does."""
-        check_program(self._options, self.model, self._strategy, num_workers=self._workers.count)
+        check_program(self.options, self.model, self._strategy, num_workers=self.workers.count)
 
     def build(self, adapter: DataAdapter) -> Any:
         """Creates the missing variables, and returns the compiled steps."""
@@ -167,21 +170,21 @@ class Engine:
         with self.scope():
             must_be_built = (
                 self._traits.has_servers
-                or self._options.changes_gradient
+                or self.options.changes_gradient
                 or self._has_own_functions()
             )
-            can_wait = self._workers.num_replicas == 1 and not must_be_built
+            can_wait = self.workers.num_replicas == 1 and not must_be_built
             build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
         is_mirrored = self._traits.copies_variables
         check_model(
-            self._options,
+            self.options,
             self.model,
             x_spec,
             is_mirrored=is_mirrored,
-            num_replicas=self._workers.num_replicas,
+            num_replicas=self.workers.num_replicas,
         )
         self._steps = self._make_steps()
         self._checked.clear()
@@ -203,28 +206,51 @@ class Engine:
     def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:
         """Checks that a program has the same result on this strategy's replicas as on one device.
 
+        Call it before each batch: it checks the first one that can be divided.
+
+        Args:
+          kind: the kind of step, `train`, `test` or `predict`.
+          iterator: the iterator of the steps of this kind.
+          adapter: its data adapter.
+
         Returns:
           An iterator that continues like the given one.
         """
+        if kind in self._checked:
+            return iterator
         is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
-        if not is_divided or kind in self._checked:
+        if not (is_divided and self._must_check(kind)):
+            self._checked.add(kind)
+            return iterator
+        steps = self._steps or self._prediction
+        batch, iterator = steps.look_ahead(iterator, adapter, of_training=kind == "train")
+        if batch is None or not can_be_checked(batch, self._strategy):
             return iterator
         self._checked.add(kind)
-        check = self._options.check
-        is_needed = check == "on" or (check == "auto" and not is_known(self.model))
-        if not is_needed:
-            return iterator
-        batch, iterator = self._steps.look_ahead(iterator, adapter, of_training=kind == "train")
-        if batch is not None:
-            self.check_s += check_division(
+        began = time.perf_counter()
+        try:
+            check_division(
                 self.model,
                 self._strategy,
-                self._steps.steps,
+                steps.steps,
                 batch,
                 kind=kind,
                 generators=list_seed_generators(self.model),
             )
+        finally:
+            self.check_s += time.perf_counter() - began
         return iterator
+
+    def _must_check(self, kind: str) -> bool:
+        if self.workers.num_replicas == 1 and not self._traits.has_servers:
+            return False
+        is_sure = predicts_by_known_layers if kind == "predict" else is_known
+        check = self.options.check
+        return check == "on" or (check == "auto" and not is_sure(self.model))
+
+    def _check_trace(self, graph: Any) -> None:
+        if self._must_check("train"):
+            check_draws(graph, self.model)
 
     def list_state(self) -> list[keras.Variable]:
         """Returns the variables that belong in a checkpoint."""
@@ -239,7 +265,10 @@ class Engine:
     def _make_steps(self) -> Any:
         if self._traits.has_servers:
             return AsynchronousSteps(
-                self.model, self._strategy, max_in_flight=self._options.max_in_flight
+                self.model,
+                self._strategy,
+                max_in_flight=self.options.max_in_flight,
+                check_trace=self._check_trace,
             )
         kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
         if self._has_own_functions():
@@ -247,7 +276,8 @@ class Engine:
         return kind(
             self.model,
             self._strategy,
-            self._workers,
-            self._options,
+            self.workers,
+            self.options,
             create_variable=self._create_variable,
+            check_trace=self._check_trace,
         )

@@ -76,10 +76,10 @@ def evaluate(
     of_model.reset_metrics()
     callbacks.on_test_begin()
     iterator = of_model.iterate_eval(adapter, steps=steps)
-    iterator = engine.check_division("test", iterator, adapter)
     batch = 0
     logs: dict[str, Any] = {}
     while (steps is None or batch < steps) and not is_stopped():
+        iterator = engine.check_division("test", iterator, adapter)
         callbacks.on_test_batch_begin(batch)
         try:
             logs = of_model.evaluate(iterator)
@@ -116,6 +116,7 @@ def predict(
     batches: list[Any] = []
     callbacks.on_predict_begin()
     while steps is None or len(batches) < steps:
+        iterator = engine.check_division("predict", iterator, adapter)
         callbacks.on_predict_batch_begin(len(batches))
         try:
             replicas = predictor.predict(iterator)

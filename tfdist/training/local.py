@@ -1,6 +1,6 @@
 """Local SGD: workers train independently, and average their weights from time to time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,12 +28,9 @@ class LocalSteps(SynchronousSteps):
         strategy: LocalSgdStrategy,
         workers: Workers,
         options: StepOptions,
-        *,
-        create_variable: Callable[..., Any],
+        **hooks: Any,
     ):
-        super().__init__(
-            model, strategy, workers, options, create_variable=create_variable, is_apart=True
-        )
+        super().__init__(model, strategy, workers, options, is_apart=True, **hooks)
         self._sync_every = strategy.options.sync_every
         self._averager = WeightAverager(model, strategy, workers)
         self._is_synced = True

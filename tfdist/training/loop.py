@@ -28,7 +28,7 @@ class FitLoop:
     Args:
       model: the trainer's model.
       steps: the steps of the model.
-      check: checks the first batch, and returns an iterator that still has it.
+      check: checks the next batch, and returns an iterator that still has it.
       progress: the trainer's progress, which is updated.
       list_state: returns the variables of a checkpoint.
       workers: the processes that train together.
@@ -117,7 +117,7 @@ class FitLoop:
             if self._iterator is None:
                 self._open(adapter)
             try:
-                self._run_steps(epoch, self._iterator)
+                self._run_steps(epoch)
             except (tf.errors.OutOfRangeError, StopIteration):
                 if not self._steps.passes_on:
                     self._iterator = None
@@ -134,13 +134,12 @@ class FitLoop:
 
     def _open(self, adapter: DataAdapter) -> None:
         self._opened_at = self._progress.step
-        iterator = self._steps.iterate_train(
+        self._iterator = self._steps.iterate_train(
             adapter,
             start_step=self._progress.step,
             steps_per_epoch=self._schedule.steps_per_epoch,
             total_steps=self._schedule.total_steps,
         )
-        self._iterator = self._check(iterator)
 
     def _run_out(self) -> None:
         """Requests one more batch, as Keras does in each epoch of data of unknown length.
@@ -266,7 +265,7 @@ class FitLoop:
         done = progress.step >= self._schedule.total_steps and not progress.is_epoch_open
         return done or self._model.stop_training
 
-    def _run_steps(self, epoch: int, iterator: Any) -> None:
+    def _run_steps(self, epoch: int) -> None:
         """Trains to the end of an epoch, or until all workers agree to stop."""
         progress = self._progress
         batch = progress.step - self._find_start(epoch)
@@ -276,7 +275,7 @@ class FitLoop:
         while batch < last:
             left = self._interval.count_steps_left(progress.step)
             num_steps = int(min(self._steps_per_loop, last - batch, left))
-            is_synced = self._train(iterator, batch, num_steps, last)
+            is_synced = self._train(batch, num_steps, last)
             batch += num_steps
             if not is_synced:
                 continue
@@ -288,16 +287,17 @@ class FitLoop:
             if is_due and batch < last:
                 self._save()
 
-    def _train(self, iterator: Any, batch: int, num_steps: int, last: int) -> bool:
+    def _train(self, batch: int, num_steps: int, last: int) -> bool:
         """Trains on some batches of an epoch with `last` batches, and calls callbacks for each.
 
         Returns:
           Whether the workers are in sync.
         """
         progress = self._progress
+        self._iterator = self._check(self._iterator)
         self._callbacks.on_train_batch_begin(batch)
         began = time.perf_counter()
-        found = self._steps.train(iterator, num_steps)
+        found = self._steps.train(self._iterator, num_steps)
         progress.steps_s += time.perf_counter() - began
         for index, trained in enumerate(found, start=batch):
             if index > batch:

@@ -23,7 +23,7 @@ def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) ->
         return
     variables = [*model.variables, *(v for o in list_optimizers(model) for v in o.variables)]
     for variable in variables:
-        set_aggregation(variable)
+        set_aggregation(variable.value)
 
 
 def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

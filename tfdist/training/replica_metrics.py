@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
 from tfdist.strategies.registry import find_traits
+from tfdist.training.divisible import is_of_batch
 from tfdist.training.division import Division
 from tfdist.training.reduction import SUM
 from tfdist.training.replacing import list_subclasses, replaced
@@ -31,8 +32,14 @@ Logs = dict[str, Any]
 def is_sum(metric: keras.metrics.Metric) -> bool:
     """Returns whether a metric's variables are sums over the examples it has seen.
 
-    Those of Keras's metrics are. A user's metric declares it by `is_sum_over_rows = True`.
+    Those of Keras's metrics are, except for scores of whole batches such as `keras.losses.dice`. A
+    user's metric declares it by `is_sum_over_rows = True`.
     """
+    return is_sum_of_batches(metric) and not is_of_batch(metric)
+
+
+def is_sum_of_batches(metric: keras.metrics.Metric) -> bool:
+    """Returns whether a metric's variables are sums over the batches it has seen."""
     if getattr(metric, "is_sum_over_rows", False):
         return True
     if not type(metric).update_state.__module__.startswith("keras.src."):

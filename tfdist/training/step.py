@@ -74,6 +74,7 @@ class Steps:
         self._create_variable = create_variable
         self._is_apart = is_apart
         self._is_chief = is_chief
+        self.gathers_outputs = options.gather_outputs
         self.is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
         self._division = Division(
             model,
@@ -170,33 +171,39 @@ class Steps:
         return predict_step
 
     def show(self, kind: str) -> Any:
-        """Returns a compiled function that shows what a `train` or `test` step would do.
+        """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
 
         It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
-        returns the logs, and the reduced gradients of every update that the step makes, in order;
-        no optimizer updates anything.
+        returns the logs, or the outputs for these examples, and the reduced gradients of every
+        update that the step makes, in order; no optimizer updates anything.
         """
+        if kind == "predict":
+            return self._compile(self._show_outputs)
         gradients: list[Any] = []
 
         def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
             gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
 
-        def take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
-            own = bounds[tf.distribute.get_replica_context().replica_id_in_sync_group]
-            first, last = own[0], own[1]
-            rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
-            place = tf.stack([tf.cast(first, tf.int64), rows])
-            cut = keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data)
-            return cut, place
-
         step = self._train if kind == "train" else self._model.test_step
 
         def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
-            logs, *_ = self._run(kind, step, data, bounds, take=take, record=record)
+            logs, *_ = self._run(kind, step, data, bounds, take=_take, record=record)
             return logs, list(gradients)
 
         return self._compile(run)
+
+    def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+        def predict(data: Any, bounds: Any) -> list[tf.Tensor]:
+            data, place = _take(data, bounds)
+            part = make_part(data, None if isinstance(place, tuple) else place)
+            with self._division.of(part, draws_rows=False):
+                leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
+                return [self._division.gather(t) for t in leaves if t.dtype != tf.string]
+
+        found = self._strategy.run(predict, args=(data, bounds))
+        local = self._strategy.experimental_local_results
+        return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
 
     def read_states(self) -> list[tf.Tensor]:
         """Returns the values of the metrics' variables over all replicas of this strategy."""
@@ -286,7 +293,7 @@ class Steps:
                 return self.metrics.read(kind, logs, total), total
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(aggregating())
+            stack.enter_context(aggregating(self._division.agree, self._model))
             stack.enter_context(self._division.intercept())
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(
@@ -307,6 +314,15 @@ class Steps:
 
     def _write_states(self, states: list[tf.Tensor]) -> None:
         self._strategy.run(self.metrics.write, args=(states,))
+
+
+def _take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
+    """Returns a replica's examples of a batch, and their place in it."""
+    own = bounds[tf.distribute.get_replica_context().replica_id_in_sync_group]
+    first, last = own[0], own[1]
+    rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
+    place = tf.stack([tf.cast(first, tf.int64), rows])
+    return keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data), place
 
 
 def _drop_optionals(data: Any) -> Any:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.compilation import explain_compile_errors
+from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
@@ -30,6 +30,7 @@ class SynchronousSteps(TrainingSteps):
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
       is_apart: whether each worker trains independently.
+      check_trace: checks the graph of a training step before it runs.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class SynchronousSteps(TrainingSteps):
         *,
         create_variable: Callable[..., Any],
         is_apart: bool = False,
+        check_trace: Callable[[Any], None] = lambda graph: None,
     ):
         super().__init__(model)
+        self._check_trace = check_trace
         self.input_s: float | None = 0.0
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
         self._x_spec: Any = None
@@ -74,7 +77,7 @@ class SynchronousSteps(TrainingSteps):
         if self._model.run_eagerly:
             return
         iterator = adapter.iterate_elements(self._strategy, place=self._workers.place_input)
-        with explain_compile_errors(self._model):
+        with explain_step_errors(self._model):
             if self._train_loop is None:
                 self.steps.train.get_concrete_function(iterator)
             else:
@@ -98,6 +101,8 @@ class SynchronousSteps(TrainingSteps):
     def look_ahead(
         self, iterator: Any, adapter: DataAdapter, *, of_training: bool
     ) -> tuple[Any, Any]:
+        if isinstance(iterator, _LookedAhead):
+            iterator = iterator.take_first() or iterator.rest
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -120,7 +125,7 @@ class SynchronousSteps(TrainingSteps):
             found = self.train(first, 1) if first else []
             left = num_steps - len(found)
             return found + (self.train(iterator.rest, left) if left else [])
-        with explain_compile_errors(self._model):
+        with explain_step_errors(self._model):
             if self._train_loop is None:
                 found = self._bind(self.steps.train, iterator)(iterator)
                 self._count(1)
@@ -172,9 +177,12 @@ class SynchronousSteps(TrainingSteps):
     def evaluate(self, iterator: Any) -> dict[str, Any]:
         if isinstance(iterator, _LookedAhead):
             iterator = iterator.take_first() or iterator.rest
-        return to_numbers(self._bind(self.steps.test, iterator)(iterator).logs)
+        with explain_step_errors(self._model):
+            return to_numbers(self._bind(self.steps.test, iterator)(iterator).logs)
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
+        if isinstance(iterator, _LookedAhead):
+            iterator = iterator.take_first() or iterator.rest
         return self._predict(iterator)
 
     def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +213,8 @@ class SynchronousSteps(TrainingSteps):
         bound, trace = self._traces.get(function, (None, None))
         if bound is None or bound() is not iterator:
             trace = function.get_concrete_function(iterator, *arguments)
+            if function in (self.steps.train, self._train_loop):
+                self._check_trace(trace.graph)
             self._traces[function] = weakref.ref(iterator), trace
         return trace
 

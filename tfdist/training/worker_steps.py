@@ -24,6 +24,7 @@ class WorkerSteps:
       strategy: the strategy.
       counted: the variables of the metrics.
       slots: the slots of the gradients.
+      check_trace: checks the graph of a training step.
 
     Attributes:
       version: the number of updates of the weights, which a step reads before the weights.
@@ -39,11 +40,13 @@ class WorkerSteps:
         *,
         counted: Sequence[keras.Variable],
         slots: GradientSlots,
+        check_trace: Callable[[Any], None],
     ):
         self._model = model
         self._strategy = strategy
         self._counted = list(counted)
         self._slots = slots
+        self._check_trace = check_trace
         self._generators = list_seed_generators(model)
         self._trainable = list(model.trainable_variables)
         known = {id(v) for v in [*model.metrics_variables, *self._trainable]}
@@ -114,6 +117,7 @@ class WorkerSteps:
             by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
             self._slots.write(slots, ticket, by_variable)
             news = [(v, old, scope.get_current_value(v)) for v, old in olds]
+            self._check_trace(tf.compat.v1.get_default_graph())
             changed = [(v, old, new) for v, old, new in news if new is not old]
             self.updated[:] = [variable for variable, _, _ in changed]
             return {

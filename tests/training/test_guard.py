@@ -1,0 +1,277 @@
+"""The guard refuses what replicas cannot divide, by name, and leaves everything as it was."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tests.training.programs import (
+    INDIVISIBLE,
+    KINDS,
+    PROGRAMS,
+    AssigningLoss,
+    Draws,
+    OwnSteps,
+    X,
+    Y,
+    dense,
+)
+from tfdist.errors import TfdistError
+from tfdist.training.divisible import is_known, predicts_by_known_layers
+
+FIT = {"epochs": 1, "verbose": 0, "shuffle": False, "batch_size": 8}
+L = keras.layers
+
+
+def _train(build, x=X, y=Y, **options):
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), **options)
+    trainer.fit(x, y, **FIT)
+    return trainer
+
+
+def _read_all(trainer):
+    """Returns the values of all variables that a program may have."""
+    model = trainer.model
+    names = ("num_steps", "distance", "scale")
+    others = [getattr(holder, name, None) for holder in (model, model.loss) for name in names]
+    variables = [*model.variables, *model.optimizer.variables, *others]
+    return [variable.numpy() for variable in variables if variable is not None]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        PROGRAMS["a step that changes variables"].build,
+        PROGRAMS["batch normalization"].build,
+        PROGRAMS["a moving mean"].build,
+        PROGRAMS["draws beside a normalization"].build,
+        lambda: dense(loss=AssigningLoss()),
+        lambda: dense(keras.optimizers.Adam(0.01), metrics=[keras.metrics.AUC()]),
+    ],
+)
+def test_the_guard_leaves_no_trace(build):
+    found = []
+    for check in ("on", "off"):
+        keras.utils.set_random_seed(1)
+        trainer = _train(build, KINDS[:, :1] * X, KINDS, check=check)
+        assert (trainer.engine.check_s > 0) == (check == "on")
+        found.append(_read_all(trainer))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+CULPRITS = {
+    "a centered batch": "the layer 'centered.*' .Centered. combines the examples",
+    "Dice": "the loss 'dice' is not a mean over examples",
+    "a contrast": "the loss 'contrast' is not a mean over examples",
+    "an added sum": "add_loss is not a mean",
+    "pairs": "Pairs.compute_loss",
+    "a sum of rows": "SumOfRows.train_step",
+    "a count": "the state .*seen",
+}
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_a_refusal_names_the_culprit(name):
+    program = INDIVISIBLE[name]
+    with pytest.raises(TfdistError, match=CULPRITS[name]) as error:
+        _train(program.build, *program.data)
+    assert "\n" not in str(error.value)
+
+
+def test_what_it_costs_is_known_after_a_refusal():
+    trainer = zoo.make_trainer(
+        INDIVISIBLE["a centered batch"].build, strategy=zoo.STRATEGIES["mirrored-2"]()
+    )
+    with pytest.raises(TfdistError, match="Cannot divide"):
+        trainer.fit(X, Y, **FIT)
+    assert trainer.engine.check_s > 0
+
+
+def test_a_prediction_that_depends_on_the_batch_is_refused():
+    build = INDIVISIBLE["a centered batch"].build
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="the output depends on which examples are together"):
+        trainer.predict(X, batch_size=8)
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), check="off")
+    assert trainer.predict(X, batch_size=8).shape == (32, 2)
+
+
+def test_batches_smaller_than_the_replicas_do_not_hide_the_others():
+    def make_batches():
+        yield X[:1], Y[:1]
+        yield X[1:9], Y[1:9]
+
+    trainer = tfdist.Trainer(
+        INDIVISIBLE["a centered batch"].build, strategy=zoo.STRATEGIES["mirrored-2"]()
+    )
+    with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas"):
+        trainer.fit(make_batches(), verbose=0)
+    assert trainer.step == 1  # the first batch, which each replica has whole
+
+
+class LastMean(L.Layer):
+    """Keeps the mean of its examples, to which each replica's part counts by its size."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            self.mean.assign(keras.ops.mean(x, axis=0))
+        return x
+
+
+def test_a_mean_over_uneven_parts_is_that_of_the_batch():
+    """Over three replicas batches of 8 are of 3, 3 and 2 rows."""
+
+    def build():
+        return dense(between=LastMean(name="last"))
+
+    model = build()
+    model.fit(X, Y, **FIT)
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-3"](), check="on")
+    trainer.fit(X, Y, **FIT)
+    np.testing.assert_allclose(
+        trainer.model.get_layer("last").mean.numpy(), model.get_layer("last").mean, atol=1e-6
+    )
+
+
+class NoisySGD(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        noise = tf.random.normal(tf.shape(gradient))
+        super().update_step(gradient + noise, variable, learning_rate)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: dense(between=Draws()), lambda: dense(NoisySGD(0.1))], ids=["layer", "update"]
+)
+def test_draws_of_tensorflow_are_refused(build):
+    with pytest.raises(TfdistError, match="draws with TensorFlow's RandomStandardNormal"):
+        _train(build)
+
+
+class WithinFunction(OwnSteps):
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class WithinCondition(OwnSteps):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.num_steps = keras.Variable(0, trainable=False, dtype="int32")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        tf.cond(
+            logs["distance"] > 0,
+            lambda: tf.convert_to_tensor(self.num_steps.assign_add(1)),
+            lambda: tf.constant(0),
+        )
+        return logs
+
+
+@pytest.mark.parametrize("cls", [WithinFunction, WithinCondition])
+@pytest.mark.parametrize("check", ["auto", "off"])
+def test_where_replicas_cannot_meet_the_error_has_one_line(cls, check):
+    with pytest.raises(TfdistError, match=f"cannot run a step of {cls.__name__}") as error:
+        _train(lambda: dense(cls=cls), check=check)
+    assert "\n" not in str(error.value)
+
+
+def test_a_loss_of_the_whole_batch_is_refused_where_its_parts_agree():
+    y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
+    with pytest.raises(TfdistError, match="the loss 'dice' is not a mean .* gather_outputs=True"):
+        _train(INDIVISIBLE["Dice"].build, X * 0.01, y)
+
+
+def _own_activation(x):
+    return x
+
+
+def _nest(between):
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, between(inputs))
+
+
+def _embed(x):
+    return L.Reshape((2, 2))(x)
+
+
+UNKNOWN = {
+    "softmax of the batch": lambda x: L.Softmax(axis=0)(x),
+    "softmax of the batch from the end": lambda x: L.Softmax(axis=-2)(x),
+    "norm of the batch": lambda x: L.UnitNormalization(axis=0)(x),
+    "own activation": lambda x: L.Dense(4, _own_activation)(x),
+    "own activation of a cell": lambda x: L.SimpleRNN(4, _own_activation)(_embed(x)),
+    "a function": lambda x: L.Lambda(lambda y: y)(x),
+    "attention over the batch": lambda x: L.Flatten()(
+        L.MultiHeadAttention(1, 2, attention_axes=0)(_embed(x), _embed(x))
+    ),
+    "mixed pictures": lambda x: L.Flatten()(L.MixUp()(L.Reshape((2, 2, 1))(x))),
+    "a nested mean": lambda x: _nest(lambda y: y - keras.ops.mean(y, axis=0))(x),
+    "a nested softmax": lambda x: _nest(lambda y: L.Softmax(axis=0)(y))(x),
+    "a wrapped softmax": lambda x: L.Flatten()(L.TimeDistributed(L.Softmax(axis=0))(_embed(x))),
+    "a vector": lambda x: x + keras.ops.arange(4, dtype="float32"),
+}
+KNOWN = {
+    "a sum": lambda x: x + L.Dense(4)(x),
+    "a product": lambda x: x * 0.5,
+    "a norm": lambda x: L.LayerNormalization()(x),
+    "a batch norm": lambda x: L.BatchNormalization()(x),
+    "attention": lambda x: L.Flatten()(L.MultiHeadAttention(1, 2)(_embed(x), _embed(x))),
+    "a cell": lambda x: L.LSTM(4)(_embed(x)),
+    "a nested network": lambda x: _nest(lambda y: L.Dense(4, "relu")(y))(x),
+    "a product of examples": lambda x: L.EinsumDense("ab,bc->ac", (4, 4))(x),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_may_combine_examples_is_not_taken_for_known(name):
+    model = dense(between=UNKNOWN[name])
+    model._symbolic_build(data_batch=(tf.zeros((8, 6)), tf.zeros((8, 2))))
+    assert not is_known(model)
+    assert not predicts_by_known_layers(model)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_keras_s_layers_are_known_and_the_guard_agrees(name):
+    trainer = _train(lambda: dense(between=KNOWN[name]), check="on")
+    assert is_known(trainer.model)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "dice",
+        "tversky",
+        keras.losses.Dice(),
+        keras.losses.CosineSimilarity(axis=0),
+        keras.losses.CategoricalCrossentropy(axis=0),
+        lambda y_true, y_pred: keras.ops.mean((y_true - y_pred) ** 2, -1),
+    ],
+)
+def test_losses_of_batches_and_of_strangers_are_not_taken_for_known(loss):
+    model = dense(loss=loss)
+    model._symbolic_build(data_batch=(tf.zeros((8, 6)), tf.zeros((8, 2))))
+    assert not is_known(model)
+
+
+def test_a_network_of_keras_applications_is_known():
+    model = keras.applications.ConvNeXtTiny(
+        weights=None, input_shape=(32, 32, 3), include_preprocessing=False, classes=2
+    )
+    assert predicts_by_known_layers(model)
+
+
+def test_a_metric_of_the_whole_batch_gets_the_whole_batch():
+    def build():
+        return dense(last="sigmoid", loss="binary_crossentropy", metrics=[keras.losses.dice])
+
+    expected = build().fit(X, KINDS, **FIT).history
+    found = _train(build, X, KINDS).history.history
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)

@@ -1,0 +1,104 @@
+"""What a step computes, and whether two computations of it agree up to rounding."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+# Operations that compute in float32 for every dtype of their input.
+_FLOAT32 = {"CropAndResize", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ScaleAndTranslate"}
+_TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+# How many times the effect of slightly moved weights is allowed.
+_MOVES = 30
+
+
+class Outcome(NamedTuple):
+    """The results of a step: name -> number or array.
+
+    Attributes:
+      logs: the losses and metrics, or the outputs of a prediction.
+      gradients: the reduced gradients.
+      states: the values of variables after the step.
+    """
+
+    logs: dict[str, Any]
+    gradients: dict[str, np.ndarray]
+    states: dict[str, np.ndarray]
+
+
+def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
+    """Returns the relative difference that two computations of a model may have.
+
+    Args:
+      model: the model.
+      operations: the types of the operations of its step.
+    """
+    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
+    dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
+    tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
+    least = _TOLERANCES["float32"]
+    if tolerance < least and not _FLOAT32.isdisjoint(operations):
+        return least
+    return tolerance
+
+
+def find_difference(
+    divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome | None = None
+) -> str | None:
+    """Describes the first difference between two outcomes; returns None if there is none.
+
+    Args:
+      divided, whole: the outcomes to compare.
+      tolerance: the relative tolerance.
+      moved: the whole batch computed with slightly moved weights. A multiple of its distance from
+        `whole` is allowed as well.
+    """
+
+    def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
+        found = getattr(divided, kind).get(name)
+        other = getattr(moved, kind).get(name) if moved else None
+        least = 0.0 if other is None else _MOVES * _measure_gap(other, expected)
+        return differs(found, expected, tolerance, floor=floor, least=least)
+
+    for name, expected in whole.logs.items():
+        if is_other("logs", name, expected, floor=1e-3):
+            if name.startswith("output "):
+                return "the output"
+            is_loss = name == "loss" or name.endswith("_loss")
+            return f"the {'loss' if is_loss else 'metric'} {name!r}"
+    largest = max((np.abs(g).max(initial=0) for g in whole.gradients.values()), default=0.0)
+    for name, expected in whole.gradients.items():
+        if is_other("gradients", name, expected, floor=largest * 1e-2):
+            return "the gradient"
+    for name, expected in whole.states.items():
+        size = np.abs(expected).max(initial=0) * 1e-2
+        if is_other("states", name, expected, floor=max(size, 1e-6)):
+            return f"the state {name.partition('#')[0]}"
+    return None
+
+
+def differs(
+    found: Any, expected: Any, tolerance: float, *, floor: float, least: float = 0.0
+) -> bool:
+    """Returns whether two arrays differ by more than rounding.
+
+    Args:
+      found, expected: the arrays.
+      tolerance: the largest difference, relative to the largest number expected.
+      floor: the least size to which the tolerance is applied.
+      least: a difference that is allowed in any case.
+    """
+    expected = np.asarray(expected, "float64")
+    size = np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)
+    return bool(_measure_gap(found, expected) > max(tolerance * max(size, floor), least))
+
+
+def _measure_gap(found: Any, expected: Any) -> float:
+    """Returns the largest difference of two arrays; infinite if their shapes differ."""
+    found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    if found.shape != expected.shape:
+        return np.inf
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    gap = np.abs(found - expected, where=~same, out=np.zeros(found.shape))
+    return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0))
