@@ -66,7 +66,7 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit
     for layer in model._flatten_layers(include_self=False):
         if all(id(layer) in each.of_layers for each in passes):
             inputs, outputs = zip(*(each.of_layers[id(layer)] for each in passes), strict=True)
-            if _are_divided(*inputs, half) and not _are_divided(*outputs, half):
+            if _are_divided(*inputs) and not _are_divided(*outputs):
                 return Culprit(f"the layer {describe_layer(layer)} combines the examples")
 
     def is_mean(whole: float, first: float, second: float) -> bool:
@@ -112,7 +112,7 @@ def _recording() -> Iterator[dict[int, tuple[Any, Any]]]:
         yield found
 
 
-def _are_divided(whole: Any, first: Any, second: Any, half: int) -> bool:
+def _are_divided(whole: Any, first: Any, second: Any) -> bool:
     """Returns whether two structures hold the examples of a third one."""
     structures = [_list_rows(each) for each in (whole, first, second)]
     return len({len(each) for each in structures}) == 1 and all(
