@@ -215,10 +215,13 @@ UNKNOWN = {
     "a nested mean": lambda x: _nest(lambda y: y - keras.ops.mean(y, axis=0))(x),
     "a nested softmax": lambda x: _nest(lambda y: L.Softmax(axis=0)(y))(x),
     "a wrapped softmax": lambda x: L.Flatten()(L.TimeDistributed(L.Softmax(axis=0))(_embed(x))),
+    "a table of examples": lambda x: x + np.ones((8, 4), "f4"),
     "a vector": lambda x: x + keras.ops.arange(4, dtype="float32"),
 }
 KNOWN = {
     "a sum": lambda x: x + L.Dense(4)(x),
+    "a mask": lambda x: L.LSTM(4)(L.Masking(0.0)(_embed(x))),
+    "operations": lambda x: keras.ops.relu(x) * keras.ops.sigmoid(x) - 0.5,
     "a product": lambda x: x * 0.5,
     "a norm": lambda x: L.LayerNormalization()(x),
     "a batch norm": lambda x: L.BatchNormalization()(x),

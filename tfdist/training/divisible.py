@@ -20,7 +20,13 @@ _LOSSES_OF_BATCHES = ("CTC", "Circle", "Dice", "Tversky", "ctc", "circle", "dice
 # Layers that run code of the user or of another library, and those that mix examples.
 _OPAQUE = ("FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper")
 _MIXING = ("AugMix", "CutMix", "MixUp", "RandAugment", "RandomElasticTransform")
-_ARITHMETIC = ("Add", "Multiply", "Subtract")
+# Operations that compute each number of their result from the numbers at its place.
+_POINTWISE = {
+    *("Abs", "Absolute", "Add", "Cast", "Cos", "Divide", "Equal", "Exp", "Gelu", "Greater", "Less"),
+    *("Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Multiply", "Negative"),
+    *("NotEqual", "Relu", "Sigmoid", "Silu", "Sin", "Sqrt", "Square", "Subtract", "Tanh"),
+    "TrueDivide",
+}
 # Attributes of layers whose functions see examples.
 _FUNCTIONS = ("activation", "recurrent_activation", "activity_regularizer")
 _AXES = ("axis", "axes", "attention_axes", "_attention_axes")
@@ -134,11 +140,12 @@ def _is_known_operation(operation: Any) -> bool:
     """Returns whether an operation between layers combines tensors example by example."""
     if not isinstance(operation, Operation) or not is_of_library(type(operation)):
         return False
-    if type(operation).__name__ not in _ARITHMETIC:
+    if type(operation).__name__ not in _POINTWISE:
         return False
     for node in operation._inbound_nodes:
         leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        ranks = {len(leaf.shape) for leaf in leaves if hasattr(leaf, "shape")}
-        if len(ranks) > 1:
+        leaves = [leaf for leaf in leaves if len(getattr(leaf, "shape", ()))]
+        has_rows = [not keras.utils.is_keras_tensor(a) and a.shape[0] != 1 for a in leaves]
+        if len({len(leaf.shape) for leaf in leaves}) > 1 or any(has_rows):
             return False
     return True
