@@ -233,6 +233,63 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     assert hash_weights(parts.model) == hash_weights(whole.model)
 
 
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+@pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_test_batch_end", 3)])
+def test_an_epoch_that_continues_begins_only_once(tmp_path, event, count, checkpoint_every):
+    """Stopped or interrupted in the second epoch, or in the validation of the first or second."""
+
+    class Remember(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.begun, self.rates = 0, []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.begun += 1
+            weight = self.model.trainable_weights[0]
+            weight.assign(weight * 0.9)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+        def get_state(self):
+            return {"begun": self.begun}
+
+        def set_state(self, state):
+            self.begun = state["begun"]
+
+    def fit(directory, *callbacks):
+        x = np.random.default_rng(0).normal(size=[32, 4]).astype("f4")
+        trainer = Trainer(_make_model, checkpoint_dir=str(tmp_path / directory))
+        for callback in callbacks:
+            callback.request_stop = trainer.request_stop
+        remember = Remember()
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        trainer.fit(
+            x,
+            x[:, :1],
+            batch_size=8,
+            validation_data=(x, x[:, :1]),
+            callbacks=[halve, remember, *callbacks],
+            checkpoint_every=checkpoint_every,
+            epochs=3,
+            verbose=0,
+        )
+        return trainer, remember
+
+    whole, expected = fit("whole")
+    if checkpoint_every:
+        with pytest.raises(InterruptedError):
+            fit("parts", Interrupt(event, count))
+    else:
+        assert fit("parts", StopAt(event, count))[0].progress.was_stopped
+    parts, found = fit("parts")
+    assert parts.progress.resumed_from_step % 4 or event == "on_test_batch_end"
+    assert found.rates == expected.rates[parts.progress.resumed_from_step :]
+    assert (found.begun, expected.begun) == (3, 3)
+    assert hash_weights(parts.model) == hash_weights(whole.model)
+    assert parts.history.history == whole.history.history
+
+
 def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
     """7 steps are an epoch and two fifths; started again, there is nothing left to do."""
     first, again = (_fit(tmp_path, max_steps=7)[0] for _ in range(2))

@@ -1,13 +1,11 @@
 """Builds the data adapter, a `DataAdapter`, for what `fit`, `evaluate` and `predict` accept."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.data.dataset_options import set_options
 from tfdist.data.dataset_order import is_shuffled_anew
 from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
@@ -18,18 +16,15 @@ from tfdist.data.pipeline import (
     make_train_reader,
     steps_per_epoch,
 )
-from tfdist.data.rows import split_batches
 from tfdist.data.source import ArraySource, Source
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     array_data_adapter,
     array_slicing,
-    data_adapters,
     make_class_weight_map_fn,
 )
-from tfdist.training.data_adapter import DataAdapter
-
-_SKIPPING = ", skipping the batches seen before: they are read again"
+from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.python_data import make_python_adapter
 
 
 def make_data_adapter(
@@ -111,13 +106,7 @@ def make_data_adapter(
             augmentation=augmentation,
             ends_epochs=True,
         )
-    try:
-        adapter = data_adapters.get_data_adapter(
-            x, y, sample_weight, batch_size=global_batch_size, class_weight=class_weight
-        )
-    except ValueError as error:
-        raise TfdistError(" ".join(str(error).split())) from error
-    return _make_keras_adapter(adapter)
+    return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -193,10 +182,10 @@ def _make_source_adapter(
         num_steps=steps_per_epoch(source.num_examples, global_batch_size),
         num_examples=source.num_examples,
         make_train=lambda context, start_step: make_train_dataset(
-            source, start_step=start_step, with_places=True, **order, **_find_place(context)
+            source, start_step=start_step, with_places=True, **order, **find_place(context)
         ),
         make_eval=lambda context: make_eval_dataset(
-            source, global_batch_size=global_batch_size, **_find_place(context)
+            source, global_batch_size=global_batch_size, **find_place(context)
         ),
         read_train=make_train_reader(source, **order),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
@@ -238,8 +227,8 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         begins_anew=not is_infinite,
         read_passes=read_passes,
         drop_pass=drop_pass,
-        make_train=lambda context, start_step: _place_batches(read_from(start_step), context),
-        make_eval=lambda context: _place_batches(read_from(0), context),
+        make_train=lambda context, start_step: place_batches(read_from(start_step), context),
+        make_eval=lambda context: place_batches(read_from(0), context),
         make_fingerprint=lambda: {
             **make_header(
                 kind="dataset",
@@ -249,61 +238,8 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         },
         # If its length is known, nothing is read past its end.
         is_endless=cardinality > 0 or is_infinite,
-        how_to_continue=_SKIPPING,
+        how_to_continue=SKIPPING,
     )
-
-
-def _make_keras_adapter(adapter: Any) -> DataAdapter:
-    """Returns the data adapter for data that only Python can read, epoch after epoch."""
-    dataset = adapter.get_tf_dataset()
-
-    def read_epochs() -> Any:
-        for epoch in itertools.count():
-            if epoch:
-                adapter.on_epoch_end()
-            adapter.on_epoch_begin()
-            count = 0
-            # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
-            for count, batch in enumerate(adapter.get_numpy_iterator(), start=1):
-                yield batch
-                if count == adapter.num_batches:
-                    break
-            if not count or adapter.num_batches is None:
-                return
-
-    def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
-        return _place_batches(endless.skip(start_step), context)
-
-    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
-        return _place_batches(limited, context)
-
-    return DataAdapter(
-        batch_spec=dataset.element_spec,
-        num_steps=adapter.num_batches,
-        num_examples=None,
-        make_train=make_train,
-        make_eval=make_eval,
-        is_endless=False,
-        # Data of unknown length start each epoch anew.
-        begins_anew=not adapter.num_batches,
-        how_to_continue=_SKIPPING,
-    )
-
-
-def _place_batches(
-    dataset: tf.data.Dataset, context: tf.distribute.InputContext
-) -> tf.data.Dataset:
-    place = _find_place(context)
-    if place["num_replicas"] == 1:
-        # A single replica gets whole batches, of any structure.
-        def add_place(*arguments: Any) -> Any:
-            batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
-            return batch, ()
-
-        return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
-    return split_batches(dataset, **place)
 
 
 def _make_function_adapter(
@@ -315,7 +251,7 @@ def _make_function_adapter(
         return (arguments if isinstance(spec, tuple) else arguments[0]), ()
 
     def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        local_replicas = len(_find_place(context)["replicas"])
+        local_replicas = len(find_place(context)["replicas"])
         return function(context).repeat().skip(start_step * local_replicas).map(add_place)
 
     return DataAdapter(
@@ -324,18 +260,8 @@ def _make_function_adapter(
         num_examples=None,
         make_train=make_train,
         make_eval=lambda context: function(context).map(add_place),
-        how_to_continue=_SKIPPING,
+        how_to_continue=SKIPPING,
     )
-
-
-def _find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
-    """Returns the number of replicas, and which of them an input pipeline feeds."""
-    local = context.num_replicas_in_sync // context.num_input_pipelines
-    first = context.input_pipeline_id * local
-    return {
-        "num_replicas": context.num_replicas_in_sync,
-        "replicas": range(first, first + local),
-    }
 
 
 def _add_batch_dimension(spec: Any) -> Any:

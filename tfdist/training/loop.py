@@ -10,12 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.fingerprint import describe_difference
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.training.agreement import agree
+from tfdist.training.agreement import agree, check_data
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.history import keep_epochs, read_history, write_history
+from tfdist.training.model_variables import keeping_values
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, Schedule
 from tfdist.training.training_steps import TrainingSteps
@@ -74,6 +75,7 @@ class FitLoop:
         self._interval = interval
         self._steps_per_loop = steps_per_loop
         self._evaluate = evaluate
+        self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
         self._opened_at = 0
@@ -96,12 +98,17 @@ class FitLoop:
         if self._ends_with_data and self._schedule.is_known:
             adapter = replace(adapter, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
-        while not (self._progress.was_stopped or self._is_over()):
-            epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
-            self._callbacks.on_epoch_begin(epoch)
-            if not self._progress.is_epoch_open and not self._run_epoch(epoch, adapter):
-                break
-            if self._progress.was_stopped or not self._end_epoch(epoch):
+        while not (progress.was_stopped or self._is_over()):
+            epoch = (progress.step - progress.is_epoch_open) // self._schedule.steps_per_epoch
+            self._begin_epoch(epoch)
+            self._begin_epoch = self._callbacks.on_epoch_begin
+            if not progress.is_epoch_open:
+                adapter.on_epoch_begin()
+                if not self._run_epoch(epoch, adapter):
+                    break
+                if not (progress.was_stopped or self._model.stop_training):
+                    adapter.on_epoch_end()
+            if progress.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
         self._steps.wait()
@@ -125,8 +132,10 @@ class FitLoop:
                 if adapter.begins_anew and is_between_epochs:
                     continue
                 return self._take_end_of_data(epoch)
+            if self._model.stop_training:
+                return True
             if self._ends_with_data and progress.is_epoch_open:
-                self._run_out()
+                self._run_out(progress.step - self._find_start(epoch))
             is_read = self._ends_with_data or adapter.is_read(progress.step)
             if is_read:
                 self._end_pass(adapter)
@@ -141,11 +150,12 @@ class FitLoop:
             total_steps=self._schedule.total_steps,
         )
 
-    def _run_out(self) -> None:
+    def _run_out(self, batch: int) -> None:
         """Requests one more batch, as Keras does in each epoch of data of unknown length.
 
         The part of a step that needs no data still runs: the optimizer counts and decays weights.
         """
+        self._callbacks.on_train_batch_begin(batch)
         try:
             self._steps.train(self._iterator)
         except (tf.errors.OutOfRangeError, StopIteration):
@@ -162,7 +172,7 @@ class FitLoop:
         is_last = self._progress.step >= self._schedule.total_steps
         if not self._steps.passes_on:
             self._iterator = None
-            if not adapter.drops_between and not is_last:
+            if not (adapter.drops_between or adapter.is_python or is_last):
                 self._open(adapter)
         if is_last or (adapter.drops_between and not self._steps.passes_on):
             adapter.drop_pass()
@@ -197,8 +207,8 @@ class FitLoop:
     def _begin(self, adapter: DataAdapter, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or else from the trainer's current state."""
         progress, history = self._progress, self._history
-        history.history = {}
         self._model.stop_training = False
+        adapter.on_epoch_end()
         found = None
         if self._recovery:
             self._steps.prepare(adapter)
@@ -213,9 +223,11 @@ class FitLoop:
         progress.step, state, arrays = found
         if self._ends_with_data and state.get("steps_per_epoch"):
             self._schedule = self._schedule.learn(state["steps_per_epoch"])
-        self._check_data(state.get("data", {}))
+        check_data(state.get("data", {}), self._data, step=progress.step)
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
+        num_epochs, batch = divmod(progress.step, self._schedule.steps_per_epoch)
+        adapter.replay(num_epochs, self._schedule.steps_per_epoch)
         self._steps.write_metrics(state["metrics"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
@@ -224,11 +236,17 @@ class FitLoop:
                 f"Continuing after step {progress.step} of {self._schedule.total_steps}"
                 f"{adapter.how_to_continue}."
             )
-        write_callbacks(self._callbacks.callbacks, state["callbacks"], arrays)
-        history.epoch = list(state["history"]["epoch"])
-        history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
-        if not self._progress.is_epoch_open:
-            self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
+        parts = self._callbacks.callbacks, state["callbacks"], arrays
+        write_callbacks(*parts)
+        if batch or progress.is_epoch_open:
+            self._begin_epoch = lambda epoch: self._begin_again(
+                epoch, lambda: write_callbacks(*parts)
+            )
+        write_history(history, state["history"])
+        if not progress.is_epoch_open:
+            # Without an epoch that a callback ended midway and that now continues.
+            is_over = progress.step >= self._schedule.total_steps
+            keep_epochs(history, num_epochs + (is_over and batch > 0))
         # While the length of an epoch is unknown, this may be the end of the first one.
         is_last = self._progress.is_epoch_open or not self._schedule.is_known
         self._logs = dict(state["logs"]) if is_last else {}
@@ -236,29 +254,11 @@ class FitLoop:
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
 
-    def _check_data(self, before: Mapping[str, Any]) -> None:
-        """Checks that the data are those of the checkpoint."""
-        difference = describe_difference(before.get("train", {}), self._data["train"])
-        sizes = before.get("batch_size"), self._data["batch_size"]
-        if difference is None and None not in sizes and sizes[0] != sizes[1]:
-            difference = f"the batch size is {sizes[1]} instead of {sizes[0]}"
-        if difference is not None:
-            raise TfdistError(
-                f"Cannot continue after step {self._progress.step}: {difference}. Give the data of "
-                "the checkpoint, or another directory to start over."
-            )
-
-    def _forget_epochs_from(self, num_epochs: int) -> None:
-        """Drops from the history an epoch that a callback ended midway and that now continues."""
-        history = self._history
-        is_in_epoch = self._progress.step % self._schedule.steps_per_epoch != 0
-        if is_in_epoch and self._progress.step < self._schedule.total_steps:
-            num_epochs -= 1
-        kept = [place for place, epoch in enumerate(history.epoch) if epoch < num_epochs]
-        if len(kept) == len(history.epoch):
-            return
-        history.epoch = [history.epoch[place] for place in kept]
-        history.history = {k: [v[place] for place in kept] for k, v in history.history.items()}
+    def _begin_again(self, epoch: int, restore_callbacks: Callable[[], None]) -> None:
+        """Calls `on_epoch_begin` for an epoch that continues, without changing any variable."""
+        with keeping_values(self._list_state()):
+            self._callbacks.on_epoch_begin(epoch)
+        restore_callbacks()
 
     def _is_over(self) -> bool:
         progress = self._progress
@@ -367,13 +367,12 @@ class FitLoop:
             )
         self._steps.prepare_checkpoint()
         callbacks, arrays = read_callbacks(self._callbacks.callbacks)
-        history = self._history
         self._recovery.save(
             step=self._progress.step,
             variables=self._list_state(),
             arrays=arrays,
             state={
-                "history": to_json({"epoch": history.epoch, "logs": history.history}),
+                "history": to_json(read_history(self._history)),
                 "logs": to_json(self._logs),
                 "metrics": [value.tolist() for value in self._steps.read_metrics()],
                 "callbacks": callbacks,

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -55,6 +56,15 @@ def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 "created outside of the strategy's scope. Compile with Trainer.compile, or in "
                 "`with strategy.scope():`."
             )
+
+
+@contextlib.contextmanager
+def keeping_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Gives variables back the values that they had on entry. All workers must use it."""
+    values = [np.array(variable.numpy()) for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.value.assign(value)
 
 
 def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:

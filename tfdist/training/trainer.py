@@ -18,6 +18,7 @@ from tfdist.training import evaluation
 from tfdist.training.agreement import agree_on_data
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
+from tfdist.training.history import find_history
 from tfdist.training.inputs import find_batch_size
 from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
@@ -62,7 +63,8 @@ class Trainer(SingleBatches):
 
     Attributes:
       model, strategy: the model, and the strategy that trains it.
-      history: the `keras.callbacks.History` of the whole run, even if it was continued.
+      history: the `keras.callbacks.History` of the newest `fit`, even if it was continued; each
+        `fit` has its own.
       workers: the processes that train together.
       progress: the progress of training.
       engine: the model's compiled steps, and measurements of them.
@@ -175,13 +177,9 @@ class Trainer(SingleBatches):
             keeps_order=self._recovery is not None or self.workers.count > 1,
             seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
         )
-        is_kept = self._recovery is not None or self.workers.count > 1
-        data = agree_on_data(self.workers, adapter) if is_kept else {}
-        # Workers that train independently sync at an epoch's end, so its length must be known.
-        is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
-        if is_asked and adapter.num_steps is None and adapter.count_steps:
-            adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
-        adapter = dataclasses.replace(adapter, drops_between=not steps_per_epoch)
+        adapter, data = self._prepare_adapter(
+            adapter, steps_per_epoch=steps_per_epoch, max_steps=max_steps
+        )
         if not isinstance(x, Source):
             check_steps(steps_per_epoch, adapter.num_steps, epochs)
         schedule = make_schedule(
@@ -200,6 +198,7 @@ class Trainer(SingleBatches):
         steps = self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
         epoch_steps = min(schedule.steps_per_epoch, schedule.total_steps)
+        self.history = find_history(callbacks)
         callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
@@ -352,6 +351,18 @@ class Trainer(SingleBatches):
             if self._recovery
             else None
         )
+
+    def _prepare_adapter(
+        self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None
+    ) -> tuple[DataAdapter, dict[str, Any]]:
+        """Returns the data adapter for `fit`, and the fingerprint of its data where it is kept."""
+        is_kept = self._recovery is not None or self.workers.count > 1
+        data = agree_on_data(self.workers, adapter) if is_kept else {}
+        # Workers that train independently sync at an epoch's end, so its length must be known.
+        is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
+        if is_asked and adapter.num_steps is None and adapter.count_steps:
+            adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
+        return dataclasses.replace(adapter, drops_between=not steps_per_epoch), data
 
     def _make_eval_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
         parts = data if isinstance(data, (tuple, list)) else (data,)
