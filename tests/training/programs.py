@@ -726,6 +726,7 @@ INDIVISIBLE = {
     "a count of integers": Program(lambda: dense(between=Counts("int32"))),
     "a memory": Program(lambda: dense(between=Remembers())),
     "a contrast": Program(lambda: dense(loss=Contrast())),
+    "one loss an example": Program(lambda: dense(loss=keras.losses.Huber(reduction="none"))),
     "pairs": Program(lambda: dense(cls=Pairs)),
     "a sum of rows": Program(lambda: dense(cls=SumOfRows)),
 }

@@ -66,6 +66,8 @@ CULPRITS = {
     "a centered batch": "the layer 'centered.*' .Centered. combines the examples",
     "Dice": "the loss 'dice' is not a mean over examples",
     "a contrast": "the loss 'contrast' is not a mean over examples",
+    "one loss an example": "the loss 'huber_loss' is not a mean over examples",
+    "a nested mean": "the operation 'mean.*' .Mean. combines the examples",
     "an added sum": "add_loss is not a mean",
     "pairs": "Pairs.compute_loss",
     "a sum of rows": "SumOfRows.train_step",
@@ -254,6 +256,8 @@ def test_keras_s_layers_are_known_and_the_guard_agrees(name):
         keras.losses.Dice(),
         keras.losses.CosineSimilarity(axis=0),
         keras.losses.CategoricalCrossentropy(axis=0),
+        keras.losses.MeanSquaredError(reduction="none"),
+        keras.losses.MeanSquaredError(reduction=None),
         lambda y_true, y_pred: keras.ops.mean((y_true - y_pred) ** 2, -1),
     ],
 )
