@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.data.dataset_order import is_shuffled_anew
+from tfdist.data.dataset_graph import describe_dataset, is_shuffled_anew
 from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
     BatchAugmentation,
@@ -17,6 +17,7 @@ from tfdist.data.pipeline import (
     steps_per_epoch,
 )
 from tfdist.data.source import ArraySource, Source
+from tfdist.data.sparse_source import SparseSource
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     array_data_adapter,
@@ -35,7 +36,7 @@ def make_data_adapter(
     global_batch_size: int,
     num_replicas: int,
     seed: int = 0,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
@@ -53,7 +54,8 @@ def make_data_adapter(
         which make their own batches.
       num_replicas: replicas that share a global batch.
       seed: seed of the order and the augmentation.
-      shuffle: whether training sees sources and arrays in a new order each epoch.
+      shuffle: whether training sees sources and arrays in a new order each epoch; `"batch"`
+        changes the order within each batch of arrays only.
       class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
       micro_batches: the parts in which a replica computes its examples in training.
@@ -68,6 +70,11 @@ def make_data_adapter(
     ]
     if isinstance(x, Source):
         _refuse(x, given)
+        if shuffle == "batch":
+            raise TfdistError(
+                "Cannot shuffle the batches of a source one by one: its batches do not end with "
+                "the epochs. Give shuffle=True, or arrays."
+            )
         check_global_batch(
             global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
         )
@@ -90,23 +97,29 @@ def make_data_adapter(
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
         return _make_function_adapter(x)
-    if _is_dense(x, y, sample_weight):
-        source = _make_array_source(x, y, sample_weight, class_weight)
-        if micro_batches > 1:
-            check_global_batch(
-                min(global_batch_size, source.num_examples),
-                num_replicas=num_replicas,
-                micro_batches=micro_batches,
-            )
-        return _make_source_adapter(
-            source,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=bool(shuffle),
-            augmentation=augmentation,
-            ends_epochs=True,
+    if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
+        return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
+    is_dense = _is_dense(x, y, sample_weight)
+    if not is_dense and num_replicas > 1:
+        raise TfdistError(
+            "Cannot split sparse or ragged arrays over replicas. Convert them, for example with "
+            "to_tensor() or tf.sparse.to_dense, or train on one device."
         )
-    return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
+    source = _make_array_source(x, y, sample_weight, class_weight, is_dense=is_dense)
+    if micro_batches > 1:
+        check_global_batch(
+            min(global_batch_size, source.num_examples),
+            num_replicas=num_replicas,
+            micro_batches=micro_batches,
+        )
+    return _make_source_adapter(
+        source,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        augmentation=augmentation,
+        ends_epochs=True,
+    )
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -138,9 +151,7 @@ def _refuse(x: Any, given: list[str]) -> None:
 
 
 def _is_dense(*data: Any) -> bool:
-    """Returns whether data are dense arrays, whose rows can be gathered in any order."""
-    if not array_data_adapter.can_convert_arrays(data):
-        return False
+    """Returns whether arrays are dense, so that replicas can share them."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     return not any(
         isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) or hasattr(leaf, "tocoo")
@@ -148,7 +159,9 @@ def _is_dense(*data: Any) -> bool:
     )
 
 
-def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> ArraySource:
+def _make_array_source(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any, *, is_dense: bool
+) -> ArraySource | SparseSource:
     try:
         adapter = array_data_adapter.ArrayDataAdapter(
             x, y, sample_weight=sample_weight, class_weight=class_weight
@@ -158,7 +171,10 @@ def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) ->
     if y is None and sample_weight is not None:
         raise TfdistError("Cannot weight examples without labels: give y with sample_weight.")
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
+    arrays = keras.tree.lists_to_tuples(arrays)
+    if is_dense:
+        return ArraySource.from_arrays(arrays)
+    return SparseSource(num_examples=adapter._num_samples, arrays=arrays)
 
 
 def _make_source_adapter(
@@ -166,7 +182,7 @@ def _make_source_adapter(
     *,
     global_batch_size: int,
     seed: int,
-    shuffle: bool,
+    shuffle: bool | str,
     augmentation: BatchAugmentation | None,
     ends_epochs: bool,
 ) -> DataAdapter:
@@ -178,7 +194,9 @@ def _make_source_adapter(
         "ends_epochs": ends_epochs,
     }
     return DataAdapter(
-        batch_spec=_add_batch_dimension(source.element_spec),
+        batch_spec=source.element_spec
+        if isinstance(source, SparseSource)
+        else _add_batch_dimension(source.element_spec),
         num_steps=steps_per_epoch(source.num_examples, global_batch_size),
         num_examples=source.num_examples,
         make_train=lambda context, start_step: make_train_dataset(
@@ -189,8 +207,15 @@ def _make_source_adapter(
         ),
         read_train=make_train_reader(source, **order),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
-        make_fingerprint=source.make_fingerprint,
+        make_fingerprint=lambda: {**source.make_fingerprint(), "order": _describe_order(order)},
     )
+
+
+def _describe_order(order: dict[str, Any]) -> dict[str, Any]:
+    """Returns what determines the order of a source's examples, and their augmentation."""
+    is_seeded = order["shuffle"] or order["augmentation"] is not None
+    seed = {"seed": order["seed"]} if is_seeded else {}
+    return {"shuffle": order["shuffle"], **seed}
 
 
 def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
@@ -234,7 +259,8 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
                 kind="dataset",
                 num_examples=max(cardinality, 0),
                 element_spec=dataset.element_spec,
-            )
+            ),
+            **describe_dataset(dataset),
         },
         # If its length is known, nothing is read past its end.
         is_endless=cardinality > 0 or is_infinite,

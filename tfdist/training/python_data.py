@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
 from tfdist.internals import data_adapters
 from tfdist.training.data_adapter import SKIPPING, DataAdapter, place_batches
@@ -20,7 +21,7 @@ def make_python_adapter(
       TfdistError: Keras does not accept the data.
     """
     keras_adapter = _make_keras_adapter(x, y, sample_weight, class_weight)
-    dataset = keras_adapter.get_tf_dataset()
+    spec = _drop_missing(keras_adapter.get_tf_dataset().element_spec)
     num_batches = keras_adapter.num_batches
     hooks = x if isinstance(x, keras.utils.PyDataset) else keras_adapter
 
@@ -31,7 +32,7 @@ def make_python_adapter(
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
             for count, batch in enumerate(source.get_numpy_iterator(), start=1):
-                yield batch
+                yield _drop_missing(batch)
                 if count == num_batches:
                     return
         finally:
@@ -49,10 +50,10 @@ def make_python_adapter(
             hooks.on_epoch_end()
 
     def make_pass() -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(read, output_signature=dataset.element_spec)
+        return tf.data.Dataset.from_generator(read, output_signature=spec)
 
     return DataAdapter(
-        batch_spec=dataset.element_spec,
+        batch_spec=spec,
         num_steps=num_batches,
         num_examples=None,
         make_train=lambda context, step: place_batches(make_pass().skip(step), context),
@@ -64,6 +65,9 @@ def make_python_adapter(
         on_epoch_begin=hooks.on_epoch_begin,
         on_epoch_end=hooks.on_epoch_end,
         replay=replay,
+        make_fingerprint=lambda: make_header(
+            kind="batches", num_examples=num_batches or 0, element_spec=spec
+        ),
     )
 
 
@@ -72,3 +76,14 @@ def _make_keras_adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -
         return data_adapters.get_data_adapter(x, y, sample_weight, class_weight=class_weight)
     except ValueError as error:
         raise TfdistError(" ".join(str(error).split())) from error
+
+
+def _drop_missing(batch: Any) -> Any:
+    """Returns a batch, or its spec, without the labels and weights that are None."""
+    while isinstance(batch, tuple) and _is_missing(batch[-1]):
+        batch = batch[:-1]
+    return batch
+
+
+def _is_missing(part: Any) -> bool:
+    return part is None or isinstance(part, tf.OptionalSpec)

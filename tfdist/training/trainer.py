@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
+from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
@@ -115,7 +116,7 @@ class Trainer(SingleBatches):
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
@@ -145,7 +146,8 @@ class Trainer(SingleBatches):
           epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
           validation_split, validation_data, validation_steps: as in Keras.
           validation_batch_size, validation_freq: as in Keras.
-          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed.
+          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed;
+            `"batch"` changes the order within each batch of arrays only.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
           global_batch_size: another name for `batch_size`.
           max_steps: the total number of steps; overrides `epochs`.
@@ -192,7 +194,7 @@ class Trainer(SingleBatches):
         )
         validation_adapter = None
         if validation_data is not None:
-            validation_adapter = self._make_eval_adapter(
+            validation_adapter = self._make_validation_adapter(
                 validation_data, validation_batch_size or batch_size
             )
         steps = self.engine.build(adapter)
@@ -263,9 +265,9 @@ class Trainer(SingleBatches):
         Returns:
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
-        data = tuple(part for part in (x, y, sample_weight) if part is not None)
+        batch_size = batch_size or global_batch_size or 32
         logs = self._evaluate(
-            self._make_eval_adapter(data if len(data) > 1 else x, batch_size or global_batch_size),
+            self._make_adapter(x, y, sample_weight, global_batch_size=batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
@@ -364,8 +366,14 @@ class Trainer(SingleBatches):
             adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
         return dataclasses.replace(adapter, drops_between=not steps_per_epoch), data
 
-    def _make_eval_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
-        parts = data if isinstance(data, (tuple, list)) else (data,)
+    def _make_validation_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
+        try:
+            parts = keras.utils.unpack_x_y_sample_weight(data)
+        except ValueError as error:
+            raise TfdistError(
+                f"Cannot validate on a tuple of {len(data)}: `validation_data` must be x, (x, y) "
+                "or (x, y, sample_weight)."
+            ) from error
         return self._make_adapter(*parts, global_batch_size=batch_size or 32)
 
     def _make_recovery(self) -> Recovery | None:
