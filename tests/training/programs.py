@@ -390,6 +390,44 @@ class Adversarial(keras.Model):
         return self.compute_metrics(x, y, self(x, training=False))
 
 
+class Accumulating(keras.Model):
+    """Updates the weights by the gradients of two batches, summed in variables of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(2, kernel_initializer=seeded(1))
+        self.num_steps = tf.Variable(0, trainable=False)
+
+    def build(self, shape):
+        self.out.build(shape)
+        zeros = [tf.zeros(weight.shape) for weight in self.out.trainable_variables]
+        self.sums = [tf.Variable(value, trainable=False) for value in zeros]
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        for total, gradient in zip(self.sums, tape.gradient(loss, weights), strict=True):
+            total.assign_add(gradient)
+        self.num_steps.assign_add(1)
+        is_due = tf.cast(self.num_steps % 2 == 0, "float32")
+        gradients = [total * is_due / 2 for total in self.sums]
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        for total in self.sums:
+            total.assign(total * (1 - is_due))
+        return {"loss": loss}
+
+
+def _build_accumulating():
+    model = Accumulating()
+    model.compile(SGD(), "mse")
+    return model
+
+
 def _build_masked():
     tokens = keras.Input((8,), dtype="int32")
     x = keras.layers.Embedding(20, 8, mask_zero=True, embeddings_initializer=seeded(1))(tokens)
@@ -535,6 +573,7 @@ PROGRAMS = {
     "positions": Program(lambda: _build_positions(), (TOKENS, Y)),
     "two optimizers": Program(_build_gan, (X,)),
     "an autoencoder that draws": Program(_build_vae, (X,)),
+    "gradients of two batches": Program(_build_accumulating),
     "a teacher": Program(_build_distiller, (X, KINDS)),
     "a step within a step": Program(lambda: dense(cls=Adversarial, metrics=["mae"])),
     "a maximum": Program(lambda: dense(metrics=[Largest()])),
