@@ -40,7 +40,6 @@ def make_data_adapter(
     class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
-    keeps_order: bool = False,
 ) -> DataAdapter:
     """Returns the data adapter for anything that Keras's `fit` accepts, or for a tfdist source.
 
@@ -59,11 +58,10 @@ def make_data_adapter(
       class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
       micro_batches: the parts in which a replica computes its examples in training.
-      keeps_order: whether the data must have the same order on every worker and when read again.
 
     Raises:
-      TfdistError: a dataset that must keep its order is shuffled without a seed; a source's batch
-        is too small for the replicas or the micro-batches; or the kind of data is unknown.
+      TfdistError: a source's batch is too small for the replicas or the micro-batches, or the kind
+        of data is unknown.
     """
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
@@ -88,11 +86,6 @@ def make_data_adapter(
         )
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
-        if keeps_order and is_shuffled_anew(x):
-            raise TfdistError(
-                "Cannot train several workers, or continue a run, on a dataset that is shuffled "
-                "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
-            )
         return _make_dataset_adapter(_weigh_classes(x, class_weight))
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
@@ -120,6 +113,19 @@ def make_data_adapter(
         augmentation=augmentation,
         ends_epochs=True,
     )
+
+
+def check_order(x: Any) -> None:
+    """Checks that data have the same order on every worker, and when they are read again.
+
+    Raises:
+      TfdistError: a dataset is shuffled without a seed.
+    """
+    if isinstance(x, tf.data.Dataset) and is_shuffled_anew(x):
+        raise TfdistError(
+            "Cannot train several workers, or continue a run, on a dataset that is shuffled "
+            "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
+        )
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:

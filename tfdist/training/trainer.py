@@ -20,7 +20,7 @@ from tfdist.training.agreement import agree_on_data
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.history import find_history
-from tfdist.training.inputs import find_batch_size
+from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, check_steps, make_schedule
@@ -167,6 +167,8 @@ class Trainer(SingleBatches):
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
+        if self._recovery is not None or self.workers.count > 1:
+            check_order(x)
         adapter = self._make_adapter(
             x,
             y,
@@ -176,7 +178,6 @@ class Trainer(SingleBatches):
             class_weight=class_weight,
             augmentation=augmentation,
             micro_batches=self._step_options.micro_batches,
-            keeps_order=self._recovery is not None or self.workers.count > 1,
             seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
         )
         adapter, data = self._prepare_adapter(
@@ -197,7 +198,7 @@ class Trainer(SingleBatches):
             validation_adapter = self._make_validation_adapter(
                 validation_data, validation_batch_size or batch_size
             )
-        steps = self.engine.build(adapter)
+        self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
         epoch_steps = min(schedule.steps_per_epoch, schedule.total_steps)
         self.history = find_history(callbacks)
@@ -212,18 +213,13 @@ class Trainer(SingleBatches):
         self.model.history = self.history
         self.progress.begin_fit()
         loop = FitLoop(
-            self.model,
-            steps=steps,
-            check=lambda iterator: self.engine.check_division("train", iterator, adapter),
+            self.engine,
+            adapter,
             progress=self.progress,
-            list_state=self.engine.list_state,
-            workers=self.workers,
             recovery=self._make_recovery(),
             schedule=schedule,
-            history=self.history,
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
-            steps_per_loop=self._step_options.steps_per_loop,
             data={"train": data, "batch_size": batch_size},
             evaluate=None
             if validation_adapter is None
@@ -235,7 +231,7 @@ class Trainer(SingleBatches):
                 is_stopped=is_stopped,
             ),
         )
-        loop.run(adapter, verbose=verbose)
+        loop.run(verbose=verbose)
         self.progress.is_asked_to_stop = False
         self._num_fits += 1
         return self.history
