@@ -73,7 +73,7 @@ def _list_parts(dataset: Any) -> Iterator[Any]:
 
 def _read(part: Any, name: str) -> int | None:
     value = getattr(part, name, None)
-    return int(value) if hasattr(value, "numpy") and value.dtype.is_integer else None
+    return int(value.numpy()) if isinstance(value, tf.Tensor) and hasattr(value, "numpy") else None
 
 
 def _strip_directories(array: Any) -> np.ndarray:
