@@ -27,7 +27,7 @@ from tfdist.tasks.segmentation.masks import decode_mask
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 
-STEPS = 150
+STEPS = 80
 FLAGS = [
     "--strategy=one_device",
     "--dataset=folder",

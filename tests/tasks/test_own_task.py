@@ -1,5 +1,6 @@
 """A task that a stranger wrote, outside the repository, through every command."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -51,8 +52,8 @@ class Words(tfdist.Task):
 FLAGS = ("--task=words.py:Words", "--units=4", "--run_dir=run", "--quiet")
 
 
-def _run(directory, module, *flags, status=0):
-    """Runs a command in the directory; returns its output and its errors."""
+def _start(directory, module, *flags):
+    """Runs a command in the directory, in a process of its own; returns its output."""
     run = subprocess.run(
         [sys.executable, "-m", f"tfdist.{module}", *flags],
         cwd=directory,
@@ -61,22 +62,42 @@ def _run(directory, module, *flags, status=0):
         timeout=200,
         check=False,
     )
-    assert run.returncode == status, run.stderr
-    return run.stdout, run.stderr
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
-def _train(directory, *flags, launch=()):
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Runs a command in a directory, in this process; returns its output and its errors."""
+
+    def run_here(directory, module, *flags, status=0):
+        monkeypatch.chdir(directory)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(sys, "argv", [f"tfdist.{module}", *flags])
+        command = importlib.import_module(f"tfdist.{module}")
+        if not hasattr(command, "main"):
+            command = importlib.import_module(f"tfdist.{module}.__main__")
+        capfd.readouterr()
+        found = command.main()
+        out, err = capfd.readouterr()
+        assert found == status, err
+        return out, err
+
+    return run_here
+
+
+def _train(run, directory, *flags, launch=()):
     directory.mkdir(exist_ok=True)
     (directory / "words.py").write_text(WORDS)
     module = ("launch", *launch, "--") if launch else ("train",)
-    _run(directory, *module, *FLAGS, "--epochs=3", "--learning_rate=0.03", *flags)
+    run(directory, *module, *FLAGS, "--epochs=3", "--learning_rate=0.03", *flags)
     return json.loads((directory / "run" / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("stranger") / "own"
-    return directory, _train(directory, "--strategy=one_device")
+    return directory, _train(_start, directory, "--strategy=one_device")
 
 
 def test_it_learns_and_leaves_a_run(trained):
@@ -94,8 +115,8 @@ def test_it_learns_and_leaves_a_run(trained):
 
 
 @pytest.mark.parametrize("name", ["mirrored", "central_storage"])
-def test_replicas_train_it_to_the_same_end(trained, tmp_path, name):
-    summary = _train(tmp_path, f"--strategy={name}", "--virtual_devices=2")
+def test_replicas_train_it_to_the_same_end(trained, tmp_path, run, name):
+    summary = _train(run, tmp_path, f"--strategy={name}", "--devices=CPU:0,CPU:1")
     assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
 
 
@@ -103,25 +124,26 @@ def test_replicas_train_it_to_the_same_end(trained, tmp_path, name):
 @pytest.mark.parametrize("launch", [("--workers=2",), ("--workers=1", "--ps=1")], ids=" ".join)
 def test_clusters_train_it_to_the_same_end(trained, tmp_path, launch):
     flags = ("--max_in_flight=1",) if "--ps=1" in launch else ()
-    summary = _train(tmp_path, *flags, launch=launch)
+    summary = _train(_start, tmp_path, *flags, launch=launch)
     assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
 
 
-def test_a_larger_batch_is_found_by_its_own_examples(tmp_path):
-    summary = _train(tmp_path, "--strategy=one_device", "--global_batch_size=auto", "--lines=20")
+def test_a_larger_batch_is_found_by_its_own_examples(tmp_path, run):
+    flags = ("--strategy=one_device", "--global_batch_size=auto", "--lines=20")
+    summary = _train(run, tmp_path, *flags)
     assert summary["global_batch_size"] == 20
 
 
-def test_a_finished_run_is_evaluated_used_and_exported(trained):
+def test_a_finished_run_is_evaluated_used_and_exported(trained, run):
     directory, summary = trained
-    out, _ = _run(directory, "evaluate", "--run_dir=run")
+    out, _ = run(directory, "evaluate", "--run_dir=run")
     assert f"accuracy {summary['val_accuracy']:.4f}" in out
     found = json.loads((directory / "run" / "evaluation" / "val.json").read_text())
     assert found["accuracy"] == pytest.approx(summary["val_accuracy"])
     x = np.arange(30, dtype="int32").reshape(5, 6)
     np.save(directory / "x.npy", x)
-    _run(directory, "predict", "--run_dir=run", "--examples=x.npy", "--output=y.npy")
-    _run(directory, "export", "--run_dir=run", "--output=servable")
+    run(directory, "predict", "--run_dir=run", "--examples=x.npy", "--output=y.npy")
+    run(directory, "export", "--run_dir=run", "--output=servable")
     servable = tf.saved_model.load(str(directory / "servable" / "1"))
     found = np.load(directory / "y.npy")
     np.testing.assert_allclose(found, servable.serve(x).numpy(), rtol=1e-5, atol=1e-6)
@@ -129,13 +151,13 @@ def test_a_finished_run_is_evaluated_used_and_exported(trained):
 
 def test_the_strategies_are_verified_on_it(trained):
     flags = ("--task=words.py:Words", "--units=4", "--strategies=mirrored", "--steps=4")
-    assert " equal\n" in _run(trained[0], "verify", *flags)[0]
+    assert " equal\n" in _start(trained[0], "verify", *flags)
 
 
-def test_it_is_measured_beside_keras(trained):
+def test_it_is_measured_beside_keras(trained, run):
     flags = ("--task=words.py:Words", "--units=4", "--strategies=one_device", "--rounds=1")
     flags += ("--precisions=float32", "--baselines=loop,keras_fit", "--steps=2", "--warmup_steps=1")
-    out, _ = _run(trained[0], "benchmark", *flags, "--output=benchmark")
+    out, _ = run(trained[0], "benchmark", *flags, "--output=benchmark")
     assert "words.py:Words, batches of 16" in out
     found = json.loads((trained[0] / "benchmark" / "results.json").read_text())
     assert {row["name"]: row["error"] for row in found["rows"]} == {
@@ -145,12 +167,12 @@ def test_it_is_measured_beside_keras(trained):
     }
 
 
-def test_a_job_runs_it(trained):
-    _run(trained[0], "jobs", "--target=slurm", "--workers=2", "--", *FLAGS)
+def test_a_job_runs_it(trained, run):
+    run(trained[0], "jobs", "--target=slurm", "--workers=2", "--", *FLAGS)
     text = (trained[0] / "jobs" / "train.sbatch").read_text()
     assert "--task=words.py:Words" in text
     flags = ("--task=words.py:Words", "--base_filters=4")
-    _, err = _run(trained[0], "jobs", "--target=slurm", "--", *flags, status=2)
+    _, err = run(trained[0], "jobs", "--target=slurm", "--", *flags, status=2)
     assert err.startswith("tfdist: Unknown flag '--base_filters'")
 
 
@@ -185,22 +207,22 @@ class Counts(keras.Model):
 )
 
 
-def test_a_model_may_be_a_subclass_of_named_inputs(tmp_path):
+def test_a_model_may_be_a_subclass_of_named_inputs(tmp_path, run):
     (tmp_path / "words.py").write_text(SUBCLASS)
     flags = ("--task=words.py:Words", "--epochs=1", "--run_dir=run", "--strategy=one_device")
-    out, _ = _run(tmp_path, "train", *flags, "--dry_run")
+    out, _ = run(tmp_path, "train", *flags, "--dry_run")
     assert "Words, 14 parameters" in out
     assert "activations come on top" in out
-    out, _ = _run(tmp_path, "train", *flags)
+    out, _ = run(tmp_path, "train", *flags)
     assert "GFLOP/s" not in out
     assert "steps" in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
-def test_it_is_described_without_a_run(trained):
-    out, _ = _run(trained[0], "train", *FLAGS[:2], "--dry_run")
+def test_it_is_described_without_a_run(trained, run):
+    out, _ = run(trained[0], "train", *FLAGS[:2], "--dry_run")
     assert "200 training and 40 validation examples" in out
     assert "Words, 210 parameters" in out
-    help_text, _ = _run(trained[0], "train", FLAGS[0], "--help")
+    help_text, _ = run(trained[0], "train", FLAGS[0], "--help")
     assert "--vocabulary=N" in help_text
     assert "--image_size" not in help_text
 
@@ -213,6 +235,6 @@ def test_it_is_described_without_a_run(trained):
         ("words.py:np", "--task=words.py:np is a module, not a subclass of tfdist.Task"),
     ],
 )
-def test_refuses_what_is_no_task(trained, task, message):
-    _, err = _run(trained[0], "train", f"--task={task}", status=2)
+def test_refuses_what_is_no_task(trained, run, task, message):
+    _, err = run(trained[0], "train", f"--task={task}", status=2)
     assert message in err.splitlines()[-1]
