@@ -145,6 +145,18 @@ def test_sparse_and_ragged_arrays_are_refused_on_replicas(name):
     assert "\n" not in str(found.value)
 
 
+def test_ragged_outputs_are_ragged():
+    def predict(model):
+        return model.predict(_make_ragged(), batch_size=12, verbose=0).to_list()
+
+    def build():
+        model = keras.Sequential([_build_embedding().layers[0]])
+        model.compile("sgd", "mse")
+        return model
+
+    assert predict(tfdist.Trainer(build)) == predict(build())
+
+
 def test_sparse_arrays_have_the_order_of_dense_ones(tmp_path):
     def fit(x, directory=None, **options):
         directory = directory and str(tmp_path / directory)

@@ -131,10 +131,10 @@ def predict(
         except (tf.errors.OutOfRangeError, StopIteration):
             break
         parts = [
-            keras.tree.map_structure(lambda t, n=0 if is_copy else None: t.numpy()[:n], outputs)
+            keras.tree.map_structure(lambda t, copied=is_copy: _read_rows(t, copied), outputs)
             for outputs, is_copy in replicas
         ]
-        outputs = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+        outputs = keras.tree.map_structure(concatenate, *parts)
         callbacks.on_predict_batch_end(len(batches), {"outputs": outputs})
         batches.append(outputs)
     if not model.stop_predicting:
@@ -145,6 +145,19 @@ def predict(
     if not batches:
         raise TfdistError("Cannot predict: the data are empty.")
     return batches
+
+
+def concatenate(*leaves: Any) -> Any:
+    """Returns the rows of arrays, or of ragged or sparse tensors, one after the other."""
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0) if tf.is_tensor(leaves[0]) else np.concatenate(leaves)
+
+
+def _read_rows(outputs: Any, is_copy: bool) -> Any:
+    if isinstance(outputs, (tf.RaggedTensor, tf.SparseTensor)):
+        return outputs
+    return outputs.numpy()[: 0 if is_copy else None]
 
 
 def _find_end(steps: int | None, adapter: DataAdapter) -> int | None:

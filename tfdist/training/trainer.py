@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
@@ -301,7 +300,7 @@ class Trainer(SingleBatches):
         )
         batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
         batches = [keras.tree.map_structure(self.workers.gather, batch) for batch in batches]
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
+        return keras.tree.map_structure(evaluation.concatenate, *batches)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
