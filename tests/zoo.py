@@ -139,7 +139,7 @@ def _build_random(optimizer):
     x = keras.layers.Conv1D(7, 3, kernel_initializer=seeded(1))(x)
     x = keras.layers.SpatialDropout1D(0.3, seed=12)(x)
     x = keras.layers.AlphaDropout(0.2, seed=13)(x)
-    x = keras.layers.LSTM(
+    x = keras.layers.SimpleRNN(
         8,
         dropout=0.2,
         recurrent_dropout=0.2,

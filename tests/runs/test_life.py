@@ -32,9 +32,17 @@ def train(run, *flags, status=0):
     return json.loads((run / "summary.json").read_text()) if status == 0 else None
 
 
-def test_a_finished_run_goes_on_for_more_epochs(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    """The directory of a finished run of one epoch, to copy."""
+    path = tmp_path_factory.mktemp("one epoch") / "run"
+    assert train(path, "--epochs=1")["steps"] == 2
+    return path
+
+
+def test_a_finished_run_goes_on_for_more_epochs(one_epoch, tmp_path, capsys):
     whole = train(tmp_path / "whole", "--epochs=3")
-    assert train(tmp_path / "parts", "--epochs=1")["steps"] == 2
+    shutil.copytree(one_epoch, tmp_path / "parts")
     parts = train(tmp_path / "parts", "--epochs=3")
     assert (parts["steps"], parts["epochs"], parts["resumed_from_step"]) == (6, 3, 2)
     assert parts["weights_sha256"] == whole["weights_sha256"]
@@ -44,10 +52,10 @@ def test_a_finished_run_goes_on_for_more_epochs(tmp_path, capsys):
     assert "--epochs=2 (there: 3)" in capsys.readouterr().err
 
 
-def test_a_run_that_is_not_finished_keeps_its_length(tmp_path, capsys):
-    train(tmp_path, "--epochs=1")
-    (tmp_path / "summary.json").unlink()
-    train(tmp_path, "--epochs=2", status=2)
+def test_a_run_that_is_not_finished_keeps_its_length(one_epoch, tmp_path, capsys):
+    run = shutil.copytree(one_epoch, tmp_path / "run")
+    (run / "summary.json").unlink()
+    train(run, "--epochs=2", status=2)
     assert "--epochs=2 (there: 1)" in capsys.readouterr().err
 
 
@@ -71,9 +79,8 @@ def test_begins_with_the_weights_of_another_run(tmp_path, capsys):
     assert "--init_from" in capsys.readouterr().err
 
 
-def test_refuses_the_weights_of_another_network(tmp_path, capsys):
-    train(tmp_path / "first", "--epochs=1")
-    flags = ("--task=classification", f"--init_from={tmp_path / 'first'}")
+def test_refuses_the_weights_of_another_network(one_epoch, tmp_path, capsys):
+    flags = ("--task=classification", f"--init_from={one_epoch}")
     small = [flag for flag in SMALL if not flag.startswith(("--base_filters", "--depth"))]
     arguments = [*small, *flags, f"--run_dir={tmp_path / 'second'}"]
     assert run_command("tfdist.train", run_training, arguments, options_class=TrainOptions) == 2

@@ -17,11 +17,11 @@ from tests.training.test_dataset_order import check_unknown
 from tfdist.launch import run_local_cluster
 
 TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
-TIMEOUT_S = 280
+TIMEOUT_S = 560
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the launcher's tests read /proc"),
 ]
 

@@ -11,7 +11,7 @@ from tfdist.data.source import ArraySource
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.model_variables import hash_weights
 
-STEPS = 20
+STEPS = 9  # three epochs of 16, 16 and 8 examples
 BATCH = 16
 SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
 ADAM = lambda: keras.optimizers.Adam(1e-3)  # noqa: E731
@@ -261,7 +261,8 @@ def test_continues_to_the_same_bits(deterministic, path_with_spaces, strategy_na
     assert hash_weights(continued.model) == hash_weights(whole.model)
     assert history.epoch == expected.epoch
     for name, values in expected.history.items():
-        np.testing.assert_allclose(history.history[name], values, rtol=1e-9, err_msg=name)
+        # Of an epoch that was stopped, the replicas' sums are added in another order.
+        np.testing.assert_allclose(history.history[name], values, rtol=3e-7, err_msg=name)
 
     finished = make("stopped")
     finished.fit(*example.data, **options)
