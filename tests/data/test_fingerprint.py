@@ -196,6 +196,27 @@ def test_other_kinds_and_formats(change):
     assert found == (None if "format" in change else "the kind is source instead of tfds")
 
 
+def test_parts_that_an_older_version_did_not_write_are_ignored():
+    new = {**Filled(num_examples=4).make_fingerprint(), "order": {"shuffle": True, "seed": 1}}
+    old = {name: part for name, part in new.items() if name != "order"}
+    assert describe_difference(old, new) is None
+    assert describe_difference(new, old) is None
+    assert describe_difference({}, new) is None
+    assert describe_difference({**old, "num_examples": 3}, new) == "4 examples instead of 3"
+
+
+@pytest.mark.parametrize(
+    ("order", "difference"),
+    [
+        ({"shuffle": True, "seed": 2}, "the seed of the order is 2 instead of 1"),
+        ({"shuffle": False}, "shuffle is False instead of True"),
+    ],
+)
+def test_the_order_counts(order, difference):
+    old = {"kind": "arrays", "num_examples": 4, "order": {"shuffle": True, "seed": 1}}
+    assert describe_difference(old, {**old, "order": order}) == difference
+
+
 def test_other_processes_find_the_same():
     code = (
         "import json, numpy as np\n"

@@ -295,6 +295,139 @@ def _build_gan():
     return model
 
 
+class Vae(keras.Model):
+    """Encodes and decodes by way of a draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.layers.Dense(4, kernel_initializer=seeded(1))
+        self.decoder = keras.layers.Dense(6, kernel_initializer=seeded(2))
+        self.seeds = keras.random.SeedGenerator(3)
+        self.total = keras.metrics.Mean(name="total")
+        self.divergence = keras.metrics.Mean(name="divergence")
+
+    @property
+    def metrics(self):
+        return [self.total, self.divergence]
+
+    def call(self, x):
+        return self._pass(x)[0]
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            made, mean, log_var = self._pass(data)
+            errors = keras.ops.sum(keras.losses.mean_squared_error(data, made)[:, None], 1)
+            divergence = -0.5 * (1 + log_var - mean**2 - keras.ops.exp(log_var))
+            divergence = keras.ops.mean(keras.ops.sum(divergence, axis=1))
+            loss = keras.ops.mean(errors) + 0.1 * divergence
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.total.update_state(loss)
+        self.divergence.update_state(divergence)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def _pass(self, x):
+        mean, log_var = keras.ops.split(self.encoder(x), 2, axis=-1)
+        noise = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
+        return self.decoder(mean + keras.ops.exp(0.5 * log_var) * noise), mean, log_var
+
+
+def _build_vae():
+    model = Vae()
+    model.compile(keras.optimizers.Adam(0.01))
+    return model
+
+
+class Distiller(keras.Model):
+    """Trains a student by a frozen teacher; its own `compile` takes two losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(2, kernel_initializer=seeded(1))]
+        )
+        self.teacher.trainable = False
+        self.student = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(2, kernel_initializer=seeded(2))]
+        )
+
+    def compile(self, optimizer, metrics, of_labels, of_teacher):
+        super().compile(optimizer=optimizer, metrics=metrics)
+        self.of_labels, self.of_teacher = of_labels, of_teacher
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        taught = keras.ops.softmax(self.teacher(x, training=False) / 3.0)
+        of_teacher = self.of_teacher(taught, keras.ops.softmax(y_pred / 3.0)) * 9.0
+        return 0.1 * self.of_labels(y, y_pred) + 0.9 * of_teacher
+
+    def call(self, x):
+        return self.student(x)
+
+
+def _build_distiller():
+    model = Distiller()
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(SGD(), ["accuracy"], loss, keras.losses.KLDivergence())
+    return model
+
+
+class Adversarial(keras.Model):
+    """Trains on examples moved along the gradient of their own loss, which it penalizes."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as of_weights:
+            with tf.GradientTape() as of_inputs:
+                of_inputs.watch(x)
+                plain = self.compute_loss(x, y, self(x, training=True))
+            slopes = of_inputs.gradient(plain, x) * tf.cast(tf.shape(x)[0], x.dtype)
+            moved = x + 0.1 * tf.sign(slopes)
+            loss = plain + self.compute_loss(moved, y, self(moved, training=True))
+            loss += 0.01 * tf.reduce_mean(tf.reduce_sum(slopes**2, 1))
+        gradients = of_weights.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return self.compute_metrics(x, y, self(x, training=False))
+
+
+class Accumulating(keras.Model):
+    """Updates the weights by the gradients of two batches, summed in variables of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(2, kernel_initializer=seeded(1))
+        self.num_steps = tf.Variable(0, trainable=False)
+
+    def build(self, shape):
+        self.out.build(shape)
+        zeros = [tf.zeros(weight.shape) for weight in self.out.trainable_variables]
+        self.sums = [tf.Variable(value, trainable=False) for value in zeros]
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        for total, gradient in zip(self.sums, tape.gradient(loss, weights), strict=True):
+            total.assign_add(gradient)
+        self.num_steps.assign_add(1)
+        is_due = tf.cast(self.num_steps % 2 == 0, "float32")
+        gradients = [total * is_due / 2 for total in self.sums]
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        for total in self.sums:
+            total.assign(total * (1 - is_due))
+        return {"loss": loss}
+
+
+def _build_accumulating():
+    model = Accumulating()
+    model.compile(SGD(), "mse")
+    return model
+
+
 def _build_masked():
     tokens = keras.Input((8,), dtype="int32")
     x = keras.layers.Embedding(20, 8, mask_zero=True, embeddings_initializer=seeded(1))(tokens)
@@ -439,6 +572,10 @@ PROGRAMS = {
     "no training argument around an augmentation": Program(lambda: _build_augmenting()),
     "positions": Program(lambda: _build_positions(), (TOKENS, Y)),
     "two optimizers": Program(_build_gan, (X,)),
+    "an autoencoder that draws": Program(_build_vae, (X,)),
+    "gradients of two batches": Program(_build_accumulating),
+    "a teacher": Program(_build_distiller, (X, KINDS)),
+    "a step within a step": Program(lambda: dense(cls=Adversarial, metrics=["mae"])),
     "a maximum": Program(lambda: dense(metrics=[Largest()])),
     "a minimum": Program(lambda: dense(metrics=[Smallest()])),
     "a metric in a layer": Program(lambda: dense(between=Measures())),
@@ -628,6 +765,7 @@ INDIVISIBLE = {
     "a count of integers": Program(lambda: dense(between=Counts("int32"))),
     "a memory": Program(lambda: dense(between=Remembers())),
     "a contrast": Program(lambda: dense(loss=Contrast())),
+    "one loss an example": Program(lambda: dense(loss=keras.losses.Huber(reduction="none"))),
     "pairs": Program(lambda: dense(cls=Pairs)),
     "a sum of rows": Program(lambda: dense(cls=SumOfRows)),
 }

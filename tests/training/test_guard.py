@@ -66,6 +66,8 @@ CULPRITS = {
     "a centered batch": "the layer 'centered.*' .Centered. combines the examples",
     "Dice": "the loss 'dice' is not a mean over examples",
     "a contrast": "the loss 'contrast' is not a mean over examples",
+    "one loss an example": "the loss 'huber_loss' is not a mean over examples",
+    "a nested mean": "the operation 'mean.*' .Mean. combines the examples",
     "an added sum": "add_loss is not a mean",
     "pairs": "Pairs.compute_loss",
     "a sum of rows": "SumOfRows.train_step",
@@ -215,10 +217,13 @@ UNKNOWN = {
     "a nested mean": lambda x: _nest(lambda y: y - keras.ops.mean(y, axis=0))(x),
     "a nested softmax": lambda x: _nest(lambda y: L.Softmax(axis=0)(y))(x),
     "a wrapped softmax": lambda x: L.Flatten()(L.TimeDistributed(L.Softmax(axis=0))(_embed(x))),
+    "a table of examples": lambda x: x + np.ones((8, 4), "f4"),
     "a vector": lambda x: x + keras.ops.arange(4, dtype="float32"),
 }
 KNOWN = {
     "a sum": lambda x: x + L.Dense(4)(x),
+    "a mask": lambda x: L.LSTM(4)(L.Masking(0.0)(_embed(x))),
+    "operations": lambda x: keras.ops.relu(x) * keras.ops.sigmoid(x) - 0.5,
     "a product": lambda x: x * 0.5,
     "a norm": lambda x: L.LayerNormalization()(x),
     "a batch norm": lambda x: L.BatchNormalization()(x),
@@ -251,6 +256,8 @@ def test_keras_s_layers_are_known_and_the_guard_agrees(name):
         keras.losses.Dice(),
         keras.losses.CosineSimilarity(axis=0),
         keras.losses.CategoricalCrossentropy(axis=0),
+        keras.losses.MeanSquaredError(reduction="none"),
+        keras.losses.MeanSquaredError(reduction=None),
         lambda y_true, y_pred: keras.ops.mean((y_true - y_pred) ** 2, -1),
     ],
 )

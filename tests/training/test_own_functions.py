@@ -93,3 +93,10 @@ def test_options_of_the_step_refuse_it():
     options = tfdist.StepOptions(steps_per_loop=2)
     with pytest.raises(TfdistError, match="which micro_batches, .* and steps_per_loop cannot"):
         tfdist.Trainer(build, step_options=options)
+
+
+def test_refuses_several_steps_per_call():
+    model = build()
+    model.compile("adam", "mse", steps_per_execution=3)
+    with pytest.raises(TfdistError, match="would run 3 steps per call. Leave out steps_per_exec"):
+        tfdist.Trainer(model)

@@ -18,7 +18,14 @@ from tfdist.errors import TfdistError
 from tfdist.training.model_variables import hash_weights
 
 EPOCHS = 2
-WHOLE_BATCH_LOSSES = ("Dice", "Tversky", "a scalar with weights", "a contrast", "pairs")
+WHOLE_BATCH_LOSSES = (
+    "one loss an example",
+    "Dice",
+    "Tversky",
+    "a scalar with weights",
+    "a contrast",
+    "pairs",
+)
 FIT = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
 
 

@@ -233,6 +233,63 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     assert hash_weights(parts.model) == hash_weights(whole.model)
 
 
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+@pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_test_batch_end", 3)])
+def test_an_epoch_that_continues_begins_only_once(tmp_path, event, count, checkpoint_every):
+    """Stopped or interrupted in the second epoch, or in the validation of the first or second."""
+
+    class Remember(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.begun, self.rates = 0, []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.begun += 1
+            weight = self.model.trainable_weights[0]
+            weight.assign(weight * 0.9)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+        def get_state(self):
+            return {"begun": self.begun}
+
+        def set_state(self, state):
+            self.begun = state["begun"]
+
+    def fit(directory, *callbacks):
+        x = np.random.default_rng(0).normal(size=[32, 4]).astype("f4")
+        trainer = Trainer(_make_model, checkpoint_dir=str(tmp_path / directory))
+        for callback in callbacks:
+            callback.request_stop = trainer.request_stop
+        remember = Remember()
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        trainer.fit(
+            x,
+            x[:, :1],
+            batch_size=8,
+            validation_data=(x, x[:, :1]),
+            callbacks=[halve, remember, *callbacks],
+            checkpoint_every=checkpoint_every,
+            epochs=3,
+            verbose=0,
+        )
+        return trainer, remember
+
+    whole, expected = fit("whole")
+    if checkpoint_every:
+        with pytest.raises(InterruptedError):
+            fit("parts", Interrupt(event, count))
+    else:
+        assert fit("parts", StopAt(event, count))[0].progress.was_stopped
+    parts, found = fit("parts")
+    assert parts.progress.resumed_from_step % 4 or event == "on_test_batch_end"
+    assert found.rates == expected.rates[parts.progress.resumed_from_step :]
+    assert (found.begun, expected.begun) == (3, 3)
+    assert hash_weights(parts.model) == hash_weights(whole.model)
+    assert parts.history.history == whole.history.history
+
+
 def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
     """7 steps are an epoch and two fifths; started again, there is nothing left to do."""
     first, again = (_fit(tmp_path, max_steps=7)[0] for _ in range(2))
@@ -366,6 +423,79 @@ def test_other_file_systems_have_no_lock(path_with_spaces):
     directory = f"ram://{path_with_spaces}/checkpoints"
     _fit_steps(directory, 1)
     assert tf.io.gfile.listdir(directory) == ["step-000000001"]
+
+
+def _make_dataset(x, seed):
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+    return {"x": data.shuffle(16, seed=seed).batch(4)}
+
+
+def _make_pages(x, seed):
+    class Pages(keras.utils.PyDataset):
+        def __len__(self):
+            return len(x) // 4
+
+        def __getitem__(self, index):
+            return x[index * 4 : index * 4 + 4], x[index * 4 : index * 4 + 4, :1]
+
+    return {"x": Pages()}
+
+
+DATA = {
+    "arrays": lambda x, seed: {"x": x, "y": x[:, :1], "batch_size": 4},
+    "unshuffled": lambda x, seed: {"x": x, "y": x[:, :1], "batch_size": 4, "shuffle": False},
+    "dataset": _make_dataset,
+    "pages": _make_pages,
+}
+_X = np.random.default_rng(0).normal(size=[16, 4]).astype("f4")
+_CHANGED = np.concatenate([_X[:9], _X[9:10] + 1, _X[10:]])
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "options", "difference"),
+    [
+        ("arrays", "arrays", {}, None),
+        ("arrays", "arrays", {"x": _CHANGED}, "example 9 of array 0 changed"),
+        ("arrays", "arrays", {"seed": 2}, "the seed of the order is 2 instead of 1"),
+        ("arrays", "unshuffled", {}, "shuffle is False instead of True"),
+        ("unshuffled", "unshuffled", {"seed": 2}, None),
+        ("dataset", "dataset", {}, None),
+        ("dataset", "dataset", {"x": _CHANGED}, "example 9 of tensor 0 changed"),
+        ("dataset", "dataset", {"seed": 2}, "the seed of shuffle is 2 instead of 1"),
+        ("pages", "pages", {}, None),
+        ("pages", "pages", {"x": _X[:12]}, "3 batches instead of 4"),
+        ("pages", "dataset", {}, "the kind is dataset instead of batches"),
+    ],
+)
+def test_continues_on_the_same_data_only(tmp_path, before, name, options, difference):
+    def fit(name, max_steps, x=_X, seed=1):
+        trainer = Trainer(_make_model, checkpoint_dir=str(tmp_path), seed=seed)
+        trainer.fit(**DATA[name](x, seed), max_steps=max_steps, verbose=0)
+        return trainer
+
+    fit(before, 2)
+    if difference is None:
+        assert fit(name, 5, **options).progress.resumed_from_step == 2
+        return
+    with pytest.raises(TfdistError, match=f"Cannot continue after step 2: {difference}") as found:
+        fit(name, 5, **options)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("kept", [(), ("format", "kind", "num_examples", "element_spec")])
+def test_continues_from_a_checkpoint_that_says_less_about_the_data(tmp_path, monkeypatch, kept):
+    def agree(workers, adapter):
+        return {name: part for name, part in adapter.make_fingerprint().items() if name in kept}
+
+    def fit(max_steps):
+        trainer = Trainer(_make_model, checkpoint_dir=str(tmp_path))
+        trainer.fit(**DATA["dataset"](_X, 1), max_steps=max_steps, verbose=0)
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tfdist.training.trainer.agree_on_data", agree)
+        fit(2)
+    assert fit(5).progress.resumed_from_step == 2
 
 
 class WorkerOne:

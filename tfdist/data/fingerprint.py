@@ -19,6 +19,8 @@ _WHOLE_ARRAY_BYTES = 256 * 2**20
 _WHOLE_FILE_BYTES = 2**20
 _FILE_SAMPLES = 16
 _THREADS = 16
+# The kinds of data that are counted in batches.
+_KINDS_OF_BATCHES = ("dataset", "batches")
 
 
 def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str, Any]:
@@ -99,6 +101,11 @@ def hash_arrays(arrays: Any) -> list[list[str]]:
     return [_hash_rows(array) for array in tf.nest.flatten(arrays)]
 
 
+def hash_tensor(array: np.ndarray) -> list[str]:
+    """Returns a digest of each group of rows of an array; of a scalar, its digest."""
+    return _hash_rows(array) if array.ndim else [_hash_leaf(array)]
+
+
 def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dict[str, Any]]:
     """Returns the digests of a few examples, among them the first and the last.
 
@@ -127,6 +134,8 @@ def describe_difference(
 ) -> str | None:
     """Returns a short description of how two fingerprints differ, or None.
 
+    A part that only one of them has is ignored: another version of tfdist wrote the other one.
+
     >>> old = {"kind": "folder", "num_examples": 32}
     >>> describe_difference(old, {"kind": "folder", "num_examples": 64}, split="training")
     '64 training examples instead of 32'
@@ -138,19 +147,19 @@ def describe_difference(
     """
     if dict(old) == dict(new):
         return None
-    of_split = f"{split} examples" if split else "examples"
-    if old.get("num_examples") != new.get("num_examples"):
+    examples = "batches" if new.get("kind") in _KINDS_OF_BATCHES else "examples"
+    of_split = f"{split} {examples}" if split else examples
+    known = [name for name in new if name in old]
+    if "num_examples" in known and old["num_examples"] != new["num_examples"]:
         return f"{new.get('num_examples')} {of_split} instead of {old.get('num_examples')}"
     if old.get("format", FORMAT) != new.get("format", FORMAT):
         return None
-    for name in dict.fromkeys([*new, *old]):
+    for name in known:
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
-        describe = _DESCRIBED.get(name)
-        found = (
-            describe(before, after, new["num_examples"]) if describe and before and after else None
-        )
+        describe = _DESCRIBED.get(name) if before and after else None
+        found = describe(before, after, new.get("num_examples", 0)) if describe else None
         if found is None:
             text = name.replace("_", " ")
             found = f"the {text} is {_shorten(after)} instead of {_shorten(before)}"
@@ -259,6 +268,48 @@ def _describe_loaded(
     return f"example {changed[0]} changed" if changed else None
 
 
+def _describe_order(
+    before: Mapping[str, Any], after: Mapping[str, Any], num_examples: int
+) -> str | None:
+    if before["shuffle"] != after["shuffle"]:
+        return f"shuffle is {after['shuffle']} instead of {before['shuffle']}"
+    return f"the seed of the order is {after.get('seed')} instead of {before.get('seed')}"
+
+
+def _describe_shuffles(
+    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], num_examples: int
+) -> str | None:
+    words = ("the global seed", "the seed of shuffle", "the buffer of shuffle")
+    for old, new in zip(before, after, strict=False):
+        for word, *numbers in zip(words, new, old, strict=False):
+            if numbers[0] != numbers[1]:
+                return f"{word} is {numbers[0]} instead of {numbers[1]}"
+    return f"{len(after)} calls of shuffle instead of {len(before)}"
+
+
+def _describe_tensors(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], num_examples: int
+) -> str | None:
+    if len(before) != len(after):
+        return f"the dataset has {len(after)} tensors instead of {len(before)}"
+    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old["rows"] != new["rows"]:
+            return f"tensor {place} has {new['rows']} rows instead of {old['rows']}"
+        if old != new:
+            found = _describe_rows([old["digests"]], [new["digests"]], new["rows"])
+            return found and found.replace("array 0", f"tensor {place}")
+    return None
+
+
+def _describe_operations(
+    before: Sequence[str], after: Sequence[str], num_examples: int
+) -> str | None:
+    found = [pair for pair in zip(after, before, strict=False) if pair[0] != pair[1]]
+    if found and len(before) == len(after):
+        return f"the dataset has {found[0][0]} instead of {found[0][1]}"
+    return None
+
+
 def _shorten(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -268,5 +319,9 @@ _DESCRIBED: dict[str, Callable[[Any, Any, int], str | None]] = {
     "files": _describe_files,
     "rows": _describe_rows,
     "loaded": _describe_loaded,
+    "order": _describe_order,
+    "shuffle": _describe_shuffles,
+    "tensors": _describe_tensors,
+    "operations": _describe_operations,
     "contents": lambda before, after, num_examples: "the contents changed",
 }

@@ -60,7 +60,7 @@ def make_train_dataset(
     num_replicas: int = 1,
     replicas: Sequence[int] | None = None,
     augmentation: BatchAugmentation | None = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     ends_epochs: bool = False,
     with_places: bool = False,
 ) -> tf.data.Dataset:
@@ -77,7 +77,8 @@ def make_train_dataset(
       num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.
       augmentation: the augmentation of the examples, if any.
-      shuffle: whether to shuffle every epoch, rather than to keep the order of the indices.
+      shuffle: whether to shuffle every epoch, rather than to keep the order of the indices;
+        `"batch"` shuffles within each batch, and requires `ends_epochs`.
       ends_epochs: whether the last batch of an epoch holds only the remaining examples, as in
         Keras, rather than extending into the next epoch.
       with_places: whether each batch comes with its place, as from `split_batches`.
@@ -95,7 +96,13 @@ def make_train_dataset(
     )
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
-    read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
+    read = _make_position_reader(
+        source,
+        seed=seed,
+        augmentation=augmentation,
+        shuffle=shuffle,
+        global_batch_size=global_batch_size,
+    )
     divide = _make_divider(source.num_examples, global_batch_size, num_replicas, ids, ends_epochs)
 
     def make_batch(number: tf.Tensor) -> Any:
@@ -112,7 +119,7 @@ def make_train_reader(
     global_batch_size: int,
     seed: int,
     augmentation: BatchAugmentation | None = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     ends_epochs: bool = False,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from a step's number, an int64 scalar, to its global batch.
@@ -127,7 +134,13 @@ def make_train_reader(
       TfdistError: see `make_train_dataset`.
     """
     check_replicas(global_batch_size, 1, None)
-    read = _make_position_reader(source, seed=seed, augmentation=augmentation, shuffle=shuffle)
+    read = _make_position_reader(
+        source,
+        seed=seed,
+        augmentation=augmentation,
+        shuffle=shuffle,
+        global_batch_size=global_batch_size,
+    )
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
 
     def read_step(step: tf.Tensor) -> Any:
@@ -188,16 +201,24 @@ def _make_position_reader(
     *,
     seed: int,
     augmentation: BatchAugmentation | None,
-    shuffle: bool,
+    shuffle: bool | str,
+    global_batch_size: int,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from positions in the training stream, int64 [batch], to a batch."""
     if not 0 <= seed <= MAX_SEED:
         raise TfdistError(f"Cannot shuffle with seed {seed}: it must be in 0 .. {MAX_SEED}.")
+    num_examples = tf.constant(source.num_examples, tf.int64)
 
     def read(positions: tf.Tensor) -> Any:
-        epochs, offsets = positions // source.num_examples, positions % source.num_examples
-        if shuffle:
-            indices = _shuffle(offsets, seed, epochs, source.num_examples)
+        epochs, offsets = positions // num_examples, positions % num_examples
+        if shuffle == "batch":
+            numbers = offsets // global_batch_size
+            firsts = numbers * global_batch_size
+            sizes = tf.minimum(num_examples - firsts, global_batch_size)
+            numbers += epochs * steps_per_epoch(source.num_examples, global_batch_size)
+            indices = firsts + _shuffle(offsets - firsts, seed, numbers, sizes)
+        elif shuffle:
+            indices = _shuffle(offsets, seed, epochs, tf.fill(tf.shape(epochs), num_examples))
         else:
             indices = offsets
         batch = source.load_batch(indices)
@@ -260,14 +281,12 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
     return read
 
 
-def _shuffle(offsets: tf.Tensor, seed: int, epochs: tf.Tensor, num_examples: int) -> tf.Tensor:
-    constant = tf.fill(tf.shape(epochs), tf.constant(_SHUFFLE_KEY, tf.int64))
-    seeds = tf.stack([constant, tf.fill(tf.shape(epochs), tf.constant(seed, tf.int64)), epochs], 1)
+def _shuffle(offsets: tf.Tensor, seed: int, orders: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Returns where each offset is in the permutation `orders` of as many numbers as `sizes`."""
+    constant = tf.fill(tf.shape(orders), tf.constant(_SHUFFLE_KEY, tf.int64))
+    seeds = tf.stack([constant, tf.fill(tf.shape(orders), tf.constant(seed, tf.int64)), orders], 1)
     return tf.raw_ops.RandomIndexShuffle(
-        index=offsets,
-        seed=seeds,
-        max_index=tf.fill(tf.shape(epochs), tf.constant(num_examples - 1, tf.int64)),
-        rounds=_SHUFFLE_ROUNDS,
+        index=offsets, seed=seeds, max_index=sizes - 1, rounds=_SHUFFLE_ROUNDS
     )
 
 

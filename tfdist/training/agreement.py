@@ -1,5 +1,6 @@
 """Agreement among workers that train together: on their data, and on flags after each step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -55,6 +56,28 @@ def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
                 "workers the same data."
             )
     return own
+
+
+def check_data(before: Mapping[str, Any], now: Mapping[str, Any], *, step: int) -> None:
+    """Checks that the data are those of a checkpoint.
+
+    Args:
+      before: what the checkpoint records about the data, possibly written by an older tfdist.
+      now: the same about the data at hand: the fingerprint, and the batch size.
+      step: the step of the checkpoint.
+
+    Raises:
+      TfdistError: the data or the batch size are different.
+    """
+    difference = describe_difference(before.get("train", {}), now["train"])
+    sizes = before.get("batch_size"), now["batch_size"]
+    if difference is None and None not in sizes and sizes[0] != sizes[1]:
+        difference = f"the batch size is {sizes[1]} instead of {sizes[0]}"
+    if difference is not None:
+        raise TfdistError(
+            f"Cannot continue after step {step}: {difference}. Give the data of the checkpoint, or "
+            "another directory to start over."
+        )
 
 
 def _read_learning_rate(workers: Workers, model: keras.Model) -> float:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.internals import Operation
 from tfdist.training.compilation import describe_layer
 from tfdist.training.divisible import is_of_batch, list_losses
 from tfdist.training.outcomes import differs
@@ -29,11 +30,11 @@ class Culprit(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """A forward pass: the outputs, the added losses, and (inputs, outputs) by a layer's id."""
+    """A forward pass: outputs, added losses, and by id: operation, its inputs and outputs."""
 
     outputs: Any
     added: list[float]
-    of_layers: dict[int, tuple[Any, Any]]
+    of_operations: dict[int, tuple[Any, Any, Any]]
 
 
 def find_loss_of_batch(model: keras.Model) -> Culprit | None:
@@ -63,11 +64,12 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit
     cuts = (0, rows), (0, half), (half, rows)
     passes = [_call(model, slice_batch(x, *cut)) for cut in cuts]
     whole = passes[0]
-    for layer in model._flatten_layers(include_self=False):
-        if all(id(layer) in each.of_layers for each in passes):
-            inputs, outputs = zip(*(each.of_layers[id(layer)] for each in passes), strict=True)
-            if _are_divided(*inputs, half) and not _are_divided(*outputs, half):
-                return Culprit(f"the layer {describe_layer(layer)} combines the examples")
+    for key, (operation, *_) in whole.of_operations.items():
+        if all(key in each.of_operations for each in passes):
+            _, inputs, outputs = zip(*(each.of_operations[key] for each in passes), strict=True)
+            if _are_divided(*inputs) and not _are_divided(*outputs):
+                kind = "layer" if isinstance(operation, keras.Layer) else "operation"
+                return Culprit(f"the {kind} {describe_layer(operation)} combines the examples")
 
     def is_mean(whole: float, first: float, second: float) -> bool:
         mean = first * half / rows + second * (rows - half) / rows
@@ -77,7 +79,7 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit
         return Culprit("a layer's add_loss is not a mean: add one value per example")
     for loss in list_losses(model):
         values = [
-            float(tf.reduce_mean(loss(*(slice_batch(t, *cut) for t in (y, whole.outputs, weight)))))
+            float(tf.reduce_sum(loss(*(slice_batch(t, *cut) for t in (y, whole.outputs, weight)))))
             for cut in cuts
         ]
         if not is_mean(*values):
@@ -89,37 +91,44 @@ def _call(model: keras.Model, x: Any) -> _Pass:
     """Calls a model without effects, and keeps what its layers get and return."""
     state = [(v, tf.convert_to_tensor(v.numpy())) for v in model.variables]
     with (
-        _recording() as of_layers,
+        _recording() as found,
         keras.StatelessScope(state, collect_losses=True),
     ):
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         added = [float(tf.reduce_sum(loss)) for loss in model.losses]
-    return _Pass(outputs, added, of_layers)
+    return _Pass(outputs, added, found)
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[dict[int, tuple[Any, Any]]]:
-    """Collects the first inputs and outputs of each layer that is called."""
-    found: dict[int, tuple[Any, Any]] = {}
-    call = keras.layers.Layer.__call__
+def _recording() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
+    """Collects the first inputs and outputs of each layer and operation, in their order."""
+    found: dict[int, tuple[Any, Any, Any]] = {}
 
-    def recorded(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
-        outputs = call(layer, *args, **kwargs)
-        found.setdefault(id(layer), ((args, kwargs), outputs))
-        return outputs
+    def wrap(call: Any) -> Any:
+        def recorded(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            outputs = call(operation, *args, **kwargs)
+            found.setdefault(id(operation), (operation, (args, kwargs), outputs))
+            return outputs
 
-    with replaced(keras.layers.Layer, "__call__", recorded):
+        return recorded
+
+    with contextlib.ExitStack() as stack:
+        for owner in (keras.Layer, Operation):
+            stack.enter_context(replaced(owner, "__call__", wrap(vars(owner)["__call__"])))
         yield found
 
 
-def _are_divided(whole: Any, first: Any, second: Any, half: int) -> bool:
-    """Returns whether two structures hold the examples of a third one."""
+def _are_divided(whole: Any, first: Any, second: Any) -> bool:
+    """Returns whether two structures hold the examples of a third one, or the same as it."""
     structures = [_list_rows(each) for each in (whole, first, second)]
-    return len({len(each) for each in structures}) == 1 and all(
-        not differs(tf.concat([a, b], 0), w, _TOLERANCE, floor=1e-6)
-        for w, a, b in zip(*structures, strict=True)
-        if w.shape[0] != a.shape[0]
-    )
+    if len({len(each) for each in structures}) > 1:
+        return False
+    for of_whole, *halves in zip(*structures, strict=True):
+        is_by_row = halves[0].shape[0] != of_whole.shape[0]
+        found = [tf.concat(halves, 0)] if is_by_row else halves
+        if any(differs(each, of_whole, _TOLERANCE, floor=1e-6) for each in found):
+            return False
+    return True
 
 
 def _list_rows(structure: Any) -> list[tf.Tensor]:

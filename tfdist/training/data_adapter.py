@@ -7,9 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
+from tfdist.data.rows import split_batches
 from tfdist.internals import multi_device_iterator_ops
 from tfdist.training.replacing import replaced
 
+SKIPPING = ", skipping the batches seen before: they are read again"
 _CREATE = "_create_device_dataset"
 
 Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
@@ -39,6 +41,12 @@ class DataAdapter:
       learned_steps: steps per pass, once a first pass has shown it, where `num_steps` is None.
       drops_between: whether `fit` also drops a pass between two passes, which Keras does unless
         the user gave `steps_per_epoch`.
+      is_python: whether Python reads the data. A pass is then only opened when its first epoch
+        begins.
+      on_epoch_begin, on_epoch_end: the hooks of the user's data, called around each epoch; the
+        second one also before `fit` and `evaluate`, as in Keras.
+      replay: (epochs, steps per epoch) -> None; repeats the hooks and reads of these epochs, before
+        a run continues.
       with_places: whether iterators yield the pairs, rather than the batches alone.
       how_to_continue: the part of a continued run's message that says how it reaches its step.
       read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
@@ -63,6 +71,10 @@ class DataAdapter:
     drop_pass: Callable[[], None] = lambda: None
     drops_between: bool = True
     learned_steps: int | None = None
+    is_python: bool = False
+    on_epoch_begin: Callable[[], None] = lambda: None
+    on_epoch_end: Callable[[], None] = lambda: None
+    replay: Callable[[int, int], None] = lambda epochs, steps_per_epoch: None
     with_places: bool = True
     _opened: list[int] = field(default_factory=list)
 
@@ -146,6 +158,29 @@ class DataAdapter:
             return dataset
         # So TensorFlow need not check before each step whether a batch is left.
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def place_batches(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Returns a dataset of (batch, place) for the replicas that a pipeline feeds."""
+    place = find_place(context)
+    if place["num_replicas"] == 1:
+        # A single replica gets whole batches, of any structure.
+        def add_place(*arguments: Any) -> Any:
+            batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
+            return batch, ()
+
+        return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
+    return split_batches(dataset, **place)
+
+
+def find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
+    """Returns the number of replicas, and which of them an input pipeline feeds."""
+    local = context.num_replicas_in_sync // context.num_input_pipelines
+    first = context.input_pipeline_id * local
+    return {
+        "num_replicas": context.num_replicas_in_sync,
+        "replicas": range(first, first + local),
+    }
 
 
 def _make_one(element: Any, spec: Any) -> tf.data.Dataset:

@@ -5,7 +5,6 @@ holds this list against what the guard finds.
 """
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,7 +19,16 @@ _LOSSES_OF_BATCHES = ("CTC", "Circle", "Dice", "Tversky", "ctc", "circle", "dice
 # Layers that run code of the user or of another library, and those that mix examples.
 _OPAQUE = ("FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper")
 _MIXING = ("AugMix", "CutMix", "MixUp", "RandAugment", "RandomElasticTransform")
-_ARITHMETIC = ("Add", "Multiply", "Subtract")
+# Operations that compute each number of their result from the numbers at its place.
+_POINTWISE = {
+    *("Abs", "Absolute", "Add", "Cast", "Cos", "Divide", "Equal", "Exp", "Gelu", "Greater", "Less"),
+    *("Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Multiply", "Negative"),
+    *("NotEqual", "Relu", "Sigmoid", "Silu", "Sin", "Sqrt", "Square", "Subtract", "Tanh"),
+    "TrueDivide",
+}
+# Operations along axes.
+_ALONG = {"All", "Any", "Concatenate", "LogSoftmax", "Max", "Mean", "Min", "Softmax", "Sum"}
+_REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
 # Attributes of layers whose functions see examples.
 _FUNCTIONS = ("activation", "recurrent_activation", "activity_regularizer")
 _AXES = ("axis", "axes", "attention_axes", "_attention_axes")
@@ -80,8 +88,9 @@ def _is_known_loss(loss: Any) -> bool:
         return False
     function = getattr(loss, "fn", None)
     options = getattr(loss, "_fn_kwargs", {})
-    is_by_example = options.get("axis", -1) != 0
-    return is_by_example and (function is None or is_of_library(function))
+    if options.get("axis", -1) == 0 or getattr(loss, "reduction", "sum") not in _REDUCTIONS:
+        return False
+    return function is None or is_of_library(function)
 
 
 def _is_known_layer(layer: keras.Layer) -> bool:
@@ -93,28 +102,22 @@ def _is_known_layer(layer: keras.Layer) -> bool:
     others = [type(part) for part in parts if part is not None and not inspect.isfunction(part)]
     if not all(map(is_of_library, [*functions, *others])):
         return False
-    rank = _find_rank(layer)
-    is_by_example = all(_is_within_example(axis, rank) for axis in _list_axes(layer))
+    is_by_example = all(_is_within_example(axis, layer) for axis in _list_axes(layer))
     return is_by_example and _keeps_first(getattr(layer, "equation", None))
 
 
-def _find_rank(layer: keras.Layer) -> int | None:
-    """Returns the lowest rank of the inputs of a layer in a functional model; None for others."""
-    tensors = [t for node in layer._inbound_nodes for t in node.input_tensors]
-    return min((len(tensor.shape) for tensor in tensors), default=None)
+def _list_axes(operation: Any) -> list[int]:
+    axes = [getattr(operation, name, None) for name in _AXES]
+    return [axis for axis in keras.tree.flatten(axes) if isinstance(axis, int)]
 
 
-def _list_axes(layer: keras.Layer) -> Iterator[int]:
-    for name in _AXES:
-        for axis in keras.tree.flatten(getattr(layer, name, None)):
-            if isinstance(axis, int):
-                yield axis
-
-
-def _is_within_example(axis: int, rank: int | None) -> bool:
-    """Returns whether an axis is not that of the examples, as far as that is known."""
+def _is_within_example(axis: int, operation: Any) -> bool:
+    """Returns whether an axis of a layer or operation is known not to be that of the examples."""
     if axis >= 0:
         return axis > 0
+    # Only those between the layers of a functional model know the rank of their inputs.
+    tensors = [t for node in operation._inbound_nodes for t in node.input_tensors]
+    rank = min((len(tensor.shape) for tensor in tensors), default=None)
     return axis == -1 if rank is None else axis + rank > 0
 
 
@@ -134,11 +137,15 @@ def _is_known_operation(operation: Any) -> bool:
     """Returns whether an operation between layers combines tensors example by example."""
     if not isinstance(operation, Operation) or not is_of_library(type(operation)):
         return False
-    if type(operation).__name__ not in _ARITHMETIC:
+    if type(operation).__name__ in _ALONG:
+        axes = _list_axes(operation)
+        return bool(axes) and all(_is_within_example(axis, operation) for axis in axes)
+    if type(operation).__name__ not in _POINTWISE:
         return False
     for node in operation._inbound_nodes:
         leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        ranks = {len(leaf.shape) for leaf in leaves if hasattr(leaf, "shape")}
-        if len(ranks) > 1:
+        leaves = [leaf for leaf in leaves if len(getattr(leaf, "shape", ()))]
+        has_rows = [not keras.utils.is_keras_tensor(a) and a.shape[0] != 1 for a in leaves]
+        if len({len(leaf.shape) for leaf in leaves}) > 1 or any(has_rows):
             return False
     return True

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
+from tfdist.training.history import list_callbacks
 
 
 def make_callbacks(
@@ -28,17 +29,15 @@ def make_callbacks(
       model: the trainer's model.
       verbose: whether to show the bar.
       epochs, steps: those of this call, if known.
-      history: the history, which is called last to see what the others log.
+      history: the history, called last if it is not among the user's, to see what they log.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    if isinstance(callbacks, keras.callbacks.Callback):
-        callbacks = [callbacks]
-    chosen = [c for c in callbacks or () if not isinstance(c, keras.callbacks.History)]
+    chosen = list_callbacks(callbacks)
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in chosen):
         chosen.append(keras.callbacks.ProgbarLogger())
+    if history is not None and not any(c is history for c in chosen):
+        chosen.append(history)
     return keras.callbacks.CallbackList(
-        [*chosen, *([history] if history else [])],
+        chosen,
         model=model,
         verbose=verbose,
         epochs=epochs,
@@ -69,16 +68,19 @@ def evaluate(
     Raises:
       TfdistError: there are no data.
     """
-    of_model = engine.build(adapter)
-    is_whole = not steps and adapter.num_steps is not None
-    steps = steps or adapter.num_steps
+    model, of_model = engine.model, engine.build(adapter)
+    is_whole = adapter.num_steps is not None and not steps
+    steps = _find_end(steps, adapter)
     callbacks = make_callbacks(steps)
     of_model.reset_metrics()
+    adapter.on_epoch_end()
+    model.stop_evaluating = False
     callbacks.on_test_begin()
+    adapter.on_epoch_begin()
     iterator = of_model.iterate_eval(adapter, steps=steps)
     batch = 0
     logs: dict[str, Any] = {}
-    while (steps is None or batch < steps) and not is_stopped():
+    while (steps is None or batch < steps) and not (model.stop_evaluating or is_stopped()):
         iterator = engine.check_division("test", iterator, adapter)
         callbacks.on_test_batch_begin(batch)
         try:
@@ -92,8 +94,10 @@ def evaluate(
         return None
     if not batch:
         raise TfdistError("Cannot evaluate: the validation data are empty.")
-    if is_whole:
-        adapter.drop_pass()
+    if not model.stop_evaluating:
+        if is_whole:
+            adapter.drop_pass()
+        adapter.on_epoch_end()
     logs = of_model.conclude(of_model.read_logs(logs))
     callbacks.on_test_end(logs)
     return logs
@@ -111,11 +115,15 @@ def predict(
     Raises:
       TfdistError: there are no data.
     """
-    predictor = engine.build_prediction(adapter)
-    iterator = predictor.iterate_predict(adapter, steps=steps)
+    model, predictor = engine.model, engine.build_prediction(adapter)
+    is_whole = adapter.num_steps is not None and not steps
+    steps = _find_end(steps, adapter)
     batches: list[Any] = []
+    model.stop_predicting = False
     callbacks.on_predict_begin()
-    while steps is None or len(batches) < steps:
+    adapter.on_epoch_begin()
+    iterator = predictor.iterate_predict(adapter, steps=steps)
+    while (steps is None or len(batches) < steps) and not model.stop_predicting:
         iterator = engine.check_division("predict", iterator, adapter)
         callbacks.on_predict_batch_begin(len(batches))
         try:
@@ -123,15 +131,37 @@ def predict(
         except (tf.errors.OutOfRangeError, StopIteration):
             break
         parts = [
-            keras.tree.map_structure(lambda t, n=0 if is_copy else None: t.numpy()[:n], outputs)
+            keras.tree.map_structure(lambda t, copied=is_copy: _read_rows(t, copied), outputs)
             for outputs, is_copy in replicas
         ]
-        outputs = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+        outputs = keras.tree.map_structure(concatenate, *parts)
         callbacks.on_predict_batch_end(len(batches), {"outputs": outputs})
         batches.append(outputs)
+    if not model.stop_predicting:
+        if is_whole:
+            adapter.drop_pass()
+        adapter.on_epoch_end()
     callbacks.on_predict_end()
-    if steps is None and adapter.num_steps is not None:
-        adapter.drop_pass()
     if not batches:
         raise TfdistError("Cannot predict: the data are empty.")
     return batches
+
+
+def concatenate(*leaves: Any) -> Any:
+    """Returns the rows of arrays, or of ragged or sparse tensors, one after the other."""
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0) if tf.is_tensor(leaves[0]) else np.concatenate(leaves)
+
+
+def _read_rows(outputs: Any, is_copy: bool) -> Any:
+    if isinstance(outputs, (tf.RaggedTensor, tf.SparseTensor)):
+        return outputs
+    return outputs.numpy()[: 0 if is_copy else None]
+
+
+def _find_end(steps: int | None, adapter: DataAdapter) -> int | None:
+    """Returns the number of batches to read, at most those of a pass; None if unknown."""
+    if not steps or adapter.num_steps is None:
+        return steps or adapter.num_steps
+    return min(steps, adapter.num_steps)

@@ -1,14 +1,12 @@
 """Builds the data adapter, a `DataAdapter`, for what `fit`, `evaluate` and `predict` accept."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.data.dataset_options import set_options
-from tfdist.data.dataset_order import is_shuffled_anew
+from tfdist.data.dataset_graph import describe_dataset, is_shuffled_anew
 from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
     BatchAugmentation,
@@ -18,18 +16,16 @@ from tfdist.data.pipeline import (
     make_train_reader,
     steps_per_epoch,
 )
-from tfdist.data.rows import split_batches
 from tfdist.data.source import ArraySource, Source
+from tfdist.data.sparse_source import SparseSource
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     array_data_adapter,
     array_slicing,
-    data_adapters,
     make_class_weight_map_fn,
 )
-from tfdist.training.data_adapter import DataAdapter
-
-_SKIPPING = ", skipping the batches seen before: they are read again"
+from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.python_data import make_python_adapter
 
 
 def make_data_adapter(
@@ -40,11 +36,10 @@ def make_data_adapter(
     global_batch_size: int,
     num_replicas: int,
     seed: int = 0,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
     micro_batches: int = 1,
-    keeps_order: bool = False,
 ) -> DataAdapter:
     """Returns the data adapter for anything that Keras's `fit` accepts, or for a tfdist source.
 
@@ -58,21 +53,26 @@ def make_data_adapter(
         which make their own batches.
       num_replicas: replicas that share a global batch.
       seed: seed of the order and the augmentation.
-      shuffle: whether training sees sources and arrays in a new order each epoch.
+      shuffle: whether training sees sources and arrays in a new order each epoch; `"batch"`
+        changes the order within each batch of arrays only.
       class_weight: as in Keras: class -> the weight of its examples.
       augmentation: a seeded transformation of a source's examples, in training only.
       micro_batches: the parts in which a replica computes its examples in training.
-      keeps_order: whether the data must have the same order on every worker and when read again.
 
     Raises:
-      TfdistError: a dataset that must keep its order is shuffled without a seed; a source's batch
-        is too small for the replicas or the micro-batches; or the kind of data is unknown.
+      TfdistError: a source's batch is too small for the replicas or the micro-batches, or the kind
+        of data is unknown.
     """
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
     ]
     if isinstance(x, Source):
         _refuse(x, given)
+        if shuffle == "batch":
+            raise TfdistError(
+                "Cannot shuffle the batches of a source one by one: its batches do not end with "
+                "the epochs. Give shuffle=True, or arrays."
+            )
         check_global_batch(
             global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
         )
@@ -86,38 +86,46 @@ def make_data_adapter(
         )
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
-        if keeps_order and is_shuffled_anew(x):
-            raise TfdistError(
-                "Cannot train several workers, or continue a run, on a dataset that is shuffled "
-                "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
-            )
         return _make_dataset_adapter(_weigh_classes(x, class_weight))
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
         return _make_function_adapter(x)
-    if _is_dense(x, y, sample_weight):
-        source = _make_array_source(x, y, sample_weight, class_weight)
-        if micro_batches > 1:
-            check_global_batch(
-                min(global_batch_size, source.num_examples),
-                num_replicas=num_replicas,
-                micro_batches=micro_batches,
-            )
-        return _make_source_adapter(
-            source,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=bool(shuffle),
-            augmentation=augmentation,
-            ends_epochs=True,
+    if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
+        return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
+    is_dense = _is_dense(x, y, sample_weight)
+    if not is_dense and num_replicas > 1:
+        raise TfdistError(
+            "Cannot split sparse or ragged arrays over replicas. Convert them, for example with "
+            "to_tensor() or tf.sparse.to_dense, or train on one device."
         )
-    try:
-        adapter = data_adapters.get_data_adapter(
-            x, y, sample_weight, batch_size=global_batch_size, class_weight=class_weight
+    source = _make_array_source(x, y, sample_weight, class_weight, is_dense=is_dense)
+    if micro_batches > 1:
+        check_global_batch(
+            min(global_batch_size, source.num_examples),
+            num_replicas=num_replicas,
+            micro_batches=micro_batches,
         )
-    except ValueError as error:
-        raise TfdistError(" ".join(str(error).split())) from error
-    return _make_keras_adapter(adapter)
+    return _make_source_adapter(
+        source,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        augmentation=augmentation,
+        ends_epochs=True,
+    )
+
+
+def check_order(x: Any) -> None:
+    """Checks that data have the same order on every worker, and when they are read again.
+
+    Raises:
+      TfdistError: a dataset is shuffled without a seed.
+    """
+    if isinstance(x, tf.data.Dataset) and is_shuffled_anew(x):
+        raise TfdistError(
+            "Cannot train several workers, or continue a run, on a dataset that is shuffled "
+            "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
+        )
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
@@ -149,9 +157,7 @@ def _refuse(x: Any, given: list[str]) -> None:
 
 
 def _is_dense(*data: Any) -> bool:
-    """Returns whether data are dense arrays, whose rows can be gathered in any order."""
-    if not array_data_adapter.can_convert_arrays(data):
-        return False
+    """Returns whether arrays are dense, so that replicas can share them."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     return not any(
         isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) or hasattr(leaf, "tocoo")
@@ -159,7 +165,9 @@ def _is_dense(*data: Any) -> bool:
     )
 
 
-def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> ArraySource:
+def _make_array_source(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any, *, is_dense: bool
+) -> ArraySource | SparseSource:
     try:
         adapter = array_data_adapter.ArrayDataAdapter(
             x, y, sample_weight=sample_weight, class_weight=class_weight
@@ -169,7 +177,10 @@ def _make_array_source(x: Any, y: Any, sample_weight: Any, class_weight: Any) ->
     if y is None and sample_weight is not None:
         raise TfdistError("Cannot weight examples without labels: give y with sample_weight.")
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    return ArraySource.from_arrays(keras.tree.lists_to_tuples(arrays))
+    arrays = keras.tree.lists_to_tuples(arrays)
+    if is_dense:
+        return ArraySource.from_arrays(arrays)
+    return SparseSource(num_examples=adapter._num_samples, arrays=arrays)
 
 
 def _make_source_adapter(
@@ -177,7 +188,7 @@ def _make_source_adapter(
     *,
     global_batch_size: int,
     seed: int,
-    shuffle: bool,
+    shuffle: bool | str,
     augmentation: BatchAugmentation | None,
     ends_epochs: bool,
 ) -> DataAdapter:
@@ -189,19 +200,28 @@ def _make_source_adapter(
         "ends_epochs": ends_epochs,
     }
     return DataAdapter(
-        batch_spec=_add_batch_dimension(source.element_spec),
+        batch_spec=source.element_spec
+        if isinstance(source, SparseSource)
+        else _add_batch_dimension(source.element_spec),
         num_steps=steps_per_epoch(source.num_examples, global_batch_size),
         num_examples=source.num_examples,
         make_train=lambda context, start_step: make_train_dataset(
-            source, start_step=start_step, with_places=True, **order, **_find_place(context)
+            source, start_step=start_step, with_places=True, **order, **find_place(context)
         ),
         make_eval=lambda context: make_eval_dataset(
-            source, global_batch_size=global_batch_size, **_find_place(context)
+            source, global_batch_size=global_batch_size, **find_place(context)
         ),
         read_train=make_train_reader(source, **order),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
-        make_fingerprint=source.make_fingerprint,
+        make_fingerprint=lambda: {**source.make_fingerprint(), "order": _describe_order(order)},
     )
+
+
+def _describe_order(order: dict[str, Any]) -> dict[str, Any]:
+    """Returns what determines the order of a source's examples, and their augmentation."""
+    is_seeded = order["shuffle"] or order["augmentation"] is not None
+    seed = {"seed": order["seed"]} if is_seeded else {}
+    return {"shuffle": order["shuffle"], **seed}
 
 
 def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
@@ -238,72 +258,20 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         begins_anew=not is_infinite,
         read_passes=read_passes,
         drop_pass=drop_pass,
-        make_train=lambda context, start_step: _place_batches(read_from(start_step), context),
-        make_eval=lambda context: _place_batches(read_from(0), context),
+        make_train=lambda context, start_step: place_batches(read_from(start_step), context),
+        make_eval=lambda context: place_batches(read_from(0), context),
         make_fingerprint=lambda: {
             **make_header(
                 kind="dataset",
                 num_examples=max(cardinality, 0),
                 element_spec=dataset.element_spec,
-            )
+            ),
+            **describe_dataset(dataset),
         },
         # If its length is known, nothing is read past its end.
         is_endless=cardinality > 0 or is_infinite,
-        how_to_continue=_SKIPPING,
+        how_to_continue=SKIPPING,
     )
-
-
-def _make_keras_adapter(adapter: Any) -> DataAdapter:
-    """Returns the data adapter for data that only Python can read, epoch after epoch."""
-    dataset = adapter.get_tf_dataset()
-
-    def read_epochs() -> Any:
-        for epoch in itertools.count():
-            if epoch:
-                adapter.on_epoch_end()
-            adapter.on_epoch_begin()
-            count = 0
-            # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
-            for count, batch in enumerate(adapter.get_numpy_iterator(), start=1):
-                yield batch
-                if count == adapter.num_batches:
-                    break
-            if not count or adapter.num_batches is None:
-                return
-
-    def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        endless = tf.data.Dataset.from_generator(read_epochs, output_signature=dataset.element_spec)
-        return _place_batches(endless.skip(start_step), context)
-
-    def make_eval(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        limited = dataset if adapter.num_batches is None else dataset.take(adapter.num_batches)
-        return _place_batches(limited, context)
-
-    return DataAdapter(
-        batch_spec=dataset.element_spec,
-        num_steps=adapter.num_batches,
-        num_examples=None,
-        make_train=make_train,
-        make_eval=make_eval,
-        is_endless=False,
-        # Data of unknown length start each epoch anew.
-        begins_anew=not adapter.num_batches,
-        how_to_continue=_SKIPPING,
-    )
-
-
-def _place_batches(
-    dataset: tf.data.Dataset, context: tf.distribute.InputContext
-) -> tf.data.Dataset:
-    place = _find_place(context)
-    if place["num_replicas"] == 1:
-        # A single replica gets whole batches, of any structure.
-        def add_place(*arguments: Any) -> Any:
-            batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
-            return batch, ()
-
-        return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
-    return split_batches(dataset, **place)
 
 
 def _make_function_adapter(
@@ -315,7 +283,7 @@ def _make_function_adapter(
         return (arguments if isinstance(spec, tuple) else arguments[0]), ()
 
     def make_train(context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        local_replicas = len(_find_place(context)["replicas"])
+        local_replicas = len(find_place(context)["replicas"])
         return function(context).repeat().skip(start_step * local_replicas).map(add_place)
 
     return DataAdapter(
@@ -324,18 +292,8 @@ def _make_function_adapter(
         num_examples=None,
         make_train=make_train,
         make_eval=lambda context: function(context).map(add_place),
-        how_to_continue=_SKIPPING,
+        how_to_continue=SKIPPING,
     )
-
-
-def _find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
-    """Returns the number of replicas, and which of them an input pipeline feeds."""
-    local = context.num_replicas_in_sync // context.num_input_pipelines
-    first = context.input_pipeline_id * local
-    return {
-        "num_replicas": context.num_replicas_in_sync,
-        "replicas": range(first, first + local),
-    }
 
 
 def _add_batch_dimension(spec: Any) -> Any:

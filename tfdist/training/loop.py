@@ -10,34 +10,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.fingerprint import describe_difference
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.training.agreement import agree
+from tfdist.training.agreement import agree, check_data
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.engine import Engine
+from tfdist.training.history import find_history, keep_epochs, read_history, write_history
+from tfdist.training.model_variables import keeping_values
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, Schedule
 from tfdist.training.training_steps import TrainingSteps
-from tfdist.training.workers import Workers
 
 
 class FitLoop:
     """One call of a trainer's `fit`, which runs identically on every worker.
 
     Args:
-      model: the trainer's model.
-      steps: the steps of the model.
-      check: checks the next batch, and returns an iterator that still has it.
+      engine: the engine of the trainer's model, which is built.
+      adapter: the data.
       progress: the trainer's progress, which is updated.
-      list_state: returns the variables of a checkpoint.
-      workers: the processes that train together.
       recovery: writes and restores checkpoints; None for none.
       schedule: steps and epochs.
-      history: the trainer's history.
       callbacks: Keras's callbacks, including the history.
       interval: the interval between checkpoints, in addition to one per epoch.
-      steps_per_loop: the most steps to run at a time.
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;
         None for no validation.
@@ -45,35 +41,30 @@ class FitLoop:
 
     def __init__(
         self,
-        model: keras.Model,
+        engine: Engine,
+        adapter: DataAdapter,
         *,
-        steps: TrainingSteps,
-        check: Callable[[Any], Any],
         progress: Progress,
-        list_state: Callable[[], list[keras.Variable]],
-        workers: Workers,
         recovery: Recovery | None,
         schedule: Schedule,
-        history: keras.callbacks.History,
         callbacks: keras.callbacks.CallbackList,
         interval: Interval,
-        steps_per_loop: int,
         data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
     ):
-        self._model = model
-        self._steps = steps
-        self._check = check
+        self._engine = engine
+        self._adapter = adapter
+        self._model = engine.model
+        self._steps: TrainingSteps = engine.build(adapter)
         self._progress = progress
-        self._list_state = list_state
-        self._workers = workers
+        self._workers = engine.workers
         self._recovery = recovery
         self._schedule = schedule
-        self._history = history
+        self._history = find_history(callbacks)
         self._callbacks = callbacks
         self._interval = interval
-        self._steps_per_loop = steps_per_loop
         self._evaluate = evaluate
+        self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
         self._opened_at = 0
@@ -81,27 +72,33 @@ class FitLoop:
         progress.is_epoch_open = False
         self._logs: dict[str, Any] = {}
 
-    def run(self, adapter: DataAdapter, *, verbose: int) -> None:
+    def run(self, *, verbose: int) -> None:
         """Trains to the end of the schedule, or until it is stopped."""
         try:
-            self._run(adapter, verbose=verbose)
+            self._run(verbose=verbose)
         except BaseException:
             if self._recovery:
                 self._recovery.finish_writing()
             raise
 
-    def _run(self, adapter: DataAdapter, *, verbose: int) -> None:
+    def _run(self, *, verbose: int) -> None:
         progress = self._progress
-        self._begin(adapter, verbose=verbose)
+        self._begin(verbose=verbose)
         if self._ends_with_data and self._schedule.is_known:
-            adapter = replace(adapter, learned_steps=self._schedule.steps_per_epoch)
+            steps_per_epoch = self._schedule.steps_per_epoch
+            self._adapter = replace(self._adapter, learned_steps=steps_per_epoch)
         self._agree()
-        while not (self._progress.was_stopped or self._is_over()):
-            epoch = (progress.step - self._progress.is_epoch_open) // self._schedule.steps_per_epoch
-            self._callbacks.on_epoch_begin(epoch)
-            if not self._progress.is_epoch_open and not self._run_epoch(epoch, adapter):
-                break
-            if self._progress.was_stopped or not self._end_epoch(epoch):
+        while not (progress.was_stopped or self._is_over()):
+            epoch = (progress.step - progress.is_epoch_open) // self._schedule.steps_per_epoch
+            self._begin_epoch(epoch)
+            self._begin_epoch = self._callbacks.on_epoch_begin
+            if not progress.is_epoch_open:
+                self._adapter.on_epoch_begin()
+                if not self._run_epoch(epoch):
+                    break
+                if not (progress.was_stopped or self._model.stop_training):
+                    self._adapter.on_epoch_end()
+            if progress.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
         self._steps.wait()
@@ -110,42 +107,45 @@ class FitLoop:
         self._finalize()
         self._callbacks.on_train_end(self._logs)
 
-    def _run_epoch(self, epoch: int, adapter: DataAdapter) -> bool:
+    def _run_epoch(self, epoch: int) -> bool:
         """Trains to the end of an epoch or of the data; returns whether the epoch is complete."""
         progress = self._progress
         while True:
             if self._iterator is None:
-                self._open(adapter)
+                self._open()
             try:
                 self._run_steps(epoch)
             except (tf.errors.OutOfRangeError, StopIteration):
                 if not self._steps.passes_on:
                     self._iterator = None
                 is_between_epochs = self._opened_at < progress.step == self._find_start(epoch)
-                if adapter.begins_anew and is_between_epochs:
+                if self._adapter.begins_anew and is_between_epochs:
                     continue
                 return self._take_end_of_data(epoch)
+            if self._model.stop_training:
+                return True
             if self._ends_with_data and progress.is_epoch_open:
-                self._run_out()
-            is_read = self._ends_with_data or adapter.is_read(progress.step)
+                self._run_out(progress.step - self._find_start(epoch))
+            is_read = self._ends_with_data or self._adapter.is_read(progress.step)
             if is_read:
-                self._end_pass(adapter)
+                self._end_pass()
             return True
 
-    def _open(self, adapter: DataAdapter) -> None:
+    def _open(self) -> None:
         self._opened_at = self._progress.step
         self._iterator = self._steps.iterate_train(
-            adapter,
+            self._adapter,
             start_step=self._progress.step,
             steps_per_epoch=self._schedule.steps_per_epoch,
             total_steps=self._schedule.total_steps,
         )
 
-    def _run_out(self) -> None:
+    def _run_out(self, batch: int) -> None:
         """Requests one more batch, as Keras does in each epoch of data of unknown length.
 
         The part of a step that needs no data still runs: the optimizer counts and decays weights.
         """
+        self._callbacks.on_train_batch_begin(batch)
         try:
             self._steps.train(self._iterator)
         except (tf.errors.OutOfRangeError, StopIteration):
@@ -157,15 +157,15 @@ class FitLoop:
             "the same number of batches in each epoch."
         )
 
-    def _end_pass(self, adapter: DataAdapter) -> None:
+    def _end_pass(self) -> None:
         """Drops a dataset that was read to its end, as Keras does, before the validation."""
         is_last = self._progress.step >= self._schedule.total_steps
         if not self._steps.passes_on:
             self._iterator = None
-            if not adapter.drops_between and not is_last:
-                self._open(adapter)
-        if is_last or (adapter.drops_between and not self._steps.passes_on):
-            adapter.drop_pass()
+            if not (self._adapter.drops_between or self._adapter.is_python or is_last):
+                self._open()
+        if is_last or (self._adapter.drops_between and not self._steps.passes_on):
+            self._adapter.drop_pass()
 
     def _take_end_of_data(self, epoch: int) -> bool:
         """Ends an epoch with its data, as Keras does; returns whether the epoch is complete."""
@@ -194,15 +194,17 @@ class FitLoop:
             with self._model.distribute_strategy.scope():
                 optimizer.finalize_variable_values(self._model.trainable_weights)
 
-    def _begin(self, adapter: DataAdapter, *, verbose: int) -> None:
+    def _begin(self, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or else from the trainer's current state."""
         progress, history = self._progress, self._history
-        history.history = {}
         self._model.stop_training = False
+        self._adapter.on_epoch_end()
         found = None
         if self._recovery:
-            self._steps.prepare(adapter)
-            found = self._recovery.restore(self._list_state(), optimizer=self._model.optimizer)
+            self._steps.prepare(self._adapter)
+            found = self._recovery.restore(
+                self._engine.list_state(), optimizer=self._model.optimizer
+            )
         self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
@@ -213,22 +215,30 @@ class FitLoop:
         progress.step, state, arrays = found
         if self._ends_with_data and state.get("steps_per_epoch"):
             self._schedule = self._schedule.learn(state["steps_per_epoch"])
-        self._check_data(state.get("data", {}))
+        check_data(state.get("data", {}), self._data, step=progress.step)
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
+        num_epochs, batch = divmod(progress.step, self._schedule.steps_per_epoch)
+        self._adapter.replay(num_epochs, self._schedule.steps_per_epoch)
         self._steps.write_metrics(state["metrics"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
         if verbose:
             print(
                 f"Continuing after step {progress.step} of {self._schedule.total_steps}"
-                f"{adapter.how_to_continue}."
+                f"{self._adapter.how_to_continue}."
             )
-        write_callbacks(self._callbacks.callbacks, state["callbacks"], arrays)
-        history.epoch = list(state["history"]["epoch"])
-        history.history = {k: list(v) for k, v in state["history"]["logs"].items()}
-        if not self._progress.is_epoch_open:
-            self._forget_epochs_from(-(-progress.step // self._schedule.steps_per_epoch))
+        parts = self._callbacks.callbacks, state["callbacks"], arrays
+        write_callbacks(*parts)
+        if batch or progress.is_epoch_open:
+            self._begin_epoch = lambda epoch: self._begin_again(
+                epoch, lambda: write_callbacks(*parts)
+            )
+        write_history(history, state["history"])
+        if not progress.is_epoch_open:
+            # Without an epoch that a callback ended midway and that now continues.
+            is_over = progress.step >= self._schedule.total_steps
+            keep_epochs(history, num_epochs + (is_over and batch > 0))
         # While the length of an epoch is unknown, this may be the end of the first one.
         is_last = self._progress.is_epoch_open or not self._schedule.is_known
         self._logs = dict(state["logs"]) if is_last else {}
@@ -236,29 +246,11 @@ class FitLoop:
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
 
-    def _check_data(self, before: Mapping[str, Any]) -> None:
-        """Checks that the data are those of the checkpoint."""
-        difference = describe_difference(before.get("train", {}), self._data["train"])
-        sizes = before.get("batch_size"), self._data["batch_size"]
-        if difference is None and None not in sizes and sizes[0] != sizes[1]:
-            difference = f"the batch size is {sizes[1]} instead of {sizes[0]}"
-        if difference is not None:
-            raise TfdistError(
-                f"Cannot continue after step {self._progress.step}: {difference}. Give the data of "
-                "the checkpoint, or another directory to start over."
-            )
-
-    def _forget_epochs_from(self, num_epochs: int) -> None:
-        """Drops from the history an epoch that a callback ended midway and that now continues."""
-        history = self._history
-        is_in_epoch = self._progress.step % self._schedule.steps_per_epoch != 0
-        if is_in_epoch and self._progress.step < self._schedule.total_steps:
-            num_epochs -= 1
-        kept = [place for place, epoch in enumerate(history.epoch) if epoch < num_epochs]
-        if len(kept) == len(history.epoch):
-            return
-        history.epoch = [history.epoch[place] for place in kept]
-        history.history = {k: [v[place] for place in kept] for k, v in history.history.items()}
+    def _begin_again(self, epoch: int, restore_callbacks: Callable[[], None]) -> None:
+        """Calls `on_epoch_begin` for an epoch that continues, without changing any variable."""
+        with keeping_values(self._engine.list_state()):
+            self._callbacks.on_epoch_begin(epoch)
+        restore_callbacks()
 
     def _is_over(self) -> bool:
         progress = self._progress
@@ -274,7 +266,7 @@ class FitLoop:
             self._steps.reset_metrics()
         while batch < last:
             left = self._interval.count_steps_left(progress.step)
-            num_steps = int(min(self._steps_per_loop, last - batch, left))
+            num_steps = int(min(self._engine.options.steps_per_loop, last - batch, left))
             is_synced = self._train(batch, num_steps, last)
             batch += num_steps
             if not is_synced:
@@ -294,7 +286,7 @@ class FitLoop:
           Whether the workers are in sync.
         """
         progress = self._progress
-        self._iterator = self._check(self._iterator)
+        self._iterator = self._engine.check_division("train", self._iterator, self._adapter)
         self._callbacks.on_train_batch_begin(batch)
         began = time.perf_counter()
         found = self._steps.train(self._iterator, num_steps)
@@ -367,13 +359,12 @@ class FitLoop:
             )
         self._steps.prepare_checkpoint()
         callbacks, arrays = read_callbacks(self._callbacks.callbacks)
-        history = self._history
         self._recovery.save(
             step=self._progress.step,
-            variables=self._list_state(),
+            variables=self._engine.list_state(),
             arrays=arrays,
             state={
-                "history": to_json({"epoch": history.epoch, "logs": history.history}),
+                "history": to_json(read_history(self._history)),
                 "logs": to_json(self._logs),
                 "metrics": [value.tolist() for value in self._steps.read_metrics()],
                 "callbacks": callbacks,

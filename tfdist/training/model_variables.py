@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -57,6 +58,15 @@ def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             )
 
 
+@contextlib.contextmanager
+def keeping_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Gives variables back the values that they had on entry. All workers must use it."""
+    values = [np.array(variable.numpy()) for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.value.assign(value)
+
+
 def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     """Creates the variables of a model, its metrics and its optimizer.
 
@@ -71,6 +81,25 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     is_built = all(layer.built for layer in model._flatten_layers())
     if can_wait and not is_built:
         return  # Keras builds it when the first step is traced
+    with tf.variable_creator_scope(_lift):
+        _build(model, batch_spec, is_built=is_built, can_wait=can_wait)
+
+
+def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:
+    """Creates a variable outside of the graph in which a model is built without data."""
+    value = arguments.get("initial_value")
+    if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):
+        arguments["initial_value"] = tf.get_static_value(value)
+        if arguments["initial_value"] is None:
+            raise TfdistError(
+                "Cannot build the model: its `build` creates a tf.Variable with a value that only "
+                "a step knows. Create it in `__init__`, or give a function as its initial value."
+            )
+    with tf.init_scope():
+        return next_creator(**arguments)
+
+
+def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: bool) -> None:
     if not is_built:
         # As the first step does, because a model may build differently outside of training.
         with contextlib.suppress(Exception), building_optimizers():

@@ -105,7 +105,7 @@ def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Ite
         begins = adapter.is_read(step + 1) and step + 1 < total_steps
         if begins and adapter.drops_between:
             adapter.drop_pass()
-        elif begins:
+        elif begins and not adapter.is_python:
             batches, begins = iterate(adapter.make_train(tf.distribute.InputContext(), 0)), False
         yield batch
 

@@ -102,6 +102,12 @@ def check_program(
             f"{type(model).__name__} overrides {functions[0]}, which {reason}. "
             "Override train_step, test_step or predict_step instead."
         )
+    if functions and model.steps_per_execution > 1:
+        raise TfdistError(
+            f"{type(model).__name__} overrides {functions[0]}, which would run "
+            f"{model.steps_per_execution} steps per call. Leave out steps_per_execution in "
+            "compile()."
+        )
     steps = overrides(model, "train_step")
     if steps and is_asynchronous:
         raise TfdistError(

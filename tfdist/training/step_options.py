@@ -19,7 +19,9 @@ class StepOptions(OptionGroup):
       jit_compile: whether XLA compiles the forward and backward pass.
       steps_per_loop: the number of steps that run at a time, without the host in between.
         Callbacks see each step with its logs, but after all of them: what they change, such as a
-        learning rate or `stop_training`, takes effect in the next loop.
+        learning rate or `stop_training`, takes effect in the next loop. It takes the place of
+        `steps_per_execution` in Keras's `compile`, which is ignored: it changes no result, and
+        callbacks see every step.
       rematerialize: whether activations are recomputed in the backward pass, so that only those
         between the model's stages stay in memory. For functional models whose layer names start
         with the name of a stage (`tfdist.models.stages`).

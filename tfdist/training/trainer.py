@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
+from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
@@ -18,7 +18,8 @@ from tfdist.training import evaluation
 from tfdist.training.agreement import agree_on_data
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.inputs import find_batch_size
+from tfdist.training.history import find_history
+from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, check_steps, make_schedule
@@ -62,7 +63,8 @@ class Trainer(SingleBatches):
 
     Attributes:
       model, strategy: the model, and the strategy that trains it.
-      history: the `keras.callbacks.History` of the whole run, even if it was continued.
+      history: the `keras.callbacks.History` of the newest `fit`, even if it was continued; each
+        `fit` has its own.
       workers: the processes that train together.
       progress: the progress of training.
       engine: the model's compiled steps, and measurements of them.
@@ -113,7 +115,7 @@ class Trainer(SingleBatches):
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
@@ -143,7 +145,8 @@ class Trainer(SingleBatches):
           epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
           validation_split, validation_data, validation_steps: as in Keras.
           validation_batch_size, validation_freq: as in Keras.
-          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed.
+          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed;
+            `"batch"` changes the order within each batch of arrays only.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
           global_batch_size: another name for `batch_size`.
           max_steps: the total number of steps; overrides `epochs`.
@@ -163,6 +166,8 @@ class Trainer(SingleBatches):
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
+        if self._recovery is not None or self.workers.count > 1:
+            check_order(x)
         adapter = self._make_adapter(
             x,
             y,
@@ -172,16 +177,11 @@ class Trainer(SingleBatches):
             class_weight=class_weight,
             augmentation=augmentation,
             micro_batches=self._step_options.micro_batches,
-            keeps_order=self._recovery is not None or self.workers.count > 1,
             seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
         )
-        is_kept = self._recovery is not None or self.workers.count > 1
-        data = agree_on_data(self.workers, adapter) if is_kept else {}
-        # Workers that train independently sync at an epoch's end, so its length must be known.
-        is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
-        if is_asked and adapter.num_steps is None and adapter.count_steps:
-            adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
-        adapter = dataclasses.replace(adapter, drops_between=not steps_per_epoch)
+        adapter, data = self._prepare_adapter(
+            adapter, steps_per_epoch=steps_per_epoch, max_steps=max_steps
+        )
         if not isinstance(x, Source):
             check_steps(steps_per_epoch, adapter.num_steps, epochs)
         schedule = make_schedule(
@@ -194,12 +194,13 @@ class Trainer(SingleBatches):
         )
         validation_adapter = None
         if validation_data is not None:
-            validation_adapter = self._make_eval_adapter(
+            validation_adapter = self._make_validation_adapter(
                 validation_data, validation_batch_size or batch_size
             )
-        steps = self.engine.build(adapter)
+        self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
         epoch_steps = min(schedule.steps_per_epoch, schedule.total_steps)
+        self.history = find_history(callbacks)
         callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
@@ -211,18 +212,13 @@ class Trainer(SingleBatches):
         self.model.history = self.history
         self.progress.begin_fit()
         loop = FitLoop(
-            self.model,
-            steps=steps,
-            check=lambda iterator: self.engine.check_division("train", iterator, adapter),
+            self.engine,
+            adapter,
             progress=self.progress,
-            list_state=self.engine.list_state,
-            workers=self.workers,
             recovery=self._make_recovery(),
             schedule=schedule,
-            history=self.history,
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
-            steps_per_loop=self._step_options.steps_per_loop,
             data={"train": data, "batch_size": batch_size},
             evaluate=None
             if validation_adapter is None
@@ -234,7 +230,7 @@ class Trainer(SingleBatches):
                 is_stopped=is_stopped,
             ),
         )
-        loop.run(adapter, verbose=verbose)
+        loop.run(verbose=verbose)
         self.progress.is_asked_to_stop = False
         self._num_fits += 1
         return self.history
@@ -264,9 +260,9 @@ class Trainer(SingleBatches):
         Returns:
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
-        data = tuple(part for part in (x, y, sample_weight) if part is not None)
+        batch_size = batch_size or global_batch_size or 32
         logs = self._evaluate(
-            self._make_eval_adapter(data if len(data) > 1 else x, batch_size or global_batch_size),
+            self._make_adapter(x, y, sample_weight, global_batch_size=batch_size),
             steps=steps,
             callbacks=callbacks,
             verbose=verbose,
@@ -304,7 +300,7 @@ class Trainer(SingleBatches):
         )
         batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
         batches = [keras.tree.map_structure(self.workers.gather, batch) for batch in batches]
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches)
+        return keras.tree.map_structure(evaluation.concatenate, *batches)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
@@ -353,8 +349,26 @@ class Trainer(SingleBatches):
             else None
         )
 
-    def _make_eval_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
-        parts = data if isinstance(data, (tuple, list)) else (data,)
+    def _prepare_adapter(
+        self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None
+    ) -> tuple[DataAdapter, dict[str, Any]]:
+        """Returns the data adapter for `fit`, and the fingerprint of its data where it is kept."""
+        is_kept = self._recovery is not None or self.workers.count > 1
+        data = agree_on_data(self.workers, adapter) if is_kept else {}
+        # Workers that train independently sync at an epoch's end, so its length must be known.
+        is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
+        if is_asked and adapter.num_steps is None and adapter.count_steps:
+            adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
+        return dataclasses.replace(adapter, drops_between=not steps_per_epoch), data
+
+    def _make_validation_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
+        try:
+            parts = keras.utils.unpack_x_y_sample_weight(data)
+        except ValueError as error:
+            raise TfdistError(
+                f"Cannot validate on a tuple of {len(data)}: `validation_data` must be x, (x, y) "
+                "or (x, y, sample_weight)."
+            ) from error
         return self._make_adapter(*parts, global_batch_size=batch_size or 32)
 
     def _make_recovery(self) -> Recovery | None:

@@ -1,0 +1,151 @@
+"""Data that Python reads: their hooks and their batches are those that Keras sees."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests import zoo
+from tests.training.programs import X, Y, dense
+from tfdist.training.model_variables import hash_weights
+
+
+class Pages(keras.utils.PyDataset):
+    """Batches whose order changes after each epoch, and which notes the calls of its hooks."""
+
+    def __init__(self, name, log, num_batches=4, *, changes=True, **options):
+        super().__init__(**options)
+        self._name, self._log, self._num_batches = name, log, num_batches
+        self._changes = changes
+        self._order = list(range(num_batches or 4))
+
+    @property
+    def num_batches(self):
+        return self._num_batches
+
+    def __getitem__(self, index):
+        row = self._order[index % len(self._order)] * 8
+        return X[row : row + 8], Y[row : row + 8]
+
+    def on_epoch_begin(self):
+        self._log.append(f"{self._name} begins")
+
+    def on_epoch_end(self):
+        self._log.append(f"{self._name} ends")
+        if self._changes:
+            self._order = [*self._order[1::-1], *self._order[:1:-1]]
+
+
+class Note(keras.callbacks.Callback):
+    def __init__(self, log, stop_at=None):
+        super().__init__()
+        for event in ("train", "epoch", "test", "predict"):
+            for end in ("begin", "end"):
+                name = f"on_{event}_{end}"
+                setattr(self, name, lambda *_, logs=None, name=name: log.append(name))
+        for event in ("train", "test", "predict"):
+            name = f"on_{event}_batch_end"
+            setattr(self, name, lambda *_, logs=None, name=name: log.append(name))
+        if stop_at is not None:
+            self.on_train_batch_end = lambda batch, logs=None: setattr(
+                self.model, "stop_training", batch == stop_at
+            )
+
+
+OPTIONS = {"threads": {"workers": 2}, "no threads": {}}
+CALLS = {
+    "fit": lambda model, training, validation, **options: (
+        model.fit(training, validation_data=validation, epochs=3, shuffle=False, **options).history
+    ),
+    "fit with steps": lambda model, training, validation, **options: (
+        model.fit(
+            training,
+            validation_data=validation,
+            epochs=3,
+            steps_per_epoch=2,
+            validation_steps=2,
+            shuffle=False,
+            **options,
+        ).epoch
+    ),
+    "evaluate": lambda model, training, validation, **options: model.evaluate(
+        validation, **options
+    ),
+    "evaluate some": lambda model, training, validation, **options: model.evaluate(
+        validation, steps=2, **options
+    ),
+    "predict": lambda model, training, validation, **options: model.predict(validation, **options),
+}
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize("workers", OPTIONS)
+@pytest.mark.parametrize("name", CALLS)
+def test_hooks_are_called_when_keras_calls_them(name, workers, strategy_name):
+    logs, results = [], []
+    for model in (dense(), tfdist.Trainer(dense, strategy=zoo.STRATEGIES[strategy_name]())):
+        log = []
+        training = Pages("training", log, **OPTIONS[workers])
+        validation = Pages("validation", log, 3, **OPTIONS[workers])
+        options = {"callbacks": [Note(log)], "verbose": 0}
+        results.append(CALLS[name](model, training, validation, **options))
+        logs.append(log)
+    assert logs[1] == logs[0]
+    keras.tree.map_structure(
+        lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6),
+        results[1],
+        results[0],
+    )
+
+
+def test_a_fit_that_a_callback_ends_leaves_the_epoch_open():
+    logs = []
+    for model in (dense(), tfdist.Trainer(dense)):
+        log = []
+        model.fit(Pages("training", log), epochs=2, callbacks=[Note(log, stop_at=1)], verbose=0)
+        logs.append(log)
+    assert logs[1] == logs[0]
+
+
+def test_processes_read_the_batches():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python: a process with threads forks
+        data = [Pages("training", [], workers=1, use_multiprocessing=True) for _ in range(2)]
+        options = {"epochs": 2, "verbose": 0}
+        trainer = tfdist.Trainer(dense)
+        history = trainer.fit(data[0], validation_data=data[1], **options).history
+    expected = dense().fit(
+        Pages("training", []), validation_data=Pages("", []), shuffle=False, **options
+    )
+    assert history == expected.history
+
+
+@pytest.mark.parametrize("workers", OPTIONS)
+def test_pages_without_an_end_have_steps(workers):
+    history = tfdist.Trainer(dense).fit(
+        Pages("training", [], None, **OPTIONS[workers]), steps_per_epoch=3, epochs=3, verbose=0
+    )
+    assert len(history.history["loss"]) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": 2}], ids=["whole", "parts"])
+@pytest.mark.parametrize("stop_after", [3, 4, 6])
+def test_a_run_on_pages_continues(tmp_path, stop_after, options):
+    def fit(directory, stop=None):
+        trainer = tfdist.Trainer(dense, checkpoint_dir=str(tmp_path / directory))
+        stopping = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: trainer.step == stop and trainer.request_stop()
+        )
+        # Batches are read ahead, so an order that changes within a pass is one of chance.
+        pages = Pages("training", [], changes=not options)
+        trainer.fit(pages, epochs=4, callbacks=[stopping], verbose=0, **options)
+        return trainer
+
+    whole = fit("whole")
+    assert fit("parts", stop_after).step == stop_after
+    parts = fit("parts")
+    assert parts.progress.resumed_from_step == stop_after
+    assert hash_weights(parts.model) == hash_weights(whole.model)
+    assert parts.history.history == whole.history.history
