@@ -87,9 +87,7 @@ def test_every_epoch_has_the_order_that_keras_sees(name, strategy_name, determin
     expected = fit_twice(build_sum(), name)
     assert len({tuple(epoch) for epoch in expected}) > 1 or "kept" in name
     strategy = zoo.STRATEGIES[strategy_name]()
-    # As one row cannot be divided, the guard looks ahead at every batch, which is slow.
-    check = "on" if name in ("drawn", "of unknown length and kept") else "off"
-    assert fit_twice(zoo.make_trainer(build_sum, strategy=strategy, check=check), name) == expected
+    assert fit_twice(zoo.make_trainer(build_sum, strategy=strategy, check="on"), name) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
