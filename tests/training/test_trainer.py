@@ -63,8 +63,9 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
 
 
 @pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
-@pytest.mark.parametrize("model_name", zoo.EXAMPLES)
+@pytest.mark.parametrize("model_name", sorted(zoo.EXAMPLES.keys() - {"unet"}))
 def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
+    """Adam in float64, below, trains the U-Net, and is compared more closely."""
     _compare(references, model_name, strategy_name, SGD, 1e-5)
 
 
