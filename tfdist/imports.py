@@ -1,12 +1,15 @@
-"""Imports objects that users name in options: `package.module:NAME`, or `FILE.py:NAME`."""
+"""Imports objects that options name, as `package.module:NAME` or `FILE.py:NAME`, and subclasses."""
 
 import importlib
 import importlib.util
 import os
 import sys
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from tfdist.errors import TfdistError
+
+T = TypeVar("T")
 
 
 def import_named(option: str, text: str) -> Any:
@@ -55,3 +58,11 @@ def _import_file(path: str) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def find_subclasses(names: Iterable[str], base: type[T]) -> Iterator[type[T]]:
+    """Imports modules, and yields the subclasses of a class that they define."""
+    for name in names:
+        for found in vars(importlib.import_module(name)).values():
+            if isinstance(found, type) and issubclass(found, base) and found.__module__ == name:
+                yield found

@@ -10,13 +10,14 @@ import importlib
 import importlib.metadata
 import pkgutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import cluster
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.imports import find_subclasses
 from tfdist.strategies import builtin
 from tfdist.strategies.base import Strategy, Traits, check_task
 from tfdist.strategies.builtin.mirrored import Mirrored
@@ -31,16 +32,10 @@ AUTO = "auto"
 _ENTRY_POINTS = "tfdist.strategies"
 
 
-def _find_builtin() -> Iterator[type[Strategy]]:
-    for file in pkgutil.iter_modules(builtin.__path__, prefix=f"{builtin.__name__}."):
-        module = importlib.import_module(file.name)
-        for found in vars(module).values():
-            is_strategy = isinstance(found, type) and issubclass(found, Strategy)
-            if is_strategy and found.__module__ == file.name:
-                yield found
-
-
-STRATEGIES: dict[str, type[Strategy]] = {found.name: found for found in _find_builtin()}
+_FILES = pkgutil.iter_modules(builtin.__path__, prefix=f"{builtin.__name__}.")
+STRATEGIES: dict[str, type[Strategy]] = {
+    found.name: found for found in find_subclasses((file.name for file in _FILES), Strategy)
+}
 """Value of `--strategy` -> class."""
 
 # The options that a strategy object was built from.

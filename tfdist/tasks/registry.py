@@ -1,19 +1,28 @@
-"""The table of tasks, and the options that each of them adds to a command."""
+"""The table of tasks, and the options that each of them adds to a command.
+
+To add a task, write a package in `tfdist.tasks` whose module `task` has a subclass of `Task`.
+"""
 
 import dataclasses
 import functools
+import importlib.util
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tfdist import tasks
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.imports import import_named
+from tfdist.imports import find_subclasses, import_named
 from tfdist.options import OptionGroup, option
 from tfdist.tasks.base import Task
-from tfdist.tasks.classification.task import Classification
 from tfdist.tasks.segmentation.task import Segmentation
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Segmentation, Classification)}
+_PACKAGES = pkgutil.iter_modules(tasks.__path__, prefix=f"{tasks.__name__}.")
+_MODULES = [f"{package.name}.task" for package in _PACKAGES if package.ispkg]
+TASKS: dict[str, type[Task]] = {
+    found.name: found for found in find_subclasses(filter(importlib.util.find_spec, _MODULES), Task)
+}
 """Name, as in `--task=NAME` -> class."""
 
 
