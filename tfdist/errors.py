@@ -1,6 +1,7 @@
 """Errors with one-line messages for the user."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _MAX_LISTED = 20
@@ -36,6 +37,9 @@ def make_unknown_name_error(
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
 
 
+# Keras colors the messages of its layers, and TensorFlow lists the errors of a graph.
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_ROOT = re.compile(r"root error\(s\) found\.\n\s*\(0\) (.*)")
 # In errors from a graph, Keras puts these around the line that says what is wrong.
 _OF_GRAPHS = ("Graph execution error", "Detected at node", "Original stack trace")
 
@@ -47,10 +51,20 @@ def shorten_error(error: BaseException) -> str:
     'no such thing'
     >>> shorten_error(ValueError("Graph execution error:\\n  File a.py\\nNot so.\\n\\t [[a]]"))
     'Not so.'
+    >>> shorten_error(ValueError("2 root error(s) found.\\n  (0) INVALID: No.\\n  (1) Late."))
+    'INVALID: No.'
     >>> shorten_error(KeyError())
     'KeyError'
+    >>> shorten_error(KeyError("name"))
+    "KeyError: 'name'"
     """
     text = getattr(error, "message", "") or str(error)  # TensorFlow's errors have a message
+    if text and isinstance(error, KeyError):
+        return f"KeyError: {text}"
+    text = _COLORS.sub("", text)  # in the messages of Keras's layers
+    root = _ROOT.search(text)
+    if root is not None:
+        return root[1]
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(_OF_GRAPHS[0]):
         plain = [line for line in lines if not line.startswith((" ", "\t", *_OF_GRAPHS))]

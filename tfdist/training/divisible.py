@@ -13,7 +13,7 @@ from tfdist.internals import Operation
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_checks import overrides
 
-_LIBRARIES = ("keras.", "keras_hub.", "tfdist.")
+_LIBRARIES = ("keras.", "tfdist.")
 # Keras's own losses that compute a single number from all examples that they see.
 _LOSSES_OF_BATCHES = ("CTC", "Circle", "Dice", "Tversky", "ctc", "circle", "dice", "tversky")
 # Layers that run code of the user or of another library, and those that mix examples.
