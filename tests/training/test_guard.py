@@ -83,6 +83,26 @@ def test_a_refusal_names_the_culprit(name):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize("name", ["Dice", "a contrast", "a nested mean", "pairs", "an added sum"])
+def test_what_micro_batches_cannot_divide_is_refused(name, strategy_name):
+    program = INDIVISIBLE[name]
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = zoo.make_trainer(program.build, strategy=strategy, micro_batches=2)
+    with pytest.raises(TfdistError, match="into 2 micro-batches: .* leave out `micro_batches`"):
+        trainer.fit(*program.data, **FIT)
+
+
+@pytest.mark.parametrize(
+    "build", [PROGRAMS["a plain compute_loss"].build, lambda: dense(between=L.Dropout(0.3, seed=1))]
+)
+def test_what_micro_batches_can_divide_passes(build):
+    strategy = zoo.STRATEGIES["one_device"]()
+    trainer = zoo.make_trainer(build, strategy=strategy, micro_batches=3, check="on")
+    trainer.fit(X, Y, **FIT)
+    assert trainer.engine.check_s > 0
+
+
 def test_what_it_costs_is_known_after_a_refusal():
     trainer = zoo.make_trainer(
         INDIVISIBLE["a centered batch"].build, strategy=zoo.STRATEGIES["mirrored-2"]()

@@ -206,7 +206,7 @@ class Engine:
         return self._prediction
 
     def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:
-        """Checks that a program has the same result on this strategy's replicas as on one device.
+        """Checks that a divided batch has the same result as a whole one on one device.
 
         Call it before each batch: it checks the first one that can be divided, of the batches 1, 2,
         3, 5, 9 and so on.
@@ -221,8 +221,9 @@ class Engine:
         """
         if kind in self._checked:
             return iterator
+        is_in_parts = kind == "train" and self.options.micro_batches > 1 and not self.trains_apart
         is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
-        if not (is_divided and self._must_check(kind)):
+        if not ((is_divided or is_in_parts) and self._must_check(kind)):
             self._checked.add(kind)
             return iterator
         # Looking ahead is slow. If no batch can be divided, fewer and fewer of them are looked at.
@@ -232,7 +233,7 @@ class Engine:
             return iterator
         steps = self._steps or self._prediction
         batch, iterator = steps.look_ahead(iterator, adapter, of_training=kind == "train")
-        if batch is None or not can_be_checked(batch, self._strategy):
+        if batch is None or not can_be_checked(batch, self._strategy, steps.steps):
             return iterator
         self._checked.add(kind)
         began = time.perf_counter()
@@ -250,7 +251,8 @@ class Engine:
         return iterator
 
     def _must_check(self, kind: str) -> bool:
-        if self.workers.num_replicas == 1 and not self._traits.has_servers:
+        is_one = self.workers.num_replicas == self.options.micro_batches == 1
+        if is_one and not self._traits.has_servers:
             return False
         is_sure = predicts_by_known_layers if kind == "predict" else is_known
         check = self.options.check

@@ -43,12 +43,12 @@ _DRAWS = {
 _ROUNDING = 1e-4
 
 
-def can_be_checked(batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a global batch has an example for each replica.
+def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
+    """Returns whether a global batch has an example for each micro-batch of each replica.
 
-    Otherwise each of them gets all examples, and there is nothing to check.
+    If it has fewer than replicas, each of them gets all examples, and there is nothing to check.
     """
-    return _count_rows(batch) >= strategy.num_replicas_in_sync
+    return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
 
 
 def check_draws(graph: Any, model: keras.Model) -> None:
@@ -75,13 +75,15 @@ def check_division(
     kind: str,
     generators: Sequence[keras.random.SeedGenerator],
 ) -> None:
-    """Checks that replicas give the result of one device. All workers must call this.
+    """Checks that replicas and micro-batches give the result of one device and one batch.
+
+    All workers must call this.
 
     Args:
       model: a built model, compiled unless it predicts.
       strategy: the strategy it was built under.
       steps: its steps.
-      batch: a global batch, the same on all workers, with an example for each replica.
+      batch: a global batch that can be checked, the same on all workers.
       kind: the kind of step, `train`, `test` or `predict`.
       generators: the seed generators of the model's layers.
 
@@ -90,25 +92,26 @@ def check_division(
     """
     replicas = strategy.num_replicas_in_sync
     culprit = None
-    if kind != "predict" and not steps.gathers_outputs:
+    micro_batches = steps.options.micro_batches if kind == "train" else 1
+    if kind != "predict" and not steps.options.gather_outputs:
         culprit = find_loss_of_batch(model)
     if culprit is not None:
-        raise _refuse("the loss", culprit, replicas)
-    own = min(_count_rows(batch) // replicas, _ROWS)
+        raise _refuse("the loss", culprit, steps, replicas)
+    own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * micro_batches))
     # Parts of different sizes show more, for example whether a state is the mean over examples.
-    rows = own * replicas - (own > 1)
+    rows = own * replicas - (own > micro_batches)
     batch = slice_batch(batch, 0, rows)
     parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
     guard = _Guard(model, strategy, steps, batch, kind, generators)
-    divided, whole = guard.compute(parts), guard.compute([(0, rows)] * replicas)
+    divided, whole = guard.compute(parts), guard.compute(None)
     tolerance = find_tolerance(model, guard.operations)
     found = find_difference(divided, whole, tolerance)
     if found is not None:
         # Some networks amplify rounding: allow for its effect on the undivided batch.
-        moved = guard.compute([(0, rows)] * replicas, moved_by=tolerance * _ROUNDING)
+        moved = guard.compute(None, moved_by=tolerance * _ROUNDING)
         found = find_difference(divided, whole, tolerance, moved)
     if found is not None:
-        raise _refuse(found, find_culprit(model, batch), replicas)
+        raise _refuse(found, find_culprit(model, batch), steps, replicas)
 
 
 class _Guard:
@@ -134,17 +137,19 @@ class _Guard:
         self._strategy = strategy
         self._steps = steps
         self._batch = batch
-        self._run = steps.show(kind)
-        self.operations: list[str] = []
-        graph = None
+        self._run = self._run_whole = steps.show(kind)
+        if kind == "train" and steps.options.micro_batches > 1:
+            self._run_whole = steps.show(kind, is_plain=True)
+        graphs = []
         if hasattr(self._run, "get_concrete_function"):
             # One trace for any number of examples. It also creates what only tracing creates.
             spec = keras.tree.map_structure(_hide_rows, batch)
             bounds = self._to_bounds([(0, 1)] * strategy.num_replicas_in_sync)
             with self._explaining():
-                graph = self._run.get_concrete_function(spec, bounds).graph
-            self.operations = _list_operations(graph)
-            check_draws(graph, model)
+                functions = dict.fromkeys((self._run, self._run_whole))
+                graphs = [f.get_concrete_function(spec, bounds).graph for f in functions]
+            check_draws(graphs[0], model)
+        self.operations = [name for graph in graphs for name in _list_operations(graph)]
         of_model, of_metrics, of_generators = (
             self._find_handles(variables)
             for variables in (
@@ -154,7 +159,7 @@ class _Guard:
             )
         )
         known = of_model | of_metrics | of_generators
-        self._handles = [h for h, _ in known.values()] if graph is None else _list_handles(graph)
+        self._handles = _list_handles(graphs) if graphs else [h for h, _ in known.values()]
         others = of_metrics | of_generators
         self._names = {
             place: f"{of_model.get(id(handle), (None, 'of the step'))[1]}#{place}"
@@ -162,19 +167,22 @@ class _Guard:
             if id(handle) not in others and _get_dtype(handle) != tf.string
         }
 
-    def compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
+    def compute(self, bounds: list[tuple[int, int]] | None, *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
 
         Args:
-          bounds: for each replica, its first example and the one after its last.
+          bounds: for each replica, its first example and the one after its last; None for the whole
+            batch on every replica, in one piece.
           moved_by: the fraction of its value by which each weight is moved before.
         """
+        run = self._run if bounds else self._run_whole
+        all_rows = [(0, _count_rows(self._batch))] * self._strategy.num_replicas_in_sync
         with self._without_effect():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
             self._steps.reset_metrics()
             with self._explaining():
-                logs, gradients = self._run(self._batch, self._to_bounds(bounds))
+                logs, gradients = run(self._batch, self._to_bounds(bounds or all_rows))
             states = {
                 name: np.asarray(_read(self._handles[place]), "float64")
                 for place, name in self._names.items()
@@ -184,7 +192,7 @@ class _Guard:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        replicas = self._strategy.num_replicas_in_sync
+        division = _describe(self._steps, self._strategy.num_replicas_in_sync)
         with explain_step_errors(self._model):
             try:
                 yield
@@ -192,9 +200,9 @@ class _Guard:
                 raise
             except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
                 raise TfdistError(
-                    f"Cannot divide a batch over {replicas} replicas: {type(self._model).__name__} "
-                    f"fails on a part of it: {shorten_error(error)[:300].rstrip('.')}. Make it "
-                    "accept batches of any size, or train on one device."
+                    f"Cannot divide a batch {division}: {type(self._model).__name__} fails on a "
+                    f"part of it: {shorten_error(error)[:300].rstrip('.')}. Make it accept batches "
+                    "of any size, or train on one device."
                 ) from error
 
     @contextlib.contextmanager
@@ -231,13 +239,24 @@ def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: fl
             variable.assign(value * (1 + share * signs).astype(value.dtype))
 
 
-def _refuse(found: str, culprit: Culprit, replicas: int) -> TfdistError:
+def _refuse(found: str, culprit: Culprit, steps: Steps, replicas: int) -> TfdistError:
     gather = "gather the outputs with gather_outputs=True, " if culprit.is_loss else ""
+    instead = f"{gather}train on one device"
+    if steps.options.micro_batches > 1:
+        instead = "leave out `micro_batches`"
     return TfdistError(
-        f"Cannot divide a batch over {replicas} replicas: {found} depends on which examples "
-        f"are together ({culprit.text}). Make it a mean over the examples, {gather}train on one "
-        'device, or give check="off" to train anyway.'
+        f"Cannot divide a batch {_describe(steps, replicas)}: {found} depends on which examples "
+        f"are together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
+        'check="off" to train anyway.'
     )
+
+
+def _describe(steps: Steps, replicas: int) -> str:
+    """Describes into which parts a batch is divided."""
+    micro_batches = steps.options.micro_batches
+    parts = [f"over {replicas} replicas"] if replicas > 1 else []
+    parts += [f"into {micro_batches} micro-batches"] if micro_batches > 1 else []
+    return " and ".join(parts)
 
 
 def _count_rows(batch: Any) -> int:
@@ -258,9 +277,10 @@ def _list_operations(graph: Any) -> list[str]:
     return [node.op for node in (*definition.node, *functions)]
 
 
-def _list_handles(graph: Any) -> list[tf.Tensor]:
-    """Returns the handles of all variables that a graph uses, however they were created."""
-    handles = [outer for outer, _ in graph.captures if outer.dtype == tf.resource]
+def _list_handles(graphs: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the handles of all variables that graphs use, however they were created."""
+    captured = {id(outer): outer for graph in graphs for outer, _ in graph.captures}
+    handles = [outer for outer in captured.values() if outer.dtype == tf.resource]
     return [handle for handle in handles if getattr(handle, "_handle_data", None) is not None]
 
 

@@ -70,11 +70,10 @@ class Steps:
     ):
         self._model = model
         self._strategy = strategy
-        self._options = options
+        self.options = options
         self._create_variable = create_variable
         self._is_apart = is_apart
         self._is_chief = is_chief
-        self.gathers_outputs = options.gather_outputs
         self.is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
         self._division = Division(
             model,
@@ -170,12 +169,16 @@ class Steps:
 
         return predict_step
 
-    def show(self, kind: str) -> Any:
+    def show(self, kind: str, *, is_plain: bool = False) -> Any:
         """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
 
         It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
         returns the logs, or the outputs for these examples, and the reduced gradients of every
         update that the step makes, in order; no optimizer updates anything.
+
+        Args:
+          kind: the kind of step.
+          is_plain: whether a training step is the model's own, without micro-batches and the like.
         """
         if kind == "predict":
             return self._compile(self._show_outputs)
@@ -184,7 +187,9 @@ class Steps:
         def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
             gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
 
-        step = self._train if kind == "train" else self._model.test_step
+        step = self._model.test_step
+        if kind == "train":
+            step = self._model.train_step if is_plain else self._train
 
         def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
@@ -299,7 +304,7 @@ class Steps:
             stack.enter_context(
                 reducing_optimizers(
                     self._division,
-                    is_compressed=self._options.compress_gradients,
+                    is_compressed=self.options.compress_gradients,
                     create_variable=self._create_variable,
                     record=record,
                 )

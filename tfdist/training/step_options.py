@@ -30,9 +30,9 @@ class StepOptions(OptionGroup):
       gather_outputs: whether every replica computes the loss of the global batch, from the outputs
         and labels of all replicas. For a loss that is not a mean over the examples, such as
         `keras.losses.Dice()`. They cross the network at each step, and each device holds them.
-      check: whether the guard computes the first batch on several replicas both divided and whole,
-        without lasting effects, and refuses a program whose results differ. `auto` does so for
-        programs that are not known to be divisible; `on`; `off`.
+      check: whether the guard computes the first batch on several replicas, or in micro-batches,
+        both divided and whole, without lasting effects, and refuses a program whose results differ.
+        `auto` does so for programs that are not known to be divisible; `on`; `off`.
       max_in_flight: under `ParameterServerStrategy`, the number of steps in flight; 0 for one per
         worker.
     """
