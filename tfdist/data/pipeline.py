@@ -96,13 +96,7 @@ def make_train_dataset(
     )
     if start_step < 0:
         raise TfdistError(f"Cannot start at step {start_step}: steps count from 0.")
-    read = _make_position_reader(
-        source,
-        seed=seed,
-        augmentation=augmentation,
-        shuffle=shuffle,
-        global_batch_size=global_batch_size,
-    )
+    read = _make_position_reader(source, global_batch_size, seed, augmentation, shuffle)
     divide = _make_divider(source.num_examples, global_batch_size, num_replicas, ids, ends_epochs)
 
     def make_batch(number: tf.Tensor) -> Any:
@@ -134,13 +128,7 @@ def make_train_reader(
       TfdistError: see `make_train_dataset`.
     """
     check_replicas(global_batch_size, 1, None)
-    read = _make_position_reader(
-        source,
-        seed=seed,
-        augmentation=augmentation,
-        shuffle=shuffle,
-        global_batch_size=global_batch_size,
-    )
+    read = _make_position_reader(source, global_batch_size, seed, augmentation, shuffle)
     find_rows = _make_row_finder(source.num_examples, global_batch_size, ends_epochs)
 
     def read_step(step: tf.Tensor) -> Any:
@@ -198,11 +186,10 @@ def _make_divider(
 
 def _make_position_reader(
     source: Source,
-    *,
+    global_batch_size: int,
     seed: int,
     augmentation: BatchAugmentation | None,
     shuffle: bool | str,
-    global_batch_size: int,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from positions in the training stream, int64 [batch], to a batch."""
     if not 0 <= seed <= MAX_SEED:

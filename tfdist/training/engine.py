@@ -18,7 +18,7 @@ from tfdist.training.aggregation import aggregate_state
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.divisible import is_known, predicts_by_known_layers
-from tfdist.training.guard import can_be_checked, check_division, check_draws
+from tfdist.training.guard import Guard, can_be_checked, check_draws, list_operations
 from tfdist.training.local import LocalSteps
 from tfdist.training.model_variables import (
     aggregate_variables,
@@ -238,14 +238,10 @@ class Engine:
         self._checked.add(kind)
         began = time.perf_counter()
         try:
-            check_division(
-                self.model,
-                self._strategy,
-                steps.steps,
-                batch,
-                kind=kind,
-                generators=list_seed_generators(self.model),
-            )
+            generators = list_seed_generators(self.model)
+            Guard(
+                self.model, self._strategy, steps.steps, batch, kind=kind, generators=generators
+            ).check()
         finally:
             self.check_s += time.perf_counter() - began
         return iterator
@@ -260,7 +256,7 @@ class Engine:
 
     def _check_trace(self, graph: Any) -> None:
         if self._must_check("train"):
-            check_draws(graph, self.model)
+            check_draws(list_operations(graph), self.model)
 
     def list_state(self) -> list[keras.Variable]:
         """Returns the variables that belong in a checkpoint."""

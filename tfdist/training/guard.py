@@ -8,7 +8,7 @@ the outputs of a prediction likewise.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -51,33 +51,34 @@ def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -
     return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
 
 
-def check_draws(graph: Any, model: keras.Model) -> None:
+def check_draws(operations: Iterable[str], model: keras.Model) -> None:
     """Checks that a traced step does not draw with TensorFlow's own random numbers.
+
+    Args:
+      operations: the types of the step's operations.
+      model: the model.
 
     Raises:
       TfdistError: it does, and replicas or workers would draw different numbers.
     """
-    drawing = next((name for name in _list_operations(graph) if name in _DRAWS), None)
+    drawing = next((name for name in operations if name in _DRAWS), None)
     if drawing is not None:
         raise TfdistError(
             f"{type(model).__name__} draws with TensorFlow's {drawing}, which differs on each "
-            "replica and worker. Draw with keras.random and a SeedGenerator, train on one device, "
+            "part of a batch. Draw with keras.random and a SeedGenerator, train on one device, "
             'or give check="off" to train anyway.'
         )
 
 
-def check_division(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    steps: Steps,
-    batch: Any,
-    *,
-    kind: str,
-    generators: Sequence[keras.random.SeedGenerator],
-) -> None:
-    """Checks that replicas and micro-batches give the result of one device and one batch.
+def list_operations(graph: Any) -> list[str]:
+    """Returns the types of the operations of a graph and its functions."""
+    definition = graph.as_graph_def()
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return [node.op for node in (*definition.node, *functions)]
 
-    All workers must call this.
+
+class Guard:
+    """Checks that replicas and micro-batches give the result of one device and one batch.
 
     Args:
       model: a built model, compiled unless it predicts.
@@ -86,42 +87,6 @@ def check_division(
       batch: a global batch that can be checked, the same on all workers.
       kind: the kind of step, `train`, `test` or `predict`.
       generators: the seed generators of the model's layers.
-
-    Raises:
-      TfdistError: they do not; the message names what depends on which examples are together.
-    """
-    replicas = strategy.num_replicas_in_sync
-    culprit = None
-    micro_batches = steps.options.micro_batches if kind == "train" else 1
-    if kind != "predict" and not steps.options.gather_outputs:
-        culprit = find_loss_of_batch(model)
-    if culprit is not None:
-        raise _refuse("the loss", culprit, steps, replicas)
-    own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * micro_batches))
-    # Parts of different sizes show more, for example whether a state is the mean over examples.
-    rows = own * replicas - (own > micro_batches)
-    batch = slice_batch(batch, 0, rows)
-    parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
-    guard = _Guard(model, strategy, steps, batch, kind, generators)
-    divided, whole = guard.compute(parts), guard.compute(None)
-    tolerance = find_tolerance(model, guard.operations)
-    found = find_difference(divided, whole, tolerance)
-    if found is not None:
-        # Some networks amplify rounding: allow for its effect on the undivided batch.
-        moved = guard.compute(None, moved_by=tolerance * _ROUNDING)
-        found = find_difference(divided, whole, tolerance, moved)
-    if found is not None:
-        raise _refuse(found, find_culprit(model, batch), steps, replicas)
-
-
-class _Guard:
-    """Runs a step with a batch, divided in different ways, without lasting effects.
-
-    Args:
-      model, strategy, steps, batch, kind, generators: see `check_division`.
-
-    Attributes:
-      operations: the types of the operations of the step; empty if it runs eagerly.
     """
 
     def __init__(
@@ -130,32 +95,67 @@ class _Guard:
         strategy: tf.distribute.Strategy,
         steps: Steps,
         batch: Any,
+        *,
         kind: str,
         generators: Sequence[keras.random.SeedGenerator],
     ):
         self._model = model
         self._strategy = strategy
         self._steps = steps
-        self._batch = batch
-        self._run = self._run_whole = steps.show(kind)
-        if kind == "train" and steps.options.micro_batches > 1:
-            self._run_whole = steps.show(kind, is_plain=True)
-        graphs = []
+        self._kind = kind
+        self._generators = generators
+        self._micro_batches = steps.options.micro_batches if kind == "train" else 1
+        replicas = strategy.num_replicas_in_sync
+        own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
+        # Parts of different sizes show more, for example whether a state is the mean over examples.
+        rows = own * replicas - (own > self._micro_batches)
+        self._batch = slice_batch(batch, 0, rows)
+        self._whole = [(0, rows)] * replicas
+        self._parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
+
+    def check(self) -> None:
+        """Runs the step with the divided and with the whole batch. All workers must call it.
+
+        Raises:
+          TfdistError: the results differ; the message names what depends on which examples are
+            together.
+        """
+        if self._kind != "predict" and not self._steps.options.gather_outputs:
+            culprit = find_loss_of_batch(self._model)
+            if culprit is not None:
+                raise self._refuse("the loss", culprit)
+        operations = self._trace()
+        divided, whole = self._compute(self._parts), self._compute(self._whole)
+        tolerance = find_tolerance(self._model, operations)
+        found = find_difference(divided, whole, tolerance)
+        if found is not None:
+            # Some networks amplify rounding: allow for its effect on the undivided batch.
+            moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+            found = find_difference(divided, whole, tolerance, moved)
+        if found is not None:
+            raise self._refuse(found, find_culprit(self._model, self._batch))
+
+    def _trace(self) -> list[str]:
+        """Traces the step, and returns the types of its operations; none if it runs eagerly."""
+        self._run = self._run_whole = self._steps.show(self._kind)
+        if self._micro_batches > 1:
+            self._run_whole = self._steps.show(self._kind, is_plain=True)
+        graphs, operations = [], []
         if hasattr(self._run, "get_concrete_function"):
             # One trace for any number of examples. It also creates what only tracing creates.
-            spec = keras.tree.map_structure(_hide_rows, batch)
-            bounds = self._to_bounds([(0, 1)] * strategy.num_replicas_in_sync)
+            spec = keras.tree.map_structure(_hide_rows, self._batch)
+            bounds = self._to_bounds(self._parts)
             with self._explaining():
                 functions = dict.fromkeys((self._run, self._run_whole))
                 graphs = [f.get_concrete_function(spec, bounds).graph for f in functions]
-            check_draws(graphs[0], model)
-        self.operations = [name for graph in graphs for name in _list_operations(graph)]
+            operations = [name for graph in graphs for name in list_operations(graph)]
+            check_draws(operations, self._model)
         of_model, of_metrics, of_generators = (
             self._find_handles(variables)
             for variables in (
-                model.variables,
-                steps.metrics.list_variables(),
-                [generator.state for generator in [*generators, *steps.generators]],
+                self._model.variables,
+                self._steps.metrics.list_variables(),
+                [generator.state for generator in [*self._generators, *self._steps.generators]],
             )
         )
         known = of_model | of_metrics | of_generators
@@ -166,23 +166,22 @@ class _Guard:
             for place, handle in enumerate(self._handles)
             if id(handle) not in others and _get_dtype(handle) != tf.string
         }
+        return operations
 
-    def compute(self, bounds: list[tuple[int, int]] | None, *, moved_by: float = 0.0) -> Outcome:
+    def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
 
         Args:
-          bounds: for each replica, its first example and the one after its last; None for the whole
-            batch on every replica, in one piece.
+          bounds: for each replica, its first example and the one after its last.
           moved_by: the fraction of its value by which each weight is moved before.
         """
-        run = self._run if bounds else self._run_whole
-        all_rows = [(0, _count_rows(self._batch))] * self._strategy.num_replicas_in_sync
+        run = self._run_whole if bounds is self._whole else self._run
         with self._without_effect():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
             self._steps.reset_metrics()
             with self._explaining():
-                logs, gradients = run(self._batch, self._to_bounds(bounds or all_rows))
+                logs, gradients = run(self._batch, self._to_bounds(bounds))
             states = {
                 name: np.asarray(_read(self._handles[place]), "float64")
                 for place, name in self._names.items()
@@ -192,15 +191,15 @@ class _Guard:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        division = _describe(self._steps, self._strategy.num_replicas_in_sync)
         with explain_step_errors(self._model):
             try:
                 yield
             except TfdistError:
                 raise
             except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
+                name = type(self._model).__name__
                 raise TfdistError(
-                    f"Cannot divide a batch {division}: {type(self._model).__name__} fails on a "
+                    f"Cannot divide a batch {self._describe()}: {name} fails on a "
                     f"part of it: {shorten_error(error)[:300].rstrip('.')}. Make it accept batches "
                     "of any size, or train on one device."
                 ) from error
@@ -223,6 +222,25 @@ class _Guard:
             for copy in self._strategy.experimental_local_results(variable.value)
         }
 
+    def _refuse(self, found: str, culprit: Culprit) -> TfdistError:
+        gather = "gather the outputs with gather_outputs=True, " if culprit.is_loss else ""
+        instead = f"{gather}train on one device"
+        if self._steps.options.micro_batches > 1:
+            instead = "leave out `micro_batches`"
+        return TfdistError(
+            f"Cannot divide a batch {self._describe()}: {found} depends on which examples are "
+            f"together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
+            'check="off" to train anyway.'
+        )
+
+    def _describe(self) -> str:
+        """Describes into which parts a batch is divided."""
+        replicas = self._strategy.num_replicas_in_sync
+        micro_batches = self._steps.options.micro_batches
+        parts = [f"over {replicas} replicas"] if replicas > 1 else []
+        parts += [f"into {micro_batches} micro-batches"] if micro_batches > 1 else []
+        return " and ".join(parts)
+
     def _to_bounds(self, bounds: list[tuple[int, int]]) -> Any:
         """Returns the bounds as a tensor unless sizes must be static."""
         if find_traits(self._strategy).fixes_shapes:
@@ -239,26 +257,6 @@ def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: fl
             variable.assign(value * (1 + share * signs).astype(value.dtype))
 
 
-def _refuse(found: str, culprit: Culprit, steps: Steps, replicas: int) -> TfdistError:
-    gather = "gather the outputs with gather_outputs=True, " if culprit.is_loss else ""
-    instead = f"{gather}train on one device"
-    if steps.options.micro_batches > 1:
-        instead = "leave out `micro_batches`"
-    return TfdistError(
-        f"Cannot divide a batch {_describe(steps, replicas)}: {found} depends on which examples "
-        f"are together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
-        'check="off" to train anyway.'
-    )
-
-
-def _describe(steps: Steps, replicas: int) -> str:
-    """Describes into which parts a batch is divided."""
-    micro_batches = steps.options.micro_batches
-    parts = [f"over {replicas} replicas"] if replicas > 1 else []
-    parts += [f"into {micro_batches} micro-batches"] if micro_batches > 1 else []
-    return " and ".join(parts)
-
-
 def _count_rows(batch: Any) -> int:
     leaves = [t for t in tf.nest.flatten(batch) if t is not None and t.shape.rank]
     return int(leaves[0].shape[0])
@@ -268,13 +266,6 @@ def _hide_rows(leaf: Any) -> Any:
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
     return leaf
-
-
-def _list_operations(graph: Any) -> list[str]:
-    """Returns the types of the operations of a graph and its functions."""
-    definition = graph.as_graph_def()
-    functions = (node for function in definition.library.function for node in function.node_def)
-    return [node.op for node in (*definition.node, *functions)]
 
 
 def _list_handles(graphs: Sequence[Any]) -> list[tf.Tensor]:

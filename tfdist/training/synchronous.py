@@ -101,8 +101,7 @@ class SynchronousSteps(TrainingSteps):
     def look_ahead(
         self, iterator: Any, adapter: DataAdapter, *, of_training: bool
     ) -> tuple[Any, Any]:
-        if isinstance(iterator, _LookedAhead):
-            iterator = iterator.take_first() or iterator.rest
+        iterator = _unwrap(iterator)
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -175,15 +174,12 @@ class SynchronousSteps(TrainingSteps):
                 generator.state.assign(began + each * (self._num_trained + 1))
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
-        if isinstance(iterator, _LookedAhead):
-            iterator = iterator.take_first() or iterator.rest
+        iterator = _unwrap(iterator)
         with explain_step_errors(self._model):
             return to_numbers(self._bind(self.steps.test, iterator)(iterator).logs)
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
-        if isinstance(iterator, _LookedAhead):
-            iterator = iterator.take_first() or iterator.rest
-        return self._predict(iterator)
+        return self._predict(_unwrap(iterator))
 
     def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
         if not overrides(self._model, "train_step", "test_step"):
@@ -261,6 +257,13 @@ class _LookedAhead:
         """Returns the iterator over the first element, once; None afterwards."""
         first, self._first = self._first, None
         return first
+
+
+def _unwrap(iterator: Any) -> Any:
+    """Returns the iterator that gives the next element."""
+    if isinstance(iterator, _LookedAhead):
+        return iterator.take_first() or iterator.rest
+    return iterator
 
 
 def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:
