@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.dataset_graph import describe_dataset
+from tfdist.data.dataset_graph import describe_dataset, has_random_order
 from tfdist.data.fingerprint import describe_difference
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
@@ -99,6 +99,29 @@ def test_datasets_without_tensors_have_a_description_too():
     generated = tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=spec)
     for dataset in (ragged, generated, tf.data.Dataset.random(seed=4).take(3)):
         assert describe(dataset) == describe(dataset)
+
+
+def sample(seed):
+    numbers = tf.data.Dataset.range(3)
+    return tf.data.Dataset.sample_from_datasets([numbers, numbers], seed=seed)
+
+
+ORDERS = {
+    "shuffle": lambda seed: tf.data.Dataset.range(9).shuffle(9, seed=seed).batch(2),
+    "sample": sample,
+    "numbers": lambda seed: tf.data.Dataset.random(seed=seed).take(3),
+    "inside": lambda seed: tf.data.Dataset.range(3).flat_map(lambda _: sample(seed).shuffle(3)),
+    "interleaved": lambda seed: tf.data.Dataset.range(3).interleave(
+        lambda _: tf.data.Dataset.range(3).shuffle(3, seed=seed), num_parallel_calls=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_without_a_seed_is_found(name):
+    assert has_random_order(ORDERS[name](None))
+    if name != "inside":
+        assert not has_random_order(ORDERS[name](0))
 
 
 def test_other_processes_find_the_same(last_lines_of):

@@ -1,6 +1,6 @@
 """What the graph of a `tf.data.Dataset` says about its contents and its order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,10 @@ from tensorflow.core.framework import graph_pb2
 
 from tfdist.data.fingerprint import hash_tensor
 
-# Shuffle operation -> which of its inputs hold its two seeds.
+# Operation that draws -> which of its inputs hold its two seeds.
 _SEEDS = {
+    "RandomDataset": (0, 1),
+    "RandomDatasetV2": (0, 1),
     "ShuffleDataset": (2, 3),
     "ShuffleDatasetV3": (2, 3),
     "ShuffleAndRepeatDataset": (2, 3),
@@ -84,13 +86,13 @@ def _strip_directories(array: Any) -> np.ndarray:
     return np.array(names, object).reshape(array.shape)
 
 
-def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
+def has_random_order(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset is shuffled with neither its own seed nor a global one.
 
     Such a dataset has a different order in every process, and every time that one process creates
-    it. Shuffling inside Python functions or nested datasets is not detected.
+    it. So has one that samples from several datasets without a seed. Functions are searched, too.
 
-    >>> is_shuffled_anew(tf.data.Dataset.range(9).shuffle(9, seed=1))
+    >>> has_random_order(tf.data.Dataset.range(9).shuffle(9, seed=1))
     False
     """
     try:
@@ -98,16 +100,20 @@ def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
     except (tf.errors.OpError, NotImplementedError, AttributeError):
         return False
     graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    return any(map(_draws_without_seed, bodies))
+
+
+def _draws_without_seed(nodes: Sequence[Any]) -> bool:
+    """Returns whether the nodes of a graph or function draw with seeds that are both 0."""
     values = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)
-        for node in graph.node
+        for node in nodes
         if node.op == "Const" and node.attr["value"].tensor.dtype == tf.int64.as_datatype_enum
     }
-    for node in graph.node:
-        places = _SEEDS.get(node.op)
-        if places is None:
-            continue
-        seeds = [values.get(node.input[place].partition(":")[0]) for place in places]
-        if all(seed is not None and int(seed) == 0 for seed in seeds):
-            return True
-    return False
+    seeds = (
+        [values.get(node.input[place].partition(":")[0]) for place in _SEEDS[node.op]]
+        for node in nodes
+        if node.op in _SEEDS
+    )
+    return any(all(seed is not None and seed == 0 for seed in pair) for pair in seeds)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.data.dataset_graph import describe_dataset, is_shuffled_anew
+from tfdist.data.dataset_graph import describe_dataset, has_random_order
 from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
     BatchAugmentation,
@@ -66,6 +66,13 @@ def make_data_adapter(
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
     ]
+    order = {
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "shuffle": shuffle,
+        "augmentation": augmentation,
+    }
+    parts = {"num_replicas": num_replicas, "micro_batches": micro_batches}
     if isinstance(x, Source):
         _refuse(x, given)
         if shuffle == "batch":
@@ -73,17 +80,8 @@ def make_data_adapter(
                 "Cannot shuffle the batches of a source one by one: its batches do not end with "
                 "the epochs. Give shuffle=True, or arrays."
             )
-        check_global_batch(
-            global_batch_size, num_replicas=num_replicas, micro_batches=micro_batches
-        )
-        return _make_source_adapter(
-            x,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            augmentation=augmentation,
-            ends_epochs=False,
-        )
+        check_global_batch(global_batch_size, **parts)
+        return _make_source_adapter(x, {**order, "ends_epochs": False})
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
         return _make_dataset_adapter(_weigh_classes(x, class_weight))
@@ -92,27 +90,15 @@ def make_data_adapter(
         return _make_function_adapter(x)
     if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
-    is_dense = _is_dense(x, y, sample_weight)
-    if not is_dense and num_replicas > 1:
+    source = _make_array_source(x, y, sample_weight, class_weight)
+    if isinstance(source, SparseSource) and num_replicas > 1:
         raise TfdistError(
             "Cannot split sparse or ragged arrays over replicas. Convert them, for example with "
             "to_tensor() or tf.sparse.to_dense, or train on one device."
         )
-    source = _make_array_source(x, y, sample_weight, class_weight, is_dense=is_dense)
     if micro_batches > 1:
-        check_global_batch(
-            min(global_batch_size, source.num_examples),
-            num_replicas=num_replicas,
-            micro_batches=micro_batches,
-        )
-    return _make_source_adapter(
-        source,
-        global_batch_size=global_batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        augmentation=augmentation,
-        ends_epochs=True,
-    )
+        check_global_batch(min(global_batch_size, source.num_examples), **parts)
+    return _make_source_adapter(source, {**order, "ends_epochs": True})
 
 
 def check_order(x: Any) -> None:
@@ -121,10 +107,11 @@ def check_order(x: Any) -> None:
     Raises:
       TfdistError: a dataset is shuffled without a seed.
     """
-    if isinstance(x, tf.data.Dataset) and is_shuffled_anew(x):
+    if isinstance(x, tf.data.Dataset) and has_random_order(x):
         raise TfdistError(
-            "Cannot train several workers, or continue a run, on a dataset that is shuffled "
-            "without a seed: examples would be missed or repeated. Use shuffle(..., seed=...)."
+            "Cannot train several workers, or continue a run, on a dataset that is shuffled or "
+            "sampled without a seed: examples would be missed or repeated. Use "
+            "shuffle(..., seed=...)."
         )
 
 
@@ -166,7 +153,7 @@ def _is_dense(*data: Any) -> bool:
 
 
 def _make_array_source(
-    x: Any, y: Any, sample_weight: Any, class_weight: Any, *, is_dense: bool
+    x: Any, y: Any, sample_weight: Any, class_weight: Any
 ) -> ArraySource | SparseSource:
     try:
         adapter = array_data_adapter.ArrayDataAdapter(
@@ -178,27 +165,13 @@ def _make_array_source(
         raise TfdistError("Cannot weight examples without labels: give y with sample_weight.")
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
-    if is_dense:
+    if _is_dense(x, y, sample_weight):
         return ArraySource.from_arrays(arrays)
     return SparseSource(num_examples=adapter._num_samples, arrays=arrays)
 
 
-def _make_source_adapter(
-    source: Source,
-    *,
-    global_batch_size: int,
-    seed: int,
-    shuffle: bool | str,
-    augmentation: BatchAugmentation | None,
-    ends_epochs: bool,
-) -> DataAdapter:
-    order: dict[str, Any] = {
-        "global_batch_size": global_batch_size,
-        "seed": seed,
-        "augmentation": augmentation,
-        "shuffle": shuffle,
-        "ends_epochs": ends_epochs,
-    }
+def _make_source_adapter(source: Source | SparseSource, order: dict[str, Any]) -> DataAdapter:
+    global_batch_size = order["global_batch_size"]
     return DataAdapter(
         batch_spec=source.element_spec
         if isinstance(source, SparseSource)
