@@ -1,10 +1,20 @@
-"""Batch normalization on TensorFlow's fused kernel, per replica or over all replicas."""
+"""The layers of the networks: normalization, and the order of channels."""
 
 import math
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+
+from tfdist.models.batch_norm import (
+    Moments,
+    Replicas,
+    count_elements,
+    measure_moments,
+    normalize,
+    normalize_by_batch,
+    normalize_by_global_batch,
+    pool_moments,
+)
 
 NORMS = ("sync_batch", "batch", "group", "none")
 """The kinds of normalization that `make_norm` accepts."""
@@ -144,23 +154,25 @@ class FusedBatchNormalization(keras.layers.Layer):
             self.moving_mean.assign(moving_mean * keep + moments.mean * (1.0 - keep))
             self.moving_variance.assign(moving_variance * keep + moments.variance * (1.0 - keep))
         else:
-            y = _normalize(x, gamma, beta, moving_mean, moving_variance, self.epsilon)
+            y = normalize(x, gamma, beta, moving_mean, moving_variance, self.epsilon)
         if inputs.shape.rank != 4:
             y = tf.ensure_shape(tf.reshape(y, tf.shape(inputs)), inputs.shape)
         return y
 
     def _normalize_by_batch(self, x, gamma, beta):
         context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync if context else 1
-        if x.dtype == tf.float64 and not (self.synchronized and replicas > 1):
-            local = _plain_moments(x)
-            y = _normalize(x, gamma, beta, local.mean, local.variance, self.epsilon)
-        elif self.synchronized and replicas > 1:
-            return _normalize_by_global_batch(x, gamma, beta, self.epsilon, context)
+        replicas = None
+        if context and context.num_replicas_in_sync > 1:
+            replicas = Replicas(count_elements(x, gamma.dtype))
+        if self.synchronized and replicas:
+            return normalize_by_global_batch(x, gamma, beta, self.epsilon, replicas)
+        if x.dtype == tf.float64:
+            local = measure_moments(x)
+            y = normalize(x, gamma, beta, local.mean, local.variance, self.epsilon)
         else:
-            y, local = _fused_training_call(x, gamma, beta, self.epsilon)
-        local = _Moments(*map(tf.stop_gradient, local))
-        return y, _pool(local, context) if replicas > 1 else local
+            y, local = normalize_by_batch(x, gamma, beta, self.epsilon)
+        local = Moments(*map(tf.stop_gradient, local))
+        return y, pool_moments(local, replicas) if replicas else local
 
     def get_config(self):
         """Returns the constructor's arguments."""
@@ -189,130 +201,3 @@ class ReverseChannels(keras.layers.Layer):
     def call(self, inputs):
         """Returns the inputs with their channels in the opposite order."""
         return tf.reverse(inputs, axis=[-1])
-
-
-class _Moments(NamedTuple):
-    """The number of elements per channel (scalar), and each channel's mean and biased variance."""
-
-    count: tf.Tensor
-    mean: tf.Tensor
-    variance: tf.Tensor
-
-
-def _normalize_by_global_batch(x, gamma, beta, epsilon, context):
-    """Returns x normalized by the moments of all replicas' x, and these moments."""
-
-    @tf.custom_gradient
-    def normalize(x, gamma, beta):
-        moments = _pool(_local_moments(x, epsilon), context)
-        count, mean, variance = moments
-        y = _normalize(x, gamma, beta, mean, variance, epsilon)
-
-        def gradient(dy, *_):
-            # With x' = (x - mean) / std, the gradient of x is
-            #   gamma / std * (dy - mean(dy) - x' * mean(dy * x'))
-            # with means over the global batch. The first term is the gradient with constant
-            # moments. Its kernel also returns the gradients of beta and gamma, which are this
-            # replica's sums of dy and dy * x'. With global sums, the other terms normalize x again.
-            dx, dgamma, dbeta = _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon)
-            rows = _count(x, dgamma.dtype)
-            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([dgamma, dbeta]) * rows)
-            sums = tf.math.divide_no_nan(sums, rows)
-            scale, offset = tf.unstack(
-                -gamma * tf.math.rsqrt(variance + epsilon) * tf.math.divide_no_nan(sums, count)
-            )
-            return dx + _normalize(x, scale, offset, mean, variance, epsilon), dgamma, dbeta
-
-        return (y, *map(tf.stop_gradient, moments)), gradient
-
-    y, *moments = normalize(x, gamma, beta)
-    return y, _Moments(*moments)
-
-
-def _pool(local, context):
-    """Returns the moments of the union of all replicas' elements, in one all-reduce.
-
-    Every replica fills its own row of a table of zeros, so the sum of the tables is exact, and
-    all replicas pool the same numbers in the same order. Unlike a sum of squares, this does not
-    cancel digits when the mean is large.
-    """
-    channels = local.mean.shape[0]
-    row = tf.concat([local.count[None], local.mean, local.variance], 0)
-    # The mean of an empty batch is NaN.
-    row = tf.where(local.count > 0, row, tf.zeros_like(row))
-    place = tf.one_hot(
-        context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=row.dtype
-    )
-    table = context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * row)
-    counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
-    count = tf.reduce_sum(counts)
-    shares = tf.math.divide_no_nan(counts, count)
-    offsets = means - means[0]
-    mean_offset = tf.reduce_sum(shares * offsets, 0)
-    variance = tf.reduce_sum(shares * (variances + tf.square(offsets - mean_offset)), 0)
-    return _Moments(count, means[0] + mean_offset, variance)
-
-
-def _local_moments(x, epsilon):
-    if x.dtype == tf.float64:
-        return _plain_moments(x)
-    ones = tf.ones([x.shape[-1]])
-    _, moments = _fused_training_call(x, ones, tf.zeros_like(ones), epsilon)
-    return moments
-
-
-def _plain_moments(x):
-    count = _count(x, x.dtype)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(x, [0, 1, 2]), count)
-    squares = tf.reduce_sum(tf.math.squared_difference(x, mean), [0, 1, 2])
-    return _Moments(count, mean, tf.math.divide_no_nan(squares, count))
-
-
-def _fused_training_call(x, gamma, beta, epsilon):
-    empty = tf.zeros([0])
-    out = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=True
-    )
-    count = _count(x, gamma.dtype)
-    # The kernel's variance has Bessel's correction; Keras's does not. For a single element, the
-    # corrected variance is 0 on the CPU and may be 0 * inf on the GPU.
-    biased = tf.math.multiply_no_nan(out.batch_variance, 1.0 - tf.math.reciprocal_no_nan(count))
-    return out.y, _Moments(count, out.batch_mean, biased)
-
-
-def _normalize(x, scale, offset, mean, variance, epsilon):
-    if x.dtype == tf.float64:
-        return (x - mean) * (scale * tf.math.rsqrt(variance + epsilon)) + offset
-    return tf.raw_ops.FusedBatchNormV3(
-        x=x,
-        scale=scale,
-        offset=offset,
-        mean=mean,
-        variance=variance,
-        epsilon=epsilon,
-        is_training=False,
-    ).y
-
-
-def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
-    """Returns the gradients of x, gamma and beta through `_normalize`."""
-    if x.dtype == tf.float64:
-        std_reciprocal = tf.math.rsqrt(variance + epsilon)
-        dgamma = tf.reduce_sum(dy * (x - mean), [0, 1, 2]) * std_reciprocal
-        return dy * (gamma * std_reciprocal), dgamma, tf.reduce_sum(dy, [0, 1, 2])
-    out = tf.raw_ops.FusedBatchNormGradV3(
-        y_backprop=dy,
-        x=x,
-        scale=gamma,
-        reserve_space_1=mean,
-        reserve_space_2=variance,
-        reserve_space_3=tf.zeros([0]),
-        epsilon=epsilon,
-        is_training=False,
-    )
-    return out.x_backprop, out.scale_backprop, out.offset_backprop
-
-
-def _count(x, dtype):
-    """Returns the number of elements per channel."""
-    return tf.cast(tf.reduce_prod(tf.shape(x, out_type=tf.int64)[:-1]), dtype)

@@ -25,6 +25,8 @@ SIGNATURES = [
     ),
     (internals.BaseOptimizer, "_clip_gradients", ["self", "grads"]),
     (keras.layers.BatchNormalization, "_moments", ["self", "inputs", "mask"]),
+    (keras.layers.BatchNormalization, "call", ["self", "inputs", "training", "mask"]),
+    (internals.custom_gradient, "_get_dependent_variables", ["input_ops", "output_ops"]),
     (keras.random.SeedGenerator, "next", ["self", "ordered"]),
     (internals.keras_random, "global_seed_generator", []),
     (keras.Model, "_compute_loss", STEP),

@@ -24,6 +24,7 @@ from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import record
 from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "array_slicing",
     "backend",
     "compute_output_spec",
+    "custom_gradient",
     "data_adapters",
     "device_lib",
     "global_state",

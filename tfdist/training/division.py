@@ -28,8 +28,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals import TensorFlowTrainer, backend, loss_module
+from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
 from tfdist.training.added_losses import losses_by_thread
+from tfdist.training.global_norm import list_norm_replacements
 from tfdist.training.part import Part
 from tfdist.training.randomness import RowDraws, Rows
 from tfdist.training.reduction import SUM
@@ -131,16 +132,18 @@ class Division:
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
         """Replaces Keras's functions. Must be opened once, around all replicas."""
-        norm = keras.layers.BatchNormalization
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
             (loss_module, "apply_mask", self._make_apply_mask(loss_module.apply_mask)),
             (loss_module, "reduce_values", self._make_reduce_values(loss_module.reduce_values)),
             (TensorFlowTrainer, "_aggregate_additional_loss", self._make_aggregate()),
+            # For each all-reduce, TensorFlow searches the graph for variables. A function's graph
+            # has none, it captures them, and the search takes minutes in deep networks.
+            (custom_gradient, "_get_dependent_variables", lambda *_, **__: []),
         ]
         if self._batch_norm == "global":
-            places.append((norm, "_moments", self._make_moments(norm._moments)))
+            places += list_norm_replacements(lambda: self.part)
         if self._gather_outputs:
             owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
             wrap = self._make_compute_loss
@@ -292,59 +295,6 @@ class Division:
                 self._of_thread.own, self._of_thread.part = None, own
 
         return compute_loss
-
-    def _make_moments(self, original: Any) -> Any:
-        def moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
-            if self.part is None:
-                return original(layer, inputs, mask)
-            axes = layer._reduction_axes
-            if mask is None:
-                return self._pool_moments(inputs, axes)
-            weights = tf.cast(tf.expand_dims(tf.cast(mask, tf.bool), -1), inputs.dtype)
-            weights = tf.broadcast_to(weights, tf.shape(inputs))
-            count = self._sum(tf.reduce_sum(weights, axes)) + keras.backend.epsilon()
-            present = tf.where(weights > 0, inputs, 0)
-            mean = self._sum(tf.reduce_sum(present, axes)) / count
-            shape = [1] * inputs.shape.rank
-            shape[layer.axis] = -1
-            squares = tf.where(weights > 0, tf.square(inputs - tf.reshape(mean, shape)), 0)
-            return mean, self._sum(tf.reduce_sum(squares, axes)) / count
-
-        return moments
-
-    def _pool_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the moments of all replicas' inputs; see `tfdist.models.layers`."""
-        mean, variance = tf.nn.moments(inputs, axes)
-        context = tf.distribute.get_replica_context()
-        place = tf.one_hot(context.replica_id_in_sync_group, self._replicas, dtype=mean.dtype)
-        count = tf.cast(tf.size(inputs) / tf.size(mean), mean.dtype)
-        row = tf.concat([count[None], mean, variance], 0)
-        table = self._sum(place[:, None] * row)
-        channels = tf.size(mean)
-        counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
-        shares = tf.stop_gradient(counts / tf.reduce_sum(counts))
-        offsets = means - means[0]
-        offset = tf.reduce_sum(shares * offsets, 0)
-        pooled = tf.reduce_sum(shares * (variances + tf.square(offsets - offset)), 0)
-        return tf.ensure_shape(means[0] + offset, mean.shape), tf.ensure_shape(pooled, mean.shape)
-
-    def _sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the replicas' values, with a gradient that obeys the rule.
-
-        A replica differentiates its own loss, which counts in the loss of the global batch with
-        the weight of the replica's part.
-        """
-        weight = tf.cast(self._of_thread.part.weight, value.dtype)
-        context = tf.distribute.get_replica_context()
-
-        @tf.custom_gradient
-        def reduce(value: tf.Tensor) -> Any:
-            def differentiate(upstream: tf.Tensor) -> tf.Tensor:
-                return context.all_reduce(SUM, upstream * weight) / weight
-
-            return context.all_reduce(SUM, value), differentiate
-
-        return reduce(value)
 
 
 class _Normalizers:

@@ -1,0 +1,196 @@
+"""Batch normalization of a part of a batch: TensorFlow's fused kernel, and pooled moments."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class Moments(NamedTuple):
+    """The number of elements per channel (scalar), and each channel's mean and biased variance."""
+
+    count: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
+class Replicas:
+    """The replicas that share a batch, as one of them sees them.
+
+    Gradients are correct if each replica differentiates the loss of its own part, and the mean of
+    the replicas' gradients is then weighted in the same way as here.
+
+    Args:
+      weight: float scalar, the weight of this replica; only ratios to those of others matter.
+    """
+
+    def __init__(self, weight: tf.Tensor):
+        self._context = tf.distribute.get_replica_context()
+        self._weight = weight
+
+    @property
+    def place(self) -> tf.Tensor:
+        """float64 [replicas], 1 for this replica and 0 for the others."""
+        index, count = self._context.replica_id_in_sync_group, self._context.num_replicas_in_sync
+        return tf.one_hot(index, count, dtype=tf.float64)
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the replicas' values."""
+
+        @tf.custom_gradient
+        def reduce(value):
+            return self._context.all_reduce(_SUM, value), self.sum_gradients
+
+        return reduce(value)
+
+    def sum_gradients(self, upstream: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of `sum`: the weighted sum, relative to this replica's weight."""
+        weight = tf.cast(self._weight, upstream.dtype)
+
+        @tf.custom_gradient
+        def reduce(upstream):
+            total = self._context.all_reduce(_SUM, upstream * weight)
+            return tf.math.divide_no_nan(total, weight), self.sum
+
+        return reduce(upstream)
+
+
+def normalize_by_global_batch(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, replicas: Replicas
+) -> tuple[tf.Tensor, Moments]:
+    """Returns x normalized by the moments of all replicas' x, and these moments.
+
+    This costs one all-reduce in the forward pass and one in the backward pass.
+
+    Args:
+      x: float [batch, height, width, channels], the batch of this replica.
+      gamma, beta: [channels], float64 if x is, otherwise float32.
+      epsilon: added to the variance.
+      replicas: the replicas.
+    """
+
+    @tf.custom_gradient
+    def normalize_all(x, gamma, beta):
+        local = measure_moments(x) if x.dtype == tf.float64 else _measure_fused(x, epsilon)
+        moments = pool_moments(local, replicas)
+        count, mean, variance = moments
+        y = normalize(x, gamma, beta, mean, variance, epsilon)
+
+        def gradient(dy, *_):
+            # With x' = (x - mean) / std, the gradient of x is
+            #   gamma / std * (dy - mean(dy) - x' * mean(dy * x'))
+            # with means over the global batch. The first term is the gradient with constant
+            # moments. Its kernel also returns the gradients of beta and gamma, which are this
+            # replica's sums of dy and dy * x'. With global sums, the other terms normalize x again.
+            dx, dgamma, dbeta = _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon)
+            sums = replicas.sum_gradients(tf.stack([dgamma, dbeta]))
+            scale, offset = tf.unstack(
+                -gamma * tf.math.rsqrt(variance + epsilon) * tf.math.divide_no_nan(sums, count)
+            )
+            return dx + normalize(x, scale, offset, mean, variance, epsilon), dgamma, dbeta
+
+        return (y, *map(tf.stop_gradient, moments)), gradient
+
+    y, *moments = normalize_all(x, gamma, beta)
+    return y, Moments(*moments)
+
+
+def pool_moments(local: Moments, replicas: Replicas) -> Moments:
+    """Returns the moments of the union of all replicas' elements, in one all-reduce.
+
+    Every replica fills its own row of a table of zeros, so the sum of the tables is exact, and
+    all replicas pool the same numbers in the same order. Unlike a sum of squares, this does not
+    cancel digits when the mean is large.
+
+    Source: Chan, Golub and LeVeque 1979.
+    """
+    row = tf.concat([local.count[None], local.mean, local.variance], 0)
+    # The mean of an empty batch is NaN.
+    row = tf.where(local.count > 0, row, tf.zeros_like(row))
+    table = replicas.sum(tf.cast(replicas.place, row.dtype)[:, None] * row)
+    channels = tf.size(local.mean)
+    counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
+    count = tf.reduce_sum(counts)
+    shares = tf.stop_gradient(tf.math.divide_no_nan(counts, count))
+    offsets = means - means[0]
+    mean_offset = tf.reduce_sum(shares * offsets, 0)
+    variance = tf.reduce_sum(shares * (variances + tf.square(offsets - mean_offset)), 0)
+    shape = local.mean.shape
+    return Moments(
+        count, tf.ensure_shape(means[0] + mean_offset, shape), tf.ensure_shape(variance, shape)
+    )
+
+
+def measure_moments(x: tf.Tensor) -> Moments:
+    """Returns the moments of x, [batch, height, width, channels], by plain operations."""
+    count = count_elements(x, x.dtype)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(x, [0, 1, 2]), count)
+    squares = tf.reduce_sum(tf.math.squared_difference(x, mean), [0, 1, 2])
+    return Moments(count, mean, tf.math.divide_no_nan(squares, count))
+
+
+def normalize_by_batch(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, Moments]:
+    """Returns x normalized by its own moments, and these. On the fused kernel, not in float64."""
+    empty = tf.zeros([0])
+    out = tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=True
+    )
+    count = count_elements(x, gamma.dtype)
+    # The kernel's variance has Bessel's correction; Keras's does not. For a single element, the
+    # corrected variance is 0 on the CPU and may be 0 * inf on the GPU.
+    biased = tf.math.multiply_no_nan(out.batch_variance, 1.0 - tf.math.reciprocal_no_nan(count))
+    return out.y, Moments(count, out.batch_mean, biased)
+
+
+def _measure_fused(x, epsilon):
+    ones = tf.ones([x.shape[-1]])
+    return normalize_by_batch(x, ones, tf.zeros_like(ones), epsilon)[1]
+
+
+def normalize(
+    x: tf.Tensor,
+    scale: tf.Tensor,
+    offset: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    epsilon: float,
+) -> tf.Tensor:
+    """Returns x normalized by given moments."""
+    if x.dtype == tf.float64:
+        return (x - mean) * (scale * tf.math.rsqrt(variance + epsilon)) + offset
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x,
+        scale=scale,
+        offset=offset,
+        mean=mean,
+        variance=variance,
+        epsilon=epsilon,
+        is_training=False,
+    ).y
+
+
+def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
+    """Returns the gradients of x, gamma and beta through `normalize`."""
+    if x.dtype == tf.float64:
+        std_reciprocal = tf.math.rsqrt(variance + epsilon)
+        dgamma = tf.reduce_sum(dy * (x - mean), [0, 1, 2]) * std_reciprocal
+        return dy * (gamma * std_reciprocal), dgamma, tf.reduce_sum(dy, [0, 1, 2])
+    out = tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=dy,
+        x=x,
+        scale=gamma,
+        reserve_space_1=mean,
+        reserve_space_2=variance,
+        reserve_space_3=tf.zeros([0]),
+        epsilon=epsilon,
+        is_training=False,
+    )
+    return out.x_backprop, out.scale_backprop, out.offset_backprop
+
+
+def count_elements(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the number of elements per channel."""
+    return tf.cast(tf.reduce_prod(tf.shape(x, out_type=tf.int64)[:-1]), dtype)

@@ -1,0 +1,88 @@
+"""Keras's batch normalization over the global batch, on the fused kernel where there is one."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.models.batch_norm import Moments, Replicas, normalize_by_global_batch, pool_moments
+from tfdist.training.part import Part
+
+
+def list_norm_replacements(find_part: Callable[[], Part | None]) -> list[tuple[type, str, Any]]:
+    """Returns what is replaced in Keras: owners, names and functions.
+
+    Args:
+      find_part: returns this replica's part of the global batch; None outside of replicas.
+    """
+    norm = keras.layers.BatchNormalization
+    return [
+        (norm, "call", _make_call(norm.call, find_part)),
+        (norm, "_moments", _make_moments(norm._moments, find_part)),
+    ]
+
+
+def _make_call(original: Any, find_part: Callable[[], Part | None]) -> Any:
+    @functools.wraps(original)
+    def call(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        part = find_part()
+        is_training = training and layer.trainable
+        if part is None or not is_training or mask is not None or not _fits(layer, inputs):
+            return original(layer, inputs, training=training, mask=mask)
+        channels = inputs.shape[-1]
+        gamma = layer.gamma if layer.scale else tf.ones([channels])
+        beta = layer.beta if layer.center else tf.zeros([channels])
+        x = inputs if inputs.shape.rank == 4 else tf.reshape(inputs, [1, -1, 1, channels])
+        y, moments = normalize_by_global_batch(
+            x,
+            tf.cast(gamma, tf.float32),
+            tf.cast(beta, tf.float32),
+            layer.epsilon,
+            Replicas(part.weight),
+        )
+        keep = layer.momentum
+        for moving, new in (
+            (layer.moving_mean, moments.mean),
+            (layer.moving_variance, moments.variance),
+        ):
+            moving.assign(tf.cast(moving, tf.float32) * keep + new * (1.0 - keep))
+        if inputs.shape.rank != 4:
+            y = tf.ensure_shape(tf.reshape(y, tf.shape(inputs)), inputs.shape)
+        return tf.cast(y, layer.compute_dtype)
+
+    return call
+
+
+def _fits(layer: Any, inputs: Any) -> bool:
+    """Returns whether a layer normalizes the last axis, in a precision of the kernel."""
+    has_kernel = inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
+    is_last = layer.axis in (-1, inputs.shape.rank - 1)
+    return has_kernel and is_last and not layer.renorm
+
+
+def _make_moments(original: Any, find_part: Callable[[], Part | None]) -> Any:
+    @functools.wraps(original)
+    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+        part = find_part()
+        if part is None:
+            return original(layer, inputs, mask)
+        axes = layer._reduction_axes
+        replicas = Replicas(part.weight)
+        if mask is None:
+            mean, variance = tf.nn.moments(inputs, axes)
+            count = tf.cast(tf.size(inputs) / tf.size(mean), mean.dtype)
+            _, mean, variance = pool_moments(Moments(count, mean, variance), replicas)
+            return mean, variance
+        weights = tf.cast(tf.expand_dims(tf.cast(mask, tf.bool), -1), inputs.dtype)
+        weights = tf.broadcast_to(weights, tf.shape(inputs))
+        count = replicas.sum(tf.reduce_sum(weights, axes)) + keras.backend.epsilon()
+        present = tf.where(weights > 0, inputs, 0)
+        mean = replicas.sum(tf.reduce_sum(present, axes)) / count
+        shape = [1] * inputs.shape.rank
+        shape[layer.axis] = -1
+        squares = tf.where(weights > 0, tf.square(inputs - tf.reshape(mean, shape)), 0)
+        return mean, replicas.sum(tf.reduce_sum(squares, axes)) / count
+
+    return moments
