@@ -21,7 +21,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 from tensorflow.python.client import device_lib
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute.ps_values import AggregatingVariable
-from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from tensorflow.python.eager import record
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import custom_gradient
@@ -36,6 +36,7 @@ __all__ = [
     "MeanMetricWrapper",
     "MetricsList",
     "Operation",
+    "PerReplica",
     "TFOptimizer",
     "TensorFlowTrainer",
     "array_data_adapter",

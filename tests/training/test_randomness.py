@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
+from tfdist.training.data_adapter import take_next
 from tfdist.training.inputs import make_data_adapter
 from tfdist.training.part import make_part
 from tfdist.training.randomness import RowDraws, Rows, hide_rows
@@ -110,7 +111,7 @@ def run_layers(strategy_name, batch):
     @tf.function(autograph=False)
     def run():
         with draws.intercept():
-            return strategy.run(replica_run, args=next(iterator))
+            return strategy.run(replica_run, args=take_next(strategy, iterator))
 
     steps = [keras.tree.map_structure(strategy.experimental_local_results, run()) for _ in range(2)]
     return {name: [np.concatenate([p.numpy() for p in s[name]]) for s in steps] for name in LAYERS}

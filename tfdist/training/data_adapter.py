@@ -8,11 +8,16 @@ import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
 from tfdist.data.rows import split_batches
-from tfdist.internals import multi_device_iterator_ops
+from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.training.replacing import replaced
 
 SKIPPING = ", skipping the batches seen before: they are read again"
 _CREATE = "_create_device_dataset"
+_ONE_PROCESS = (
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MirroredStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+)
 
 Place = Callable[[tf.distribute.InputContext], tf.distribute.InputContext]
 
@@ -81,7 +86,7 @@ class DataAdapter:
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
     ) -> Any:
-        """Returns a distributed iterator that starts with global batch `start_step`.
+        """Returns an iterator, for `take_next`, that starts with global batch `start_step`.
 
         Args:
           strategy: the strategy whose replicas get the batches.
@@ -120,9 +125,9 @@ class DataAdapter:
         of_training: bool = True,
         place: Place = lambda c: c,
     ) -> Any:
-        """Returns a distributed iterator over given elements, such as those of another iterator.
+        """Returns an iterator, for `take_next`, over given elements.
 
-        It reads none of the user's data.
+        They may be those of another iterator. It reads none of the user's data.
 
         Args:
           strategy, place: see `iterate_train`.
@@ -141,7 +146,7 @@ class DataAdapter:
         return _distribute(strategy, make)
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
-        """Returns a distributed iterator over an epoch; for the arguments see `iterate_train`."""
+        """Returns an iterator over an epoch; for the arguments see `iterate_train`."""
         return _distribute(strategy, lambda context: self._make_eval(place(context)))
 
     def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
@@ -200,10 +205,26 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(element))).map(hide)
 
 
+def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
+    """Returns the next element of an iterator of a `DataAdapter`, for each replica."""
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1 or not isinstance(iterator, tf.data.Iterator):
+        return next(iterator)
+    elements = [next(iterator) for _ in range(replicas)]
+    return tf.nest.map_structure(
+        lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *elements
+    )
+
+
 def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
-    if isinstance(strategy, tf.distribute.OneDeviceStrategy) and _is_cpu(strategy):
-        # Nothing is copied to the device.
-        return iter(make_dataset(tf.distribute.InputContext()))
+    """Returns an iterator over a dataset of pairs, for `take_next`."""
+    if _is_on_cpus(strategy):
+        # Nothing has to be copied to devices.
+        replicas = strategy.num_replicas_in_sync
+        dataset = make_dataset(tf.distribute.InputContext(num_replicas_in_sync=replicas))
+        # Where only all replicas together know the position, some may have no element.
+        if replicas == 1 or tf.nest.flatten(dataset.element_spec[1]):
+            return iter(dataset)
     distributed = strategy.distribute_datasets_from_function(make_dataset)
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
@@ -217,5 +238,8 @@ def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., An
         return iter(distributed)
 
 
-def _is_cpu(strategy: tf.distribute.Strategy) -> bool:
-    return all("CPU:0" in device for device in strategy.extended.worker_devices)
+def _is_on_cpus(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether all replicas are on CPUs of this process."""
+    return isinstance(strategy, _ONE_PROCESS) and all(
+        "CPU" in device for device in strategy.extended.worker_devices
+    )

@@ -18,6 +18,7 @@ from tfdist.internals import is_op_determinism_enabled
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
+from tfdist.training.data_adapter import take_next
 from tfdist.training.division import Division
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
@@ -155,7 +156,7 @@ class Steps:
             return [is_copy, *keras.tree.flatten(structure)]
 
         def run(iterator: Any) -> list[tuple[Any, ...]]:
-            values = self._strategy.run(replica_step, args=next(iterator))
+            values = self._strategy.run(replica_step, args=take_next(self._strategy, iterator))
             return [self._strategy.experimental_local_results(value) for value in values]
 
         compiled = self._compile(run)
@@ -245,7 +246,7 @@ class Steps:
         def step(iterator: Any) -> Found:
             asked = _read_clock()
             with tf.control_dependencies([asked]):
-                data, place = next(iterator)
+                data, place = take_next(self._strategy, iterator)
             with tf.control_dependencies(_list_tensors(data)):
                 came = _read_clock()
             if self.is_divided:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.compilation import explain_step_errors
-from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.data_adapter import DataAdapter, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -103,7 +103,7 @@ class SynchronousSteps(TrainingSteps):
     ) -> tuple[Any, Any]:
         iterator = _unwrap(iterator)
         try:
-            element = next(iterator)
+            element = take_next(self._strategy, iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return None, iterator
         leaves = [self._strategy.experimental_local_results(t) for t in tf.nest.flatten(element)]
