@@ -1,4 +1,5 @@
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -73,3 +74,24 @@ def test_auto_takes_bfloat16_where_the_processor_has_it(tmp_path, monkeypatch):
     assert devices.choose_precision("auto") == ("mixed_bfloat16" if has_it else "float32")
     monkeypatch.setattr(devices, "_read_cpu_flags", lambda: {"avx2"})
     assert devices.choose_precision("auto") == "float32"
+
+
+_DRIVER = """
+#include <stddef.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGet(int* device, int index) { *device = 40 + index; return index > 1 ? 101 : 0; }
+int cuDeviceTotalMem_v2(size_t* size, int device) { *size = device * (size_t)1000000000; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_gpu_s_memory_is_what_the_driver_says(path_with_spaces):
+    """A library with the driver's functions, where there is no GPU."""
+    source, library = path_with_spaces / "driver.c", path_with_spaces / "libdriver.so"
+    source.write_text(_DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert devices.read_gpu_memory(1, library=str(library)) == 41_000_000_000
+    with pytest.raises(TfdistError, match=r"Cannot split GPU:2 .* tell its memory \(101\)"):
+        devices.read_gpu_memory(2, library=str(library))
+    with pytest.raises(TfdistError, match="Leave out `virtual_devices`"):
+        devices.read_gpu_memory(0, library="libno-such-driver.so")

@@ -197,9 +197,37 @@ def _make_logical_configuration(
 ) -> tf.config.LogicalDeviceConfiguration:
     if device.device_type != "GPU":
         return tf.config.LogicalDeviceConfiguration()
-    # Each logical GPU needs a memory limit, but the GPU's size is unknown until it is opened.
-    total_mib = 8192
-    return tf.config.LogicalDeviceConfiguration(memory_limit=total_mib // share)
+    # TensorFlow requires a limit, and the GPU's libraries need some memory for themselves.
+    total = read_gpu_memory(int(device.name.rpartition(":")[2]))
+    return tf.config.LogicalDeviceConfiguration(memory_limit=int(total * 0.9) // share // 2**20)
+
+
+def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
+    """Returns the memory of a visible GPU, in bytes, without reserving any of it.
+
+    Args:
+      index: the number of the GPU among those that `CUDA_VISIBLE_DEVICES` shows.
+      library: NVIDIA's driver library.
+
+    Raises:
+      TfdistError: the driver does not say.
+    """
+    handle, size = ctypes.c_int(), ctypes.c_size_t()
+    try:
+        cuda = ctypes.CDLL(library)
+        failed = (
+            cuda.cuInit(0)
+            or cuda.cuDeviceGet(ctypes.byref(handle), index)
+            or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle)
+        )
+    except (OSError, AttributeError) as error:
+        failed = error
+    if failed:
+        raise TfdistError(
+            f"Cannot split GPU:{index} into virtual devices: {library} does not tell its memory "
+            f"({failed}). Leave out `virtual_devices`."
+        )
+    return size.value
 
 
 def _shorten(name: str) -> str:
