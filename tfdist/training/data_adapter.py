@@ -13,9 +13,11 @@ from tfdist.training.replacing import replaced
 
 SKIPPING = ", skipping the batches seen before: they are read again"
 _CREATE = "_create_device_dataset"
-_ONE_PROCESS = (
+# Strategies that can run a step on values that are not from their own iterators.
+_DIRECT = (
     tf.distribute.OneDeviceStrategy,
     tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.experimental.CentralStorageStrategy,
 )
 
@@ -206,11 +208,11 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
 
 
 def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
-    """Returns the next element of an iterator of a `DataAdapter`, for each replica."""
-    replicas = strategy.num_replicas_in_sync
-    if replicas == 1 or not isinstance(iterator, tf.data.Iterator):
+    """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
+    local = len(strategy.extended.worker_devices)
+    if local == 1 or not isinstance(iterator, tf.data.Iterator):
         return next(iterator)
-    elements = [next(iterator) for _ in range(replicas)]
+    elements = [next(iterator) for _ in range(local)]
     return tf.nest.map_structure(
         lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *elements
     )
@@ -218,14 +220,17 @@ def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
 
 def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
     """Returns an iterator over a dataset of pairs, for `take_next`."""
-    if _is_on_cpus(strategy):
-        # Nothing has to be copied to devices.
-        replicas = strategy.num_replicas_in_sync
-        dataset = make_dataset(tf.distribute.InputContext(num_replicas_in_sync=replicas))
-        # Where only all replicas together know the position, some may have no element.
-        if replicas == 1 or tf.nest.flatten(dataset.element_spec[1]):
-            return iter(dataset)
-    distributed = strategy.distribute_datasets_from_function(make_dataset)
+    made = []
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        made.append(make_dataset(context))
+        return made[-1]
+
+    distributed = strategy.distribute_datasets_from_function(make)
+    # Where only all replicas together know the position, some may have no element.
+    is_sure = strategy.num_replicas_in_sync == 1 or tf.nest.flatten(made[0].element_spec[1])
+    if is_sure and _is_on_cpus(strategy):
+        return iter(made[0])  # nothing has to be copied to devices
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
     if create is None:
@@ -239,7 +244,7 @@ def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., An
 
 
 def _is_on_cpus(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether all replicas are on CPUs of this process."""
-    return isinstance(strategy, _ONE_PROCESS) and all(
+    """Returns whether all of this process's replicas are on CPUs."""
+    return isinstance(strategy, _DIRECT) and all(
         "CPU" in device for device in strategy.extended.worker_devices
     )

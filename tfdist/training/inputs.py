@@ -1,5 +1,6 @@
 """Builds the data adapter, a `DataAdapter`, for what `fit`, `evaluate` and `predict` accept."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +173,16 @@ def _make_array_source(
 
 def _make_source_adapter(source: Source | SparseSource, order: dict[str, Any]) -> DataAdapter:
     global_batch_size = order["global_batch_size"]
+
+    @functools.cache  # every epoch's validation reads the same dataset
+    def make_eval(num_replicas: int, replicas: range) -> tf.data.Dataset:
+        return make_eval_dataset(
+            source,
+            global_batch_size=global_batch_size,
+            num_replicas=num_replicas,
+            replicas=replicas,
+        )
+
     return DataAdapter(
         batch_spec=source.element_spec
         if isinstance(source, SparseSource)
@@ -181,9 +192,7 @@ def _make_source_adapter(source: Source | SparseSource, order: dict[str, Any]) -
         make_train=lambda context, start_step: make_train_dataset(
             source, start_step=start_step, with_places=True, **order, **find_place(context)
         ),
-        make_eval=lambda context: make_eval_dataset(
-            source, global_batch_size=global_batch_size, **find_place(context)
-        ),
+        make_eval=lambda context: make_eval(**find_place(context)),
         read_train=make_train_reader(source, **order),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
         make_fingerprint=lambda: {**source.make_fingerprint(), "order": _describe_order(order)},
