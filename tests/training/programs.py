@@ -752,7 +752,21 @@ def _nest_mean(x):
     return keras.Model(inputs, inputs - keras.ops.mean(inputs, axis=0))(x)
 
 
+def _mean_of_present(y, outputs):
+    present = keras.ops.cast(y > 0, "float32")
+    return keras.ops.sum((y - outputs) ** 2 * present) / (keras.ops.sum(present) + 1)
+
+
+def _normalize_and_drop(x):
+    x = keras.layers.Dropout(0.3, seed=1)(keras.layers.BatchNormalization()(x))
+    return keras.layers.Dense(4)(x)
+
+
 INDIVISIBLE = {
+    "a mean of some": Program(lambda: dense(loss=_mean_of_present, between=_normalize_and_drop)),
+    "a centered batch after others": Program(
+        lambda: dense(between=lambda x: Centered()(_normalize_and_drop(x)))
+    ),
     "Dice": Program(lambda: dense(last="sigmoid", loss=keras.losses.Dice()), (X, KINDS)),
     "Tversky": Program(lambda: dense(last="sigmoid", loss=keras.losses.Tversky()), (X, KINDS)),
     "dice by name": Program(lambda: dense(last="sigmoid", loss="dice"), (X, KINDS)),

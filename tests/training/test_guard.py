@@ -63,6 +63,8 @@ def test_the_guard_leaves_no_trace(build):
 
 
 CULPRITS = {
+    "a mean of some": "the loss '_mean_of_present' is not a mean over examples",
+    "a centered batch after others": "the layer 'centered.*' .Centered. combines the examples",
     "a centered batch": "the layer 'centered.*' .Centered. combines the examples",
     "Dice": "the loss 'dice' is not a mean over examples",
     "a contrast": "the loss 'contrast' is not a mean over examples",

@@ -1,5 +1,6 @@
 """Names the part of a program for which it matters which examples are together."""
 
+import collections
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -7,9 +8,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.internals import Operation
+from tfdist.internals import Operation, backend
 from tfdist.training.compilation import describe_layer
-from tfdist.training.divisible import is_of_batch, list_losses
+from tfdist.training.divisible import is_known_layer, is_of_batch, list_losses
 from tfdist.training.outcomes import differs
 from tfdist.training.replacing import replaced
 from tfdist.training.step_checks import overrides
@@ -29,12 +30,24 @@ class Culprit(NamedTuple):
     is_loss: bool = False
 
 
+class _Call(NamedTuple):
+    """A call of a layer or operation."""
+
+    operation: Any
+    inputs: Any
+    outputs: Any
+
+
+# The calls of a forward pass, by the id of the operation and the number of its call.
+_Calls = dict[tuple[int, int], _Call]
+
+
 class _Pass(NamedTuple):
-    """A forward pass: outputs, added losses, and by id: operation, its inputs and outputs."""
+    """A forward pass."""
 
     outputs: Any
     added: list[float]
-    of_operations: dict[int, tuple[Any, Any, Any]]
+    calls: _Calls
 
 
 def find_loss_of_batch(model: keras.Model) -> Culprit | None:
@@ -62,11 +75,11 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit
     rows = next(t.shape[0] for t in tf.nest.flatten(x) if t is not None and t.shape.rank)
     half = rows // 2
     cuts = (0, rows), (0, half), (half, rows)
-    passes = [_call(model, slice_batch(x, *cut)) for cut in cuts]
-    whole = passes[0]
-    for key, (operation, *_) in whole.of_operations.items():
-        if all(key in each.of_operations for each in passes):
-            _, inputs, outputs = zip(*(each.of_operations[key] for each in passes), strict=True)
+    whole = _call(model, x)
+    passes = [whole, *(_call(model, slice_batch(x, *cut), whole.calls, cut) for cut in cuts[1:])]
+    for key, (operation, *_) in whole.calls.items():
+        if not _is_cleared(operation) and all(key in each.calls for each in passes):
+            _, inputs, outputs = zip(*(each.calls[key] for each in passes), strict=True)
             if _are_divided(*inputs) and not _are_divided(*outputs):
                 kind = "layer" if isinstance(operation, keras.Layer) else "operation"
                 return Culprit(f"the {kind} {describe_layer(operation)} combines the examples")
@@ -87,35 +100,70 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit
     return None
 
 
-def _call(model: keras.Model, x: Any) -> _Pass:
-    """Calls a model without effects, and keeps what its layers get and return."""
+def _call(
+    model: keras.Model, x: Any, whole: _Calls | None = None, cut: tuple[int, int] = (0, 0)
+) -> _Pass:
+    """Calls a model without effects, and records what its layers get and return.
+
+    Args:
+      model: the model.
+      x: its inputs.
+      whole: the calls with the whole batch, if `x` are only its examples within `cut`.
+      cut: the first example, and the one after the last.
+    """
     state = [(v, tf.convert_to_tensor(v.numpy())) for v in model.variables]
     with (
-        _recording() as found,
+        _recording(whole or {}, cut) as calls,
         keras.StatelessScope(state, collect_losses=True),
     ):
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         added = [float(tf.reduce_sum(loss)) for loss in model.losses]
-    return _Pass(outputs, added, found)
+    return _Pass(outputs, added, calls)
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
-    """Collects the first inputs and outputs of each layer and operation, in their order."""
-    found: dict[int, tuple[Any, Any, Any]] = {}
+def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
+    """Records the calls of layers and operations, in their order.
+
+    A layer that is cleared returns what it returned for these examples with the whole batch.
+    """
+    calls: _Calls = {}
+    counts: collections.Counter[int] = collections.Counter()
 
     def wrap(call: Any) -> Any:
         def recorded(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            key = id(operation), counts[id(operation)]
+            counts[id(operation)] += 1
             outputs = call(operation, *args, **kwargs)
-            found.setdefault(id(operation), (operation, (args, kwargs), outputs))
+            calls[key] = _Call(operation, (args, kwargs), outputs)
+            if key in whole and _is_cleared(operation):
+                outputs = tf.nest.map_structure(cut_like, whole[key].outputs, outputs)
             return outputs
 
         return recorded
 
+    def cut_like(of_whole: Any, own: Any) -> Any:
+        part = of_whole[slice(*cut)] if tf.is_tensor(own) and own.shape.rank else own
+        if part is own or part.shape != own.shape:
+            return own
+        mask = backend.get_keras_mask(own)
+        if mask is not None:
+            backend.set_keras_mask(part, mask)
+        return part
+
     with contextlib.ExitStack() as stack:
         for owner in (keras.Layer, Operation):
             stack.enter_context(replaced(owner, "__call__", wrap(vars(owner)["__call__"])))
-        yield found
+        yield calls
+
+
+def _is_cleared(operation: Any) -> bool:
+    """Returns whether replicas divide a layer, though its halves alone may differ.
+
+    Batch normalization uses the moments of the global batch, and each example has its own draws.
+    """
+    is_layer = isinstance(operation, keras.Layer)
+    return is_layer and (is_known_layer(operation) or bool(operation._seed_generators))
 
 
 def _are_divided(whole: Any, first: Any, second: Any) -> bool:

@@ -55,7 +55,7 @@ def predicts_by_known_layers(model: keras.Model) -> bool:
 def has_known_layers(model: keras.Model) -> bool:
     """Returns whether all layers and operations of a model are known to be divisible."""
     layers = list(model._flatten_layers())
-    return all(map(_is_known_layer, layers)) and all(
+    return all(map(is_known_layer, layers)) and all(
         isinstance(operation, keras.layers.Layer) or _is_known_operation(operation)
         for layer in layers
         for operation in getattr(layer, "operations", None) or ()
@@ -93,7 +93,8 @@ def _is_known_loss(loss: Any) -> bool:
     return function is None or is_of_library(function)
 
 
-def _is_known_layer(layer: keras.Layer) -> bool:
+def is_known_layer(layer: keras.Layer) -> bool:
+    """Returns whether a layer is known to be divisible, apart from those inside it."""
     kind = type(layer)
     if kind.__name__ in _OPAQUE + _MIXING or not is_of_library(kind):
         return False

@@ -87,7 +87,7 @@ PROGRAMS = (
         name="text_generation_with_miniature_gpt",
         path="examples/keras_io/generative/text_generation_with_miniature_gpt.py",
         constants={
-            "vocab_size": 60,
+            "vocab_size": 20,
             "maxlen": 20,
             "embed_dim": 32,
             "feed_forward_dim": 32,
@@ -147,11 +147,13 @@ PROGRAMS = (
     ),
     Program(
         name="ner_transformers",
+        floatx="float32",
         path=f"{_TF_NLP}/ner_transformers.py",
         # The current names in Keras.
         replace={
             "keras.ops.backend.shape": "keras.ops.shape",
             "keras.backend.cast": "keras.ops.cast",
+            "new_shape=": "newshape=",
         },
         constants={"vocab_size": 100},
         instead={
