@@ -135,7 +135,14 @@ def test_the_table_has_a_line_for_each_program():
         },
         "second": {"keras": Cell("not run", "needs pandas")},
     }
-    lines = make_table(rows, ["one"]).splitlines()
-    assert lines[2] == "| first | float64 | 2 | 0.0 | refused (no \\| such) |"
-    assert lines[3] == "| second | not run (needs pandas) |  |  |  |"
-    assert lines[4] == "| **1 programs** |  |  |  | 1 refused |"
+    table = make_table(rows, ["one"], commit="1a")
+    lines = table.splitlines()
+    assert lines[2] == "| first | float64 | 2 | 0.0 | refused (no \\| such) | 1a |"
+    assert lines[3] == "| second | not run (needs pandas) |  |  |  | 1a |"
+    assert lines[4] == "| **1 programs** |  |  |  | 1 refused |  |"
+    # Programs that are run later take the place of their lines.
+    rows = {"third": rows["first"], "second": rows["first"], "fourth": {"keras": Cell("equal")}}
+    lines = make_table(rows, ["one"], old=table, commit="2b").splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:-1]] == ["| first", "| second", "| third"]
+    assert [line[-6:] for line in lines[2:-1]] == ["| 1a |", "| 2b |", "| 2b |"]
+    assert lines[-1] == "| **3 programs** |  |  |  | 3 refused |  |"

@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run all again, except Keras alone")
     parser.add_argument("--jobs", type=int, default=1, help="number of programs at a time")
     parser.add_argument("--timeout_s", type=float, default=TIMEOUT_S, help="seconds per run")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/programs.md")
+    parser.add_argument("--write-docs", action="store_true", help="update docs/programs.md")
     flags = parser.parse_args()
     # The names of a program's parts contain ", ".
     names = [name for name in re.split(",(?! )", flags.programs) if name] or list(PROGRAMS)
@@ -71,7 +71,10 @@ def main() -> int:
     print(make_table(rows, strategies))
     if flags.write_docs:
         page = ROOT / "docs" / "programs.md"
-        page.write_text(make_page(rows, strategies), encoding="utf-8")
+        head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+        text = make_page(rows, strategies, old=page.read_text(encoding="utf-8"), commit=commit)
+        page.write_text(text, encoding="utf-8")
     # A program that Keras alone cannot run here is not a failure of a strategy.
     judged = [cell for row in rows.values() for name, cell in row.items() if name != KERAS]
     return int(any(cell.is_failure for cell in judged))

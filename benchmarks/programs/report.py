@@ -43,40 +43,51 @@ class Cell:
 Rows = Mapping[str, Mapping[str, Cell]]
 
 
-def make_table(rows: Rows, strategies: list[str]) -> str:
-    """Returns a Markdown table with a line for each program, and one with totals."""
-    lines = [
-        f"| program | computes in | `fit` calls | check, s | {' | '.join(strategies)} |",
-        "|---" * (4 + len(strategies)) + "|",
-    ]
+def make_table(rows: Rows, strategies: list[str], *, old: str = "", commit: str = "") -> str:
+    """Returns a Markdown table with a line for each program, and one with totals.
+
+    Args:
+      rows: program -> strategy, or `keras` -> cell.
+      strategies: the columns.
+      old: a table of the same columns, whose lines are kept for programs without a whole row.
+      commit: the commit of tfdist at which these rows were run.
+    """
+    head = f"| program | computes in | `fit` calls | check, s | {' | '.join(strategies)} | commit |"
+    lines = _read_lines(old) if head in old else {}
     for name, row in rows.items():
         keras = row["keras"]
-        if keras.kind != "equal":
-            lines.append(f"| {name} | {_escape(str(keras))} |  |  |" + "  |" * len(strategies))
+        cells = [str(row[strategy]) for strategy in strategies if strategy in row]
+        if keras.kind == "equal" and len(cells) == len(strategies):
+            check_s = max((cell.check_s for cell in row.values()), default=0.0)
+            values = [keras.floatx, str(keras.fits), f"{check_s:.1f}", *cells, commit]
+        elif keras.kind != "equal":
+            values = [str(keras), *[""] * (len(strategies) + 2), commit]
+        else:
             continue
-        cells = [_escape(str(row[strategy])) for strategy in strategies if strategy in row]
-        check_s = max((cell.check_s for cell in row.values()), default=0.0)
-        lines.append(
-            f"| {name} | {keras.floatx} | {keras.fits} | {check_s:.1f} | {' | '.join(cells)} |"
-        )
-    sums = [_sum(rows, strategy) for strategy in strategies]
-    lines.append(f"| **{_count(rows)} programs** |  |  |  | {' | '.join(sums)} |")
-    return "\n".join(lines)
+        lines[name] = f"| {' | '.join([name, *map(_escape, values)])} |"
+    table = [line.strip("| ").split(" | ") for line in lines.values()]
+    table = [cells for cells in table if cells[4].strip()]  # not those that Keras cannot run
+    totals = [_sum([cells[place] for cells in table]) for place in range(4, 4 + len(strategies))]
+    total = [f"**{len(table)} programs**", "", "", "", *totals, ""]
+    rule = "|---" * (5 + len(strategies)) + "|"
+    return "\n".join([head, rule, *lines.values(), f"| {' | '.join(total)} |"])
 
 
-def make_page(rows: Rows, strategies: list[str]) -> str:
-    """Returns the page `docs/programs.md`."""
-    return _PAGE.format(table=make_table(rows, strategies))
+def make_page(rows: Rows, strategies: list[str], *, old: str = "", commit: str = "") -> str:
+    """Returns the page `docs/programs.md`; for the arguments see `make_table`."""
+    return _PAGE.format(table=make_table(rows, strategies, old=old, commit=commit))
 
 
-def _sum(rows: Rows, strategy: str) -> str:
-    kinds = [row[strategy].kind for row in rows.values() if strategy in row]
+def _read_lines(table: str) -> dict[str, str]:
+    """Returns the lines of a table, by program."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    return {line[2:].partition(" | ")[0]: line for line in lines if "| **" not in line}
+
+
+def _sum(cells: list[str]) -> str:
+    kinds = [cell.partition(" ")[0] for cell in cells]
     names = ("equal", "rounding", "refused", "differs", "error")
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in names if kind in kinds)
-
-
-def _count(rows: Rows) -> int:
-    return sum(row["keras"].kind == "equal" for row in rows.values())
 
 
 def _escape(text: str) -> str:
@@ -100,7 +111,8 @@ relative difference of all weights. In float64, losses may differ by 1e-9 in the
 differ by 1e-4 in the first epoch and by 1e-2 later, and weights by 2e-2. *Rounding* is a larger
 difference, at most ten times the one between two runs of Keras whose initial weights differ by
 rounding. *Refused* quotes tfdist's error message. *Check* is the longest time, in seconds, that a
-strategy took to find out whether the steps may be divided; 0 for steps of Keras's own parts.
+strategy took to find out whether the steps may be divided; 0 for steps of Keras's own parts. The
+last column is the commit of tfdist at which a program was run.
 
 {table}
 """
