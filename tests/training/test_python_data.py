@@ -113,13 +113,52 @@ def test_processes_read_the_batches():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python: a process with threads forks
         data = [Pages("training", [], workers=1, use_multiprocessing=True) for _ in range(2)]
-        options = {"epochs": 2, "verbose": 0}
+        options = {"epochs": 2, "verbose": 0, "shuffle": False}
         trainer = tfdist.Trainer(dense)
         history = trainer.fit(data[0], validation_data=data[1], **options).history
-    expected = dense().fit(
-        Pages("training", []), validation_data=Pages("", []), shuffle=False, **options
-    )
+    expected = dense().fit(Pages("training", []), validation_data=Pages("", []), **options)
     assert history == expected.history
+
+
+class Numbers(keras.utils.PyDataset):
+    """Batches of their own index, which notes what is read."""
+
+    num_batches = 6
+
+    def __init__(self, read, **options):
+        super().__init__(**options)
+        self._read = read
+
+    def __getitem__(self, index):
+        self._read.append(index)
+        return X[:8] * 0 + index, Y[:8]
+
+
+@pytest.mark.parametrize("workers", OPTIONS)
+def test_batches_are_shuffled_by_the_seed(workers):
+    def read(seed, shuffle=True):
+        read, seen = [], []
+
+        class Note(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                seen.append(logs["loss"])
+
+        trainer = tfdist.Trainer(dense, seed=seed)
+        data = Numbers(read, **OPTIONS[workers])
+        trainer.fit(
+            data, epochs=3, shuffle=shuffle, validation_data=Numbers([]), callbacks=[Note()],
+            verbose=0,
+        )  # fmt: skip
+        return read, seen
+
+    order, losses = read(1)
+    if workers == "no threads":
+        epochs = [order[-18:-12], order[-12:-6], order[-6:]]  # Keras reads one before
+        assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in [range(6), *epochs]}) == 4
+    assert read(1)[1] == losses
+    assert read(2)[1] != losses
+    assert read(1, shuffle=False)[1] == read(2, shuffle=False)[1] != losses
 
 
 @pytest.mark.parametrize("workers", OPTIONS)

@@ -115,6 +115,14 @@ class DataAdapter:
             self.read_passes(passes, self.drops_between)
         return step
 
+    @property
+    def pass_number(self) -> int:
+        """The number of the pass that was opened last, or will be opened first, counted from 0."""
+        known = self.num_steps or self.learned_steps
+        if not self._opened:
+            return 0
+        return self._opened[-1] // known if known else len(self._opened) - 1
+
     def is_read(self, step: int) -> bool:
         """Returns whether a pass over the data ends right before a step, and a new one begins."""
         return self.begins_anew and bool(self.num_steps) and step % (self.num_steps or 1) == 0
@@ -209,8 +217,10 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
 
 def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
     """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
+    if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
+        return next(iterator)
     local = len(strategy.extended.worker_devices)
-    if local == 1 or not isinstance(iterator, tf.data.Iterator):
+    if local == 1:
         return next(iterator)
     elements = [next(iterator) for _ in range(local)]
     return tf.nest.map_structure(

@@ -90,7 +90,9 @@ def make_data_adapter(
         _refuse(x, given)
         return _make_function_adapter(x)
     if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
-        return make_python_adapter(x, y, sample_weight, class_weight=class_weight)
+        return make_python_adapter(
+            x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=seed
+        )
     source = _make_array_source(x, y, sample_weight, class_weight)
     if isinstance(source, SparseSource) and num_replicas > 1:
         raise TfdistError(

@@ -1,9 +1,11 @@
 """The data adapter for data that only Python can read: generators, `PyDataset`s, loaders."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import make_header
@@ -13,9 +15,21 @@ from tfdist.training.data_adapter import SKIPPING, DataAdapter, place_batches
 
 
 def make_python_adapter(
-    x: Any, y: Any, sample_weight: Any, *, class_weight: dict[int, float] | None
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    class_weight: dict[int, float] | None,
+    shuffle: bool | str,
+    seed: int,
 ) -> DataAdapter:
     """Returns the data adapter for a generator, a `keras.utils.PyDataset` or a loader.
+
+    Args:
+      x, y, sample_weight, class_weight: as in Keras.
+      shuffle: whether training reads the batches of a `PyDataset` in a new order each pass. As in
+        Keras, other data, and those without a length, keep their order.
+      seed: the seed of the order.
 
     Raises:
       TfdistError: Keras does not accept the data.
@@ -24,11 +38,16 @@ def make_python_adapter(
     spec = _drop_missing(keras_adapter.get_tf_dataset().element_spec)
     num_batches = keras_adapter.num_batches
     hooks = x if isinstance(x, keras.utils.PyDataset) else keras_adapter
+    is_shuffled = bool(shuffle) and hooks is x and bool(num_batches)
 
-    def read() -> Iterator[Any]:
+    def read(number: int | None = None) -> Iterator[Any]:
+        """Yields the batches of a pass, in the order of training's pass `number` if given."""
         source = keras_adapter
         if hooks is x:  # threads and processes that read ahead belong to one pass
-            source = _make_keras_adapter(x, y, sample_weight, class_weight)
+            data = x
+            if is_shuffled and number is not None:
+                data = _Reordered(x, np.random.default_rng([seed, number]).permutation(num_batches))
+            source = _make_keras_adapter(data, y, sample_weight, class_weight)
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
             for count, batch in enumerate(source.get_numpy_iterator(), start=1):
@@ -41,22 +60,26 @@ def make_python_adapter(
 
     def replay(epochs: int, steps_per_epoch: int) -> None:
         batches: Iterator[Any] = iter(())
+        numbers = itertools.count()
         for _ in range(epochs):
             hooks.on_epoch_begin()
             for _ in range(steps_per_epoch if num_batches else 0):
                 if next(batches, None) is None:
-                    batches = read()
+                    batches = read(next(numbers))
                     next(batches)
             hooks.on_epoch_end()
 
-    def make_pass() -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(read, output_signature=spec)
+    def make_pass(number: int | None = None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(lambda: read(number), output_signature=spec)
 
-    return DataAdapter(
+    order = {"order": {"shuffle": True, "seed": seed}} if is_shuffled else {}
+    adapter = DataAdapter(
         batch_spec=spec,
         num_steps=num_batches,
         num_examples=None,
-        make_train=lambda context, step: place_batches(make_pass().skip(step), context),
+        make_train=lambda context, step: place_batches(
+            make_pass(adapter.pass_number).skip(step), context
+        ),
         make_eval=lambda context: place_batches(make_pass(), context),
         is_endless=False,
         begins_anew=True,
@@ -65,10 +88,32 @@ def make_python_adapter(
         on_epoch_begin=hooks.on_epoch_begin,
         on_epoch_end=hooks.on_epoch_end,
         replay=replay,
-        make_fingerprint=lambda: make_header(
-            kind="batches", num_examples=num_batches or 0, element_spec=spec
-        ),
+        make_fingerprint=lambda: {
+            **make_header(kind="batches", num_examples=num_batches or 0, element_spec=spec),
+            **order,
+        },
     )
+    return adapter
+
+
+class _Reordered(keras.utils.PyDataset):
+    """The batches of a `PyDataset` in another order, read by as many threads or processes."""
+
+    def __init__(self, data: keras.utils.PyDataset, order: np.ndarray):
+        super().__init__(
+            workers=data.workers,
+            use_multiprocessing=data.use_multiprocessing,
+            max_queue_size=data.max_queue_size,
+        )
+        self._data = data
+        self._order = order
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._data[int(self._order[index])]
 
 
 def _make_keras_adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:

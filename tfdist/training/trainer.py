@@ -145,8 +145,9 @@ class Trainer(SingleBatches):
           epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
           validation_split, validation_data, validation_steps: as in Keras.
           validation_batch_size, validation_freq: as in Keras.
-          shuffle: whether arrays and sources get a new order each epoch, from the trainer's seed;
-            `"batch"` changes the order within each batch of arrays only.
+          shuffle: whether arrays, sources and the batches of a `PyDataset` get a new order each
+            epoch, from the trainer's seed; `"batch"` changes the order within each batch of arrays
+            only.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
           global_batch_size: another name for `batch_size`.
           max_steps: the total number of steps; overrides `epochs`.
