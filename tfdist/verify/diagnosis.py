@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.data_adapter import DataAdapter, take_next
 from tfdist.training.division import Division
 from tfdist.training.inputs import make_data_adapter
 from tfdist.training.part import make_part
@@ -131,7 +131,7 @@ class _Forward:
         @tf.function(autograph=False)
         def run() -> Any:
             with division.intercept(), _watch_layers(self.model, watched):
-                return self._strategy.run(replica_run, args=next(iterator))
+                return self._strategy.run(replica_run, args=take_next(self._strategy, iterator))
 
         return run()
 
