@@ -39,7 +39,7 @@ def make_unknown_name_error(
 
 # Keras colors the messages of its layers, and TensorFlow lists the errors of a graph.
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_ROOT = re.compile(r"root error\(s\) found\.\n\s*\(0\) (.*)")
+_ROOT = re.compile(r"root error\(s\) found\.\n\s*\(0\) (?:[A-Z_]+: +)?(.*)")
 # In errors from a graph, Keras puts these around the line that says what is wrong.
 _OF_GRAPHS = ("Graph execution error", "Detected at node", "Original stack trace")
 
@@ -52,7 +52,7 @@ def shorten_error(error: BaseException) -> str:
     >>> shorten_error(ValueError("Graph execution error:\\n  File a.py\\nNot so.\\n\\t [[a]]"))
     'Not so.'
     >>> shorten_error(ValueError("2 root error(s) found.\\n  (0) INVALID: No.\\n  (1) Late."))
-    'INVALID: No.'
+    'No.'
     >>> shorten_error(KeyError())
     'KeyError'
     >>> shorten_error(KeyError("name"))
