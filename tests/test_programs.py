@@ -133,12 +133,12 @@ def test_the_table_has_a_line_for_each_program():
             "keras": Cell("equal", fits=2, floatx="float64"),
             "one": Cell("refused", "no | such"),
         },
-        "second": {"keras": Cell("not run", "needs pandas")},
+        "second": {"keras": Cell("not run", "needs pandas | more")},
     }
     table = make_table(rows, ["one"], commit="1a")
     lines = table.splitlines()
     assert lines[2] == "| first | float64 | 2 | 0.0 | refused (no \\| such) | 1a |"
-    assert lines[3] == "| second | not run (needs pandas) |  |  |  | 1a |"
+    assert lines[3] == "| second | not run (needs pandas \\| more) |  |  |  | 1a |"
     assert lines[4] == "| **1 programs** |  |  |  | 1 refused |  |"
     # Programs that are run later take the place of their lines.
     rows = {"third": rows["first"], "second": rows["first"], "fourth": {"keras": Cell("equal")}}

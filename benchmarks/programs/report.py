@@ -1,5 +1,6 @@
 """The table of programs and strategies."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,8 +66,8 @@ def make_table(rows: Rows, strategies: list[str], *, old: str = "", commit: str 
         else:
             continue
         lines[name] = f"| {' | '.join([name, *map(_escape, values)])} |"
-    table = [line.strip("| ").split(" | ") for line in lines.values()]
-    table = [cells for cells in table if cells[4].strip()]  # not those that Keras cannot run
+    table = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines.values()]
+    table = [cells for cells in table if cells[4]]  # not those that Keras cannot run
     totals = [_sum([cells[place] for cells in table]) for place in range(4, 4 + len(strategies))]
     total = [f"**{len(table)} programs**", "", "", "", *totals, ""]
     rule = "|---" * (5 + len(strategies)) + "|"
