@@ -29,11 +29,10 @@ class Replicas:
         self._context = tf.distribute.get_replica_context()
         self._weight = weight
 
-    @property
-    def place(self) -> tf.Tensor:
-        """float64 [replicas], 1 for this replica and 0 for the others."""
+    def mark(self, dtype: tf.DType) -> tf.Tensor:
+        """Returns [replicas], 1 for this replica and 0 for the others."""
         index, count = self._context.replica_id_in_sync_group, self._context.num_replicas_in_sync
-        return tf.one_hot(index, count, dtype=tf.float64)
+        return tf.one_hot(index, count, dtype=dtype)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the replicas' values."""
@@ -108,7 +107,7 @@ def pool_moments(local: Moments, replicas: Replicas) -> Moments:
     row = tf.concat([local.count[None], local.mean, local.variance], 0)
     # The mean of an empty batch is NaN.
     row = tf.where(local.count > 0, row, tf.zeros_like(row))
-    table = replicas.sum(tf.cast(replicas.place, row.dtype)[:, None] * row)
+    table = replicas.sum(replicas.mark(row.dtype)[:, None] * row)
     channels = tf.size(local.mean)
     counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
@@ -194,3 +193,13 @@ def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
 def count_elements(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the number of elements per channel."""
     return tf.cast(tf.reduce_prod(tf.shape(x, out_type=tf.int64)[:-1]), dtype)
+
+
+def to_pictures(x: tf.Tensor) -> tf.Tensor:
+    """Returns x, [batch, ..., channels], with the rank that these functions take, 4."""
+    return x if x.shape.rank == 4 else tf.reshape(x, [1, -1, 1, x.shape[-1]])
+
+
+def restore_shape(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns what was computed from `to_pictures(x)` in the shape of x."""
+    return y if x.shape.rank == 4 else tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)

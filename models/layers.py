@@ -14,6 +14,8 @@ from tfdist.models.batch_norm import (
     normalize_by_batch,
     normalize_by_global_batch,
     pool_moments,
+    restore_shape,
+    to_pictures,
 )
 
 NORMS = ("sync_batch", "batch", "group", "none")
@@ -147,7 +149,7 @@ class FusedBatchNormalization(keras.layers.Layer):
         gamma = tf.cast(self.gamma, dtype) if self.scale else tf.ones_like(moving_mean)
         beta = tf.cast(self.beta, dtype) if self.center else tf.zeros_like(moving_mean)
 
-        x = inputs if inputs.shape.rank == 4 else tf.reshape(inputs, [1, -1, 1, inputs.shape[-1]])
+        x = to_pictures(inputs)
         if training and self.trainable:
             y, moments = self._normalize_by_batch(x, gamma, beta)
             keep = self.momentum
@@ -155,9 +157,7 @@ class FusedBatchNormalization(keras.layers.Layer):
             self.moving_variance.assign(moving_variance * keep + moments.variance * (1.0 - keep))
         else:
             y = normalize(x, gamma, beta, moving_mean, moving_variance, self.epsilon)
-        if inputs.shape.rank != 4:
-            y = tf.ensure_shape(tf.reshape(y, tf.shape(inputs)), inputs.shape)
-        return y
+        return restore_shape(y, inputs)
 
     def _normalize_by_batch(self, x, gamma, beta):
         context = tf.distribute.get_replica_context()

@@ -118,9 +118,9 @@ class DataAdapter:
     @property
     def pass_number(self) -> int:
         """The number of the pass that was opened last, or will be opened first, counted from 0."""
-        known = self.num_steps or self.learned_steps
         if not self._opened:
             return 0
+        known = self.num_steps or self.learned_steps
         return self._opened[-1] // known if known else len(self._opened) - 1
 
     def is_read(self, step: int) -> bool:
@@ -219,10 +219,9 @@ def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
     """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
     if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
         return next(iterator)
-    local = len(strategy.extended.worker_devices)
-    if local == 1:
-        return next(iterator)
-    elements = [next(iterator) for _ in range(local)]
+    elements = [next(iterator) for _ in strategy.extended.worker_devices]
+    if len(elements) == 1:
+        return elements[0]
     return tf.nest.map_structure(
         lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *elements
     )

@@ -7,7 +7,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.models.batch_norm import Moments, Replicas, normalize_by_global_batch, pool_moments
+from tfdist.models.batch_norm import (
+    Moments,
+    Replicas,
+    normalize_by_global_batch,
+    pool_moments,
+    restore_shape,
+    to_pictures,
+)
 from tfdist.training.part import Part
 
 
@@ -34,9 +41,8 @@ def _make_call(original: Any, find_part: Callable[[], Part | None]) -> Any:
         channels = inputs.shape[-1]
         gamma = layer.gamma if layer.scale else tf.ones([channels])
         beta = layer.beta if layer.center else tf.zeros([channels])
-        x = inputs if inputs.shape.rank == 4 else tf.reshape(inputs, [1, -1, 1, channels])
         y, moments = normalize_by_global_batch(
-            x,
+            to_pictures(inputs),
             tf.cast(gamma, tf.float32),
             tf.cast(beta, tf.float32),
             layer.epsilon,
@@ -48,9 +54,7 @@ def _make_call(original: Any, find_part: Callable[[], Part | None]) -> Any:
             (layer.moving_variance, moments.variance),
         ):
             moving.assign(tf.cast(moving, tf.float32) * keep + new * (1.0 - keep))
-        if inputs.shape.rank != 4:
-            y = tf.ensure_shape(tf.reshape(y, tf.shape(inputs)), inputs.shape)
-        return tf.cast(y, layer.compute_dtype)
+        return tf.cast(restore_shape(y, inputs), layer.compute_dtype)
 
     return call
 
