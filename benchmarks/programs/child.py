@@ -2,8 +2,8 @@
 
     python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
 
-`--strategy=keras` is Keras's own `fit` on one device; `moved` does the same after it perturbs the
-weights by their rounding. Writes the results of training to `OUT.npz`, and how it ended to
+`--strategy=keras` is Keras's own `fit` on one device; `moved1` to `moved3` do the same after they
+perturb the weights by their rounding, each in another way. Writes the results of training to `OUT.npz`, and how it ended to
 `OUT.json`. In a cluster, every worker runs the program in the same directory. The chief writes the
 files; another worker does so only if it fails before the chief has written them.
 """
@@ -112,10 +112,13 @@ def run_program(
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
     code = compile(text, script, "exec")
     with contextlib.ExitStack() as stack:
-        routed = strategy not in (columns.KERAS, columns.MOVED)
+        routed = strategy not in (columns.KERAS, *columns.MOVED)
         if routed:
             recorder.routing = _route(strategy, stack)
-        mover = _make_mover(program.rounds_to or floatx) if strategy == columns.MOVED else None
+        mover = None
+        if strategy in columns.MOVED:
+            seed = columns.MOVED.index(strategy)
+            mover = _make_mover(program.rounds_to or floatx, seed)
         _replace_training(program, recorder, routed=routed, mover=mover)
         exec(code, names)
 
@@ -281,7 +284,7 @@ def _open_addresses_as_files(directory: Path) -> None:
         pandas.DataFrame.plot = lambda *_, **__: None
 
 
-def _make_mover(dtype: str) -> Any:
+def _make_mover(dtype: str, seed: int) -> Any:
     """Returns a callback that once perturbs every weight by its rounding, up or down."""
     import keras
     import numpy as np
@@ -302,7 +305,8 @@ def _make_mover(dtype: str) -> Any:
             if self.is_done or not self.model.trainable_variables:
                 return
             self.is_done = True
-            move_weights(self.model, tf.distribute.get_strategy(), float(np.finfo(dtype).eps))
+            share = float(np.finfo(dtype).eps)
+            move_weights(self.model, tf.distribute.get_strategy(), share, seed)
 
     return Mover()
 

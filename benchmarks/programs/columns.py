@@ -3,8 +3,8 @@
 from typing import Any
 
 STRATEGIES = ("one", "mirrored2", "mirrored3", "central2", "workers2", "servers")
-# Keras alone: unchanged, and with weights that are perturbed by their rounding.
-KERAS, MOVED = "keras", "moved"
+# Keras alone: unchanged, and three times with weights that are perturbed by their rounding.
+KERAS, MOVED = "keras", ("moved1", "moved2", "moved3")
 # What `tfdist.launch` starts for a strategy of several processes.
 CLUSTERS = {"workers2": ("--workers=2",), "servers": ("--workers=1", "--ps=1")}
 

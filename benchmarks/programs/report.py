@@ -110,10 +110,10 @@ rounding. The numbers in brackets are the largest relative difference of a loss 
 relative difference of all weights. In float64, losses may differ by 1e-9 in the first epoch and by
 1e-7 later, because optimizers amplify rounding; weights may differ by 1e-7. In float32, losses may
 differ by 1e-4 in the first epoch and by 1e-2 later, and weights by 2e-2. *Rounding* is a larger
-difference, at most ten times the one between two runs of Keras whose initial weights differ by
-rounding. *Refused* quotes tfdist's error message. *Check* is the longest time, in seconds, that a
-strategy took to find out whether the steps may be divided; 0 for steps of Keras's own parts. The
-last column is the commit of tfdist at which a program was run.
+difference, at most ten times the largest one between Keras and three runs of Keras whose initial
+weights are perturbed by rounding. *Refused* quotes tfdist's error message. *Check* is the longest
+time, in seconds, that a strategy took to find out whether the steps may be divided; 0 for steps of
+Keras's own parts. The last column is the commit of tfdist at which a program was run.
 
 {table}
 """

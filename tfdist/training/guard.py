@@ -248,12 +248,14 @@ class Guard:
         return tf.constant(bounds, tf.int64)
 
 
-def move_weights(model: keras.Model, strategy: tf.distribute.Strategy, share: float) -> None:
+def move_weights(
+    model: keras.Model, strategy: tf.distribute.Strategy, share: float, seed: int = 0
+) -> None:
     """Changes every weight by a fraction of its value, up or down."""
     with strategy.scope():
         for number, variable in enumerate(model.trainable_variables):
             value = variable.numpy()
-            signs = np.random.default_rng(number).choice([-1, 1], value.shape)
+            signs = np.random.default_rng([seed, number]).choice([-1, 1], value.shape)
             variable.assign(value * (1 + share * signs).astype(value.dtype))
 
 
