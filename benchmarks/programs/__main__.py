@@ -9,8 +9,8 @@ adapters were written for. Small synthetic data replaces downloads, and the numb
 reduced to two. Under a strategy, each call of `fit`, `evaluate` and `predict` goes to
 `tfdist.Trainer`; the losses, metrics, predictions and weights are compared with those of Keras on
 one device. If they differ, Keras trains up to three times more from weights that are perturbed by
-their rounding; a difference of at most ten times the one that this makes is due to rounding. Results are
-kept in `--results` and reused. The exit status is 1 if something differs or fails.
+their rounding; a difference of at most ten times the one that this makes is due to rounding.
+Results are kept in `--results` and reused. The exit status is 1 if something differs or fails.
 """
 
 import argparse

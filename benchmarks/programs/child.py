@@ -3,9 +3,10 @@
     python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
 
 `--strategy=keras` is Keras's own `fit` on one device; `moved1` to `moved3` do the same after they
-perturb the weights by their rounding, each in another way. Writes the results of training to `OUT.npz`, and how it ended to
-`OUT.json`. In a cluster, every worker runs the program in the same directory. The chief writes the
-files; another worker does so only if it fails before the chief has written them.
+perturb the weights by their rounding, each in another way. Writes the results of training to
+`OUT.npz`, and how it ended to `OUT.json`. In a cluster, every worker runs the program in the same
+directory. The chief writes the files; another worker does so only if it fails before the chief has
+written them.
 """
 
 import argparse
