@@ -105,6 +105,8 @@ PROGRAMS = (
         name="supervised_contrastive_learning",
         floatx="float32",
         path=f"{_VISION}/supervised_contrastive_learning.py",
+        # The program compares labels of shape [batch, 1] with their transpose.
+        replace={"ops.squeeze(labels)": "labels"},
         constants=_SMALL_BATCH,
         examples=(36, 10),
         epochs=1,
@@ -143,11 +145,13 @@ PROGRAMS = (
             "num_shift_blocks_per_stages": [2, 2, 2, 2],
             "num_div": 4,
         },
-        replace={"40000": "40"},
+        # Keras no longer crops in evaluation.
+        replace={"40000": "40", "config.input_shape[0] + 20": "config.image_size"},
         examples=(60, 20),
     ),
     Program(
         name="swim_transformers",
+        floatx="float32",
         path=f"{_TF_VISION}/swim_transformers.py",
         # The current name in Keras.
         replace={"keras.utils.numerical_utils.": "keras.utils."},

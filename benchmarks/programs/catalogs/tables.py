@@ -217,7 +217,11 @@ PROGRAMS = (
         name="timeseries_weather_forecasting",
         path=f"{_SERIES}/timeseries_weather_forecasting.py",
         constants={"past": 60, "future": 6, "batch_size": 32},
-        instead={"zip_file = ZipFile": "", "zip_file.extractall": ""},
+        instead={
+            "zip_file = ZipFile": "",
+            "zip_file.extractall": "",
+            "show_raw_visualization(df)": "",
+        },
         files=_write_climate,
         needs=_CENSUS,
     ),
