@@ -93,14 +93,14 @@ def _explain(text: str, model: keras.Model) -> TfdistError | None:
         what, node = failed.groups()
     else:
         return None
-    layer = _find_layer(model, node)
+    layer = find_layer(model, node)
     where = f"in the layer {describe_layer(layer)}" if layer else f"({node})"
     return TfdistError(
         f"Cannot compile the step with XLA: {what} {where}. Leave out `jit_compile`."
     )
 
 
-def _find_layer(model: keras.Model, node: str) -> keras.Layer | None:
+def find_layer(model: keras.Model, node: str) -> keras.Layer | None:
     """Returns the layer named in a node's name scopes; None if it is not unique."""
     layers = list(model._flatten_layers(include_self=False))
     for scope in reversed(node.split("/")):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.strategies.registry import find_traits
-from tfdist.training.compilation import explain_step_errors
+from tfdist.training.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.culprit import Culprit, find_culprit, find_loss_of_batch, slice_batch
 from tfdist.training.outcomes import Outcome, find_difference, find_tolerance
 from tfdist.training.step import Steps
@@ -51,30 +51,32 @@ def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -
     return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
 
 
-def check_draws(operations: Iterable[str], model: keras.Model) -> None:
+def check_draws(nodes: Iterable[Any], model: keras.Model) -> None:
     """Checks that a traced step does not draw with TensorFlow's own random numbers.
 
     Args:
-      operations: the types of the step's operations.
+      nodes: the step's operations, as `tf.compat.v1.NodeDef`.
       model: the model.
 
     Raises:
       TfdistError: it does, and replicas or workers would draw different numbers.
     """
-    drawing = next((name for name in operations if name in _DRAWS), None)
+    drawing = next((node for node in nodes if node.op in _DRAWS), None)
     if drawing is not None:
+        layer = find_layer(model, drawing.name)
+        name = f"The layer {describe_layer(layer)}" if layer else type(model).__name__
         raise TfdistError(
-            f"{type(model).__name__} draws with TensorFlow's {drawing}, which differs on each "
-            "part of a batch. Draw with keras.random and a SeedGenerator, train on one device, "
-            'or give check="off" to train anyway.'
+            f"{name} draws with TensorFlow's {drawing.op}, which differs on each part of a batch. "
+            "Draw with keras.random and a SeedGenerator, train on one device, or give "
+            'check="off" to train anyway.'
         )
 
 
-def list_operations(graph: Any) -> list[str]:
-    """Returns the types of the operations of a graph and its functions."""
+def list_operations(graph: Any) -> list[Any]:
+    """Returns the operations of a graph and its functions, as `tf.compat.v1.NodeDef`."""
     definition = graph.as_graph_def()
     functions = (node for function in definition.library.function for node in function.node_def)
-    return [node.op for node in (*definition.node, *functions)]
+    return [*definition.node, *functions]
 
 
 class Guard:
@@ -140,7 +142,8 @@ class Guard:
         self._run = self._run_whole = self._steps.show(self._kind)
         if self._micro_batches > 1:
             self._run_whole = self._steps.show(self._kind, is_plain=True)
-        graphs, operations = [], []
+        graphs: list[Any] = []
+        nodes: list[Any] = []
         if hasattr(self._run, "get_concrete_function"):
             # One trace for any number of examples. It also creates what only tracing creates.
             spec = keras.tree.map_structure(_hide_rows, self._batch)
@@ -148,8 +151,8 @@ class Guard:
             with self._explaining():
                 functions = dict.fromkeys((self._run, self._run_whole))
                 graphs = [f.get_concrete_function(spec, bounds).graph for f in functions]
-            operations = [name for graph in graphs for name in list_operations(graph)]
-            check_draws(operations, self._model)
+            nodes = [node for graph in graphs for node in list_operations(graph)]
+            check_draws(nodes, self._model)
         of_model, of_metrics, of_generators = (
             self._find_handles(variables)
             for variables in (
@@ -166,7 +169,7 @@ class Guard:
             for place, handle in enumerate(self._handles)
             if id(handle) not in others and _get_dtype(handle) != tf.string
         }
-        return operations
+        return [node.op for node in nodes]
 
     def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
