@@ -97,49 +97,57 @@ class ShapesSource(ImagesAndMasks, BatchSource):
         )
         return {**header, "split": self.split, "seed": self.seed}
 
-    # AutoGraph would spend a second to find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the pictures and masks at `indices` (int64 [batch])."""
-        height, width = self.image_size
         indices = tf.cast(indices, tf.int64)
         key = tf.fill(tf.shape(indices), tf.constant(self._get_key(), tf.int64))
-        draws = hash_uniform(tf.stack([key, indices], axis=-1), _DRAWS)
-        scene, per_shape, grid = tf.split(
-            draws, [8, _MAX_SHAPES * _DRAWS_PER_SHAPE, _GRID * _GRID * 3], axis=-1
-        )
-        per_shape = tf.reshape(per_shape, [-1, _MAX_SHAPES, _DRAWS_PER_SHAPE])
-        # Mostly gray, so that a tint stands out.
-        base = _lerp(80.0, 150.0, scene[:, 3:4]) - _lerp(-30.0, 30.0, scene[:, :3])
-        # Channels first while painting: broadcasting a plane over channels is three times
-        # faster than broadcasting a number over them.
-        images = tf.transpose(_draw_background(base, scene, grid, (height, width)), [0, 3, 1, 2])
-        masks = tf.zeros([tf.shape(indices)[0], height, width], tf.int32)
-        for slot in range(_MAX_SHAPES):
-            images, masks = _draw_shape(images, masks, base, per_shape[:, slot], _PRESENT[slot])
-        images = tf.transpose(images, [0, 2, 3, 1])
-        grain = self._make_grain(scene[:, 3:6]) * _lerp(3.0, 14.0, scene[:, 6])[:, None, None, None]
-        # Whole numbers, as in a photograph, so that a cache of bytes holds the same values.
-        images = tf.round(tf.clip_by_value(images - grain, 0.0, 255.0))
-        batch = indices.shape[0]
+        images, masks = _draw(tf.stack([key, indices], axis=-1), *self.image_size)
+        batch = indices.shape[:1]
         return (
-            tf.ensure_shape(images, [batch, height, width, 3]),
-            tf.ensure_shape(masks, [batch, height, width]),
+            tf.ensure_shape(images, [*batch, *self.image_size, 3]),
+            tf.ensure_shape(masks, [*batch, *self.image_size]),
         )
 
     def _get_key(self) -> int:
         return (self.seed << 32) % 2**63 | zlib.crc32(self.split.encode())
 
-    def _make_grain(self, draws: tf.Tensor) -> tf.Tensor:
-        """Returns unit noise [batch, height, width, 3]: a tile, shifted, with permuted columns."""
-        height, width = self.image_size
-        tile = tf.random.stateless_normal([_GRAIN_SIDE * _GRAIN_SIDE, 3], [11, 7])
-        offset = tf.cast(draws[:, :2] * _GRAIN_SIDE, tf.int32)
-        rows = (tf.range(height) + offset[:, :1]) % _GRAIN_SIDE
-        # An odd step visits every column of the tile, in an order that depends on the step.
-        step = 2 * tf.cast(draws[:, 2:] * (_GRAIN_SIDE // 2), tf.int32) + 1
-        columns = (tf.range(width) * step + offset[:, 1:]) % _GRAIN_SIDE
-        return tf.gather(tile, rows[:, :, None] * _GRAIN_SIDE + columns[:, None, :])
+
+# One trace for all splits and batches: tracing takes longer than drawing a small data set.
+@tf.function(autograph=False, reduce_retracing=True)
+def _draw(keys: tf.Tensor, height: int, width: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the pictures and masks of `keys` (int64 [batch, 2])."""
+    draws = hash_uniform(keys, _DRAWS)
+    scene, per_shape, grid = tf.split(
+        draws, [8, _MAX_SHAPES * _DRAWS_PER_SHAPE, _GRID * _GRID * 3], axis=-1
+    )
+    per_shape = tf.reshape(per_shape, [-1, _MAX_SHAPES, _DRAWS_PER_SHAPE])
+    # Mostly gray, so that a tint stands out.
+    base = _lerp(80.0, 150.0, scene[:, 3:4]) - _lerp(-30.0, 30.0, scene[:, :3])
+    # Channels first while painting: broadcasting a plane over channels is three times faster
+    # than broadcasting a number over them.
+    images = tf.transpose(_draw_background(base, scene, grid, (height, width)), [0, 3, 1, 2])
+    masks = tf.zeros([tf.shape(keys)[0], height, width], tf.int32)
+    for slot in range(_MAX_SHAPES):
+        present = tf.constant(_PRESENT[slot])
+        images, masks = _draw_shape(images, masks, base, per_shape[:, slot], present)
+    images = tf.transpose(images, [0, 2, 3, 1])
+    grain = _make_grain(scene[:, 3:6], (height, width))
+    grain *= _lerp(3.0, 14.0, scene[:, 6])[:, None, None, None]
+    # Whole numbers, as in a photograph, so that a cache of bytes holds the same values.
+    return tf.round(tf.clip_by_value(images - grain, 0.0, 255.0)), masks
+
+
+def _make_grain(draws: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+    """Returns unit noise [batch, height, width, 3]: a tile, shifted, with permuted columns."""
+    height, width = size
+    tile = tf.random.stateless_normal([_GRAIN_SIDE * _GRAIN_SIDE, 3], [11, 7])
+    offset = tf.cast(draws[:, :2] * _GRAIN_SIDE, tf.int32)
+    rows = (tf.range(height) + offset[:, :1]) % _GRAIN_SIDE
+    # An odd step visits every column of the tile, in an order that depends on the step.
+    step = 2 * tf.cast(draws[:, 2:] * (_GRAIN_SIDE // 2), tf.int32) + 1
+    columns = (tf.range(width) * step + offset[:, 1:]) % _GRAIN_SIDE
+    return tf.gather(tile, rows[:, :, None] * _GRAIN_SIDE + columns[:, None, :])
 
 
 def _draw_background(
@@ -150,8 +158,9 @@ def _draw_background(
     return tf.image.resize(base[:, None, None, :] - coarse, size)
 
 
+@tf.function(autograph=False)
 def _draw_shape(
-    images: tf.Tensor, masks: tf.Tensor, base: tf.Tensor, draws: tf.Tensor, present: float
+    images: tf.Tensor, masks: tf.Tensor, base: tf.Tensor, draws: tf.Tensor, present: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Paints one shape over each image.
 
@@ -160,7 +169,7 @@ def _draw_shape(
       masks: int32 [batch, height, width].
       base: float32 [batch, 3], the background's mean color.
       draws: float32 [batch, _DRAWS_PER_SHAPE], in [0, 1).
-      present: the probability that there is a shape.
+      present: float32, the probability that there is a shape.
     """
     height, width = images.shape[2:]
     short = float(min(height, width))
