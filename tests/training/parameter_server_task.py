@@ -56,6 +56,9 @@ OF_SERVERS = {
     "clipped and decayed": programs.Program(
         lambda: programs.dense(programs.OPTIMIZERS["SGD by value"]())
     ),
+    "clipped by variable": programs.Program(
+        lambda: programs.dense(keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05))
+    ),
 }
 
 

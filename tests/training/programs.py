@@ -181,6 +181,13 @@ class Smallest(keras.metrics.Metric):
         self.value.assign(1e9)
 
 
+class Bare(Largest):
+    """Its result is its variable."""
+
+    def result(self):
+        return self.value
+
+
 class MeanLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return keras.ops.mean((y_pred - y_true) ** 2)
@@ -471,11 +478,11 @@ def _build_spectral():
     return model
 
 
-def _normalize_and_regularize(x):
+def _normalize_and_regularize(x, normalization):
     """Lets a replica wait for the others between two penalties."""
     penalty = {"activity_regularizer": keras.regularizers.L2(0.3)}
     x = keras.layers.Dense(4, kernel_initializer=seeded(3), **penalty)(x)
-    x = FusedBatchNormalization(synchronized=True)(x)
+    x = normalization(x)
     return keras.layers.Dense(4, kernel_initializer=seeded(4), **penalty)(x)
 
 
@@ -486,7 +493,16 @@ def _draw_around_normalization(x):
     attention = keras.layers.MultiHeadAttention(
         2, 2, dropout=0.2, seed=3, kernel_initializer=seeded(5)
     )
-    return keras.layers.Flatten()(attention(x, x))
+    x = keras.layers.LSTM(
+        4,
+        return_sequences=True,
+        dropout=0.2,
+        recurrent_dropout=0.2,
+        seed=4,
+        kernel_initializer=seeded(6),
+        recurrent_initializer=seeded(7),
+    )(attention(x, x))
+    return keras.layers.Flatten()(x)
 
 
 def _build_embedding(optimizer):
@@ -597,6 +613,7 @@ PROGRAMS = {
     "a function of one number": Program(lambda: dense(loss=_mean_of_weighted)),
     "a loss that assigns": Program(lambda: dense(loss=AssigningLoss())),
     "one loss of two outputs": Program(lambda: _build_heads({"p": "mse"}), (X, {"p": Y, "q": Y})),
+    "one loss for both outputs": Program(lambda: _build_heads("mse"), (X, {"p": Y, "q": Y})),
     "no loss of the second output": Program(
         lambda: _build_heads({"p": "mse", "q": None}), (X, {"p": Y, "q": Y})
     ),
@@ -622,7 +639,18 @@ PROGRAMS = {
     "synchronized batch normalization": Program(
         lambda: dense(between=keras.layers.BatchNormalization(synchronized=True))
     ),
-    "penalties beside a normalization": Program(lambda: dense(between=_normalize_and_regularize)),
+    "penalties beside a normalization": Program(
+        lambda: dense(
+            between=lambda x: _normalize_and_regularize(
+                x, FusedBatchNormalization(synchronized=True)
+            )
+        )
+    ),
+    "penalties beside Keras's normalization": Program(
+        lambda: dense(
+            between=lambda x: _normalize_and_regularize(x, keras.layers.BatchNormalization())
+        )
+    ),
     "draws beside a normalization": Program(lambda: dense(between=_draw_around_normalization)),
     "a spectral norm": Program(_build_spectral),
     "a table under Adam": Program(
@@ -948,17 +976,24 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
 ROWS, PLACES = 7, 3
 
 
-def make_reductions(masked):
-    """Returns a program with an output for each reduction and shape of the weights."""
-    shapes = {"one": (ROWS, 1), "place": (ROWS, PLACES)}
+def make_reductions(masked, *shape):
+    """Returns a program with an output for each reduction and shape of the weights.
+
+    Args:
+      masked: which places have a mask; none if empty.
+      *shape: of an example; the first dimension is that of the places.
+    """
+    shapes = {"place": (ROWS, *shape[:-1]), "value": (ROWS, *shape[:-1], 1)}
+    if len(shape) == 2:
+        shapes["one"] = (ROWS, 1)
     rng = np.random.default_rng(1)
-    x, y = (rng.normal(size=(ROWS, PLACES, 4)).astype("f4") for _ in range(2))
+    x, y = (rng.normal(size=(ROWS, *shape)).astype("f4") for _ in range(2))
     pairs = {f"{r}_{s}": (r, shape) for r in REDUCTIONS for s, shape in shapes.items()}
     weights = {name: rng.uniform(size=shape).astype("f4") for name, (_, shape) in pairs.items()}
 
     def build():
-        inputs = keras.Input((PLACES, 4))
-        hidden = keras.layers.Dense(4, kernel_initializer=seeded(1))(inputs)
+        inputs = keras.Input(shape)
+        hidden = keras.layers.Dense(shape[-1], kernel_initializer=seeded(1))(inputs)
         layers = {
             name: Masks(masked, name=name) if masked else keras.layers.Identity(name=name)
             for name in pairs

@@ -43,7 +43,7 @@ def _fit_keras(program):
 
 @functools.cache
 def _fit_keras_once(name):
-    return _fit_keras(PROGRAMS[name])
+    return _fit_keras({**PROGRAMS, **INDIVISIBLE}[name])
 
 
 def _fit(program, strategy_name, *, by_hand=False, **options):
@@ -59,10 +59,10 @@ def _fit(program, strategy_name, *, by_hand=False, **options):
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", {**PROGRAMS, **INDIVISIBLE})
 def test_one_device_is_keras_to_the_bit(name):
     expected, weights = _fit_keras_once(name)
-    history, found = _fit(PROGRAMS[name], "one_device")
+    history, found = _fit({**PROGRAMS, **INDIVISIBLE}[name], "one_device")
     assert history.keys() == expected.keys()
     for key, values in expected.items():
         np.testing.assert_array_equal(history[key], values, err_msg=key)
@@ -151,7 +151,14 @@ def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_we
 @pytest.mark.parametrize("masked", ["", "some", "all"])
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
 def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
-    program = programs.make_reductions(masked)
+    _check_reductions(strategy_name, programs.make_reductions(masked, programs.PLACES, 4))
+
+
+def test_reductions_of_images_are_keras_s():
+    _check_reductions("mirrored-3", programs.make_reductions("", 2, 3, 4))
+
+
+def _check_reductions(strategy_name, program):
     dataset = program.make_dataset()
     model = program.build()
     expected = model.fit(dataset, **FIT).history
@@ -162,12 +169,20 @@ def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
     assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
 
 
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
-def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name):
+@pytest.mark.parametrize(
+    ("strategy_name", "options"),
+    [
+        ("one_device", {}),
+        ("one_device", {"micro_batches": 2}),
+        ("mirrored-2", {}),
+        ("central_storage-2", {}),
+    ],
+)
+def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name, options):
     model = programs.build_cropping()
     model.fit(programs.PIXELS, Y, batch_size=8, **FIT)
     strategy = zoo.STRATEGIES[strategy_name]()
-    trainer = tfdist.Trainer(programs.build_cropping, strategy=strategy)
+    trainer = zoo.make_trainer(programs.build_cropping, strategy=strategy, **options)
     trainer.fit(programs.PIXELS, Y, batch_size=8, **FIT)
     assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
 
@@ -199,6 +214,77 @@ def test_a_constraint_holds_however_steps_are_computed(strategy_name, option):
     _, weights = _fit_keras_once("a constraint")
     _, found = _fit(PROGRAMS["a constraint"], strategy_name, **{option: 2})
     assert zoo.largest_difference(found, weights) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy_name", "options"),
+    [
+        ("a spectral norm", "one_device", {"steps_per_loop": 2}),
+        ("a spectral norm", "one_device", {"jit_compile": True}),
+        ("a spectral norm", "mirrored-2", {"steps_per_loop": 2}),
+        ("a metric in a layer", "one_device", {"micro_batches": 2}),
+        ("a metric in a layer", "mirrored-2", {"micro_batches": 2}),
+        ("a metric in a layer", "mirrored-2", {"steps_per_loop": 2}),
+        ("draws beside a normalization", "mirrored-2", {"steps_per_loop": 3}),
+    ],
+)
+def test_ends_where_keras_ends_however_steps_are_computed(name, strategy_name, options):
+    expected, weights = _fit_keras_once(name)
+    history, found = _fit(PROGRAMS[name], strategy_name, **options)
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=2e-5, atol=1e-6, err_msg=key)
+    assert zoo.largest_difference(found, weights) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("strategy_name", "options"),
+    [("one_device", {"micro_batches": 2}), ("mirrored-2", {"jit_compile": True})],
+)
+def test_an_assigned_weight_is_refused_where_steps_are_divided(strategy_name, options):
+    with pytest.raises(TfdistError, match="the layer 'spectral'"):
+        _fit(PROGRAMS["a spectral norm"], strategy_name, **options)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+@pytest.mark.parametrize(
+    ("strategy_name", "options"),
+    [("one_device", {"micro_batches": 2}), ("central_storage-2", {}), ("one_device", {})],
+)
+def test_a_layer_s_count_of_examples_is_keras_s_or_refused(strategy_name, options, kind):
+    program = programs.Program(lambda: dense(between=programs.Counts(kind)))
+    if strategy_name == "one_device" and not options:
+        _, weights = _fit_keras(program)
+        _, found = _fit(program, strategy_name)
+        assert zoo.largest_difference(found, weights) == 0
+    else:
+        with pytest.raises(TfdistError) as refused:
+            _fit(program, strategy_name, **options)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+def test_a_metric_may_return_its_variable(strategy_name):
+    def build():
+        return dense(metrics=[programs.Bare()])
+
+    strategy = zoo.STRATEGIES[strategy_name]()
+    found, expected = (
+        model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)
+        for model in (tfdist.Trainer(build, strategy=strategy), build())
+    )
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_arrays_of_strings_are_read(strategy_name):
+    build = PROGRAMS["texts"].build
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    found, expected = (
+        model.fit(programs.TEXTS, Y, **ARRAYS, **FIT).history["loss"]
+        for model in (trainer, build())
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", INDIVISIBLE)
@@ -290,6 +376,14 @@ def test_fit_takes_a_generator_until_it_ends():
             return model.fit(_generate(), epochs=1, verbose=0, shuffle=False).history
 
     _compare_fits(fit)
+
+
+def test_a_generator_may_have_more_batches_than_steps():
+    _compare_fits(
+        lambda model: (
+            model.fit(_generate(), steps_per_epoch=2, epochs=1, verbose=0, shuffle=False).history
+        )
+    )
 
 
 def test_an_endless_generator_has_steps():
@@ -541,6 +635,22 @@ def test_takes_a_model_made_in_the_scope_and_refuses_another():
         tfdist.Trainer(dense(), strategy=strategy).fit(X, Y, **FIT)
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_a_function_may_not_return_a_model_of_elsewhere(strategy_name, is_built):
+    model, expected = dense(), dense()
+    if is_built:
+        model.optimizer.build(model.trainable_variables)
+    strategy = zoo.STRATEGIES[strategy_name]()
+    if strategy_name == "one_device" and is_built:
+        tfdist.Trainer(lambda: model, strategy=strategy).fit(X, Y, **ARRAYS, **FIT)
+        expected.fit(X, Y, **ARRAYS, **FIT)
+        assert zoo.largest_difference(_read(model), _read(expected)) == 0
+    else:
+        with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
+            tfdist.Trainer(lambda: model, strategy=strategy)
+
+
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 @pytest.mark.parametrize(
     ("make", "options"),
@@ -592,16 +702,28 @@ def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
 
 
 def test_refuses_weights_that_are_not_finite_before_a_checkpoint(tmp_path):
-    class Root(keras.layers.Layer):
-        def call(self, x):
-            return keras.ops.sqrt(keras.ops.relu(x))
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(4, use_bias=False, kernel_initializer=zoo.seeded(1))(inputs)
+        root = keras.ops.sqrt(keras.ops.abs(hidden))
+        model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=zoo.seeded(2))(root))
+        model.compile(SGD(), "mse")
+        return model
 
-    x = np.abs(X)
+    def make_trainer():
+        return tfdist.Trainer(build, checkpoint_dir=str(tmp_path))
+
+    x = X.copy()
     x[24:] = 0  # the loss is finite there, and its gradient is not
-    trainer = tfdist.Trainer(lambda: dense(between=Root()), checkpoint_dir=str(tmp_path))
+    trainer = make_trainer()
+    for _ in range(2):
+        with pytest.raises(tfdist.errors.TrainingError, match="is not finite"):
+            trainer.fit(x, Y, **ARRAYS, checkpoint_every=1, **FIT)
+        assert {path.name[-1] for path in tmp_path.glob("step-*")} == set("123")
+        trainer = make_trainer()
     with pytest.raises(tfdist.errors.TrainingError, match="is not finite"):
-        trainer.fit(x * 0, Y, **ARRAYS, checkpoint_every=1, **FIT)
-    assert not list(tmp_path.glob("step-*"))
+        trainer.fit(x, Y, **ARRAYS, checkpoint_every=1, **FIT)
+    assert trainer.progress.resumed_from_step == 3
 
 
 def test_refuses_to_continue_on_other_data(tmp_path):

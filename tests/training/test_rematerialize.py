@@ -59,7 +59,13 @@ def _build_dense(optimizer):
     x = inputs
     for stage in ("encoder_0", "bottleneck", "decoder_0"):
         make = keras.layers.Dense
-        x = make(5, "tanh", kernel_initializer=zoo.seeded(1), name=f"{stage}_dense")(x)
+        x = make(
+            5,
+            "tanh",
+            kernel_initializer=zoo.seeded(1),
+            kernel_constraint=keras.constraints.MaxNorm(0.3),
+            name=f"{stage}_dense",
+        )(x)
         x = keras.layers.BatchNormalization(synchronized=True, name=f"{stage}_norm")(x)
     outputs = keras.layers.Dense(4, kernel_initializer=zoo.seeded(2), name="head_logits")(x)
     model = keras.Model(inputs, outputs)

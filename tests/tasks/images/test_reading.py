@@ -117,11 +117,19 @@ def test_webp_files_lose_their_alpha_channel_alone():
         (tf.io.encode_png(GRAYS[..., :1]).numpy(), GRAYS),
         (tf.io.encode_png(np.dstack([GRAYS[..., :1], ALPHA])).numpy(), GRAYS),
         (tf.io.encode_png(GRAYS[..., :1].astype("u2") * 256 + 255).numpy(), GRAYS),
+        (tf.io.encode_png(COLORS[:1, :1]).numpy(), COLORS[:1, :1]),
     ],
-    ids=["gif", "palette", "alpha", "gray", "gray and alpha", "16 bits"],
+    ids=["gif", "palette", "alpha", "gray", "gray and alpha", "16 bits", "one pixel"],
 )
 def test_every_kind_of_file_becomes_three_channels_of_eight_bits(data, pixels):
     np.testing.assert_array_equal(decode_image(data), pixels)
+
+
+@pytest.mark.parametrize("options", [{"format": "grayscale"}, {"progressive": True}])
+def test_other_jpeg_files_are_read(options):
+    gray = np.full((9, 8, 1 if "format" in options else 3), 90, np.uint8)
+    found = decode_image(tf.io.encode_jpeg(gray, **options).numpy())
+    np.testing.assert_allclose(found, np.full((9, 8, 3), 90), atol=2)
 
 
 def test_jpeg_files_of_four_inks_show_their_colors():
