@@ -127,6 +127,22 @@ def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
     assert zoo.largest_difference(found, weights) < 1e-5
 
 
+@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+def test_an_optimizer_whose_start_keras_loses_is_refused(strategy_name):
+    strategy = zoo.STRATEGIES[strategy_name]()
+    trainer = tfdist.Trainer(lambda: dense(OPTIMIZERS["ScheduleFreeAdamW"]()), strategy=strategy)
+    with pytest.raises(TfdistError, match="Cannot train with ScheduleFreeAdamW as Keras's fit"):
+        trainer.fit(X, Y, **ARRAYS, **FIT)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"ScheduleFreeAdamW"}))
+def test_every_optimizer_may_be_built_late(name):
+    program = programs.Program(lambda: dense(OPTIMIZERS[name]()))
+    _, weights = _fit_keras(program)
+    _, found = _fit(program, "one_device")
+    assert zoo.largest_difference(found, weights) == 0
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("kind", METRICS)
 def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_weighted):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -76,13 +77,38 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
       can_wait: whether what cannot be built without data may be built by tracing the first step.
 
     Raises:
-      TfdistError: the model cannot be built without data, and may not wait.
+      TfdistError: the model cannot be built without data, and may not wait; or its optimizer is
+        not built yet and starts from a copy of the weights.
     """
     is_built = all(layer.built for layer in model._flatten_layers())
     if can_wait and not is_built:
         return  # Keras builds it when the first step is traced
+    late = [optimizer for optimizer in list_optimizers(model) if not optimizer.built]
     with tf.variable_creator_scope(_lift):
         _build(model, batch_spec, is_built=is_built, can_wait=can_wait)
+    for optimizer in late:
+        _check_start(optimizer, model)
+
+
+def _check_start(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Checks that an optimizer does not start from a copy of the weights, which `fit` loses.
+
+    Keras's own `fit` creates the optimizer's variables while it traces its first step. They start
+    from what their initializers say, and not from what is assigned to them then.
+    """
+    for weight in sorted(model.trainable_variables, key=lambda v: math.prod(v.shape)):
+        value = weight.numpy()
+        if (value != value.flat[0]).any():
+            break
+    else:
+        return
+    slots = [slot for slot in optimizer.variables if slot.shape == weight.shape]
+    if any(np.array_equal(slot.numpy(), value) for slot in slots):
+        raise TfdistError(
+            f"Cannot train with {type(optimizer).__name__} as Keras's fit does, which loses the "
+            "copy of the weights that this optimizer starts from. Call "
+            "model.optimizer.build(model.trainable_variables) when you build the model."
+        )
 
 
 def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:

@@ -105,8 +105,12 @@ class Segmentation(Task):
         choices=tuple(MODELS),
         is_open=True,
     )
-    base_filters: int = option(32, "filters of the first level; every level doubles them")
-    depth: int = option(4, "levels below the first; image sizes must be multiples of 2**depth")
+    base_filters: int = option(
+        32, "filters of the first level; every level doubles them", minimum=1
+    )
+    depth: int = option(
+        4, "levels below the first; image sizes must be multiples of 2**depth", minimum=1
+    )
     norm: str = option(
         "sync_batch",
         "normalization; sync_batch computes its statistics over the global batch",
