@@ -170,6 +170,7 @@ def list_refusals(task):
     for name, dataset, callbacks in (
         ("order", data.shuffle(32).batch(8), []),
         ("rows", data.take(24 + 8 * number).batch(8), []),
+        ("rows of a batch", data.take(20 + 4 * number).batch(8), []),
         ("learning rate", data.batch(8), [] if number else [change]),
     ):
         trainer = zoo.make_trainer(PROGRAMS["a sum"].build, strategy=task.strategy)

@@ -127,6 +127,21 @@ def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
     assert zoo.largest_difference(found, weights) < 1e-5
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "dice", "focal"])
+def test_images_that_count_nothing_change_nothing(loss):
+    program = programs.Program(
+        lambda: programs.build_segmenting(loss), (programs.PIXELS, programs.LABELS)
+    )
+    expected, weights = _fit_keras(program)
+    history, found = _fit(program, "mirrored-2")
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+    assert np.isfinite(expected["loss"]).all()
+    assert zoo.largest_difference(found, weights) < 1e-5
+    ignored = tf.data.Dataset.from_tensor_slices((programs.PIXELS, programs.LABELS)).take(9)
+    trainer = tfdist.Trainer(program.build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    assert trainer.evaluate(ignored.batch(4), verbose=0, return_dict=True)["loss"] == 0
+
+
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_an_optimizer_whose_start_keras_loses_is_refused(strategy_name):
     strategy = zoo.STRATEGIES[strategy_name]()

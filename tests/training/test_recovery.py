@@ -220,6 +220,8 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     def fit(directory, *callbacks):
         x = np.random.default_rng(0).normal(size=[32, 4]).astype("f4")
         trainer = Trainer(build, checkpoint_dir=str(tmp_path / directory))
+        for callback in callbacks:
+            callback.request_stop = trainer.request_stop
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
         options = {"batch_size": 8, "epochs": 4, "checkpoint_every": 1, "verbose": 0}
         trainer.fit(x, x[:, :1], callbacks=[swap, *callbacks], **options)
@@ -231,6 +233,8 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     parts = fit("parts")
     assert parts.progress.resumed_from_step == {"on_train_batch_end": 5, "on_epoch_begin": 8}[event]
     assert hash_weights(parts.model) == hash_weights(whole.model)
+    assert fit("stopped", StopAt(event, count)).progress.was_stopped
+    assert hash_weights(fit("stopped").model) == hash_weights(whole.model)
 
 
 @pytest.mark.parametrize("checkpoint_every", [None, 1])

@@ -191,6 +191,7 @@ def test_programs_on_two_workers_end_where_one_device_ends(two):
             "Cannot train several workers, .* on a dataset that is shuffled .* without a seed",
         ),
         ("rows", "The data of worker 1 differ from the chief's: .* Give all workers the same data"),
+        ("rows of a batch", "The data of worker 1 differ from the chief's: "),
         ("learning rate", "is 0.1 on worker 1 and 0.05 on the chief. Pass the callback that"),
     ],
 )
