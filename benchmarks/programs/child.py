@@ -116,10 +116,11 @@ def run_program(
         routed = strategy not in (columns.KERAS, *columns.MOVED)
         if routed:
             recorder.routing = _route(strategy, stack)
-        mover = None
-        if strategy in columns.MOVED:
-            seed = columns.MOVED.index(strategy)
-            mover = _make_mover(program.rounds_to or floatx, seed)
+        mover = (
+            _make_mover(program.rounds_to or floatx, columns.MOVED.index(strategy))
+            if strategy in columns.MOVED
+            else None
+        )
         _replace_training(program, recorder, routed=routed, mover=mover)
         exec(code, names)
 
