@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
     {"_lazy", "errors", "internals"},
-    {"options", "imports", "cli.arguments", "training.options", "training.step_options"},
+    {"options", "imports", "cli.arguments"},
+    {"training.options", "training.optimizers", "training.step_options"},
     {"cluster", "devices", "memory", "models"},
     {"stopping"},
     {"cli"},

@@ -1,13 +1,34 @@
-"""Builds Keras optimizers and learning-rate schedules from options."""
+"""The options of optimizers and learning-rate schedules, and what they build."""
 
-import keras
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tfdist.training.options import TrainingOptions
+from tfdist.options import OptionGroup, option
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(OptionGroup):
+    """How the optimizer updates the weights."""
+
+    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "sgd"))
+    learning_rate: float = option(2e-3, "the highest learning rate", above=0)
+    schedule: str = option("cosine", "learning-rate schedule", choices=("cosine", "constant"))
+    warmup_steps: int = option(
+        50, "cosine: steps of a linear warm-up, at most a tenth of the run", minimum=0
+    )
+    weight_decay: float = option(1e-4, "adamw: decoupled weight decay", minimum=0)
+    momentum: float = option(0.9, "sgd: momentum", minimum=0)
+    clip_norm: float = option(
+        1.0, "clip the gradient of the global batch to this norm; 0 for no clipping", minimum=0
+    )
 
 
 def make_schedule(
-    options: TrainingOptions, *, total_steps: int
-) -> float | keras.optimizers.schedules.LearningRateSchedule:
+    options: OptimizerOptions, *, total_steps: int
+) -> "float | keras.optimizers.schedules.LearningRateSchedule":
     """Builds the learning rate: a constant, or a linear warm-up and then a cosine to zero.
 
     Args:
@@ -16,6 +37,8 @@ def make_schedule(
 
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine), without restarts.
     """
+    import keras
+
     if options.schedule == "constant":
         return options.learning_rate
     warmup = min(options.warmup_steps, total_steps // 10)
@@ -27,13 +50,15 @@ def make_schedule(
     )
 
 
-def make_optimizer(options: TrainingOptions, *, total_steps: int) -> keras.optimizers.Optimizer:
+def make_optimizer(options: OptimizerOptions, *, total_steps: int) -> "keras.optimizers.Optimizer":
     """Builds the optimizer; clipping acts on the global batch's gradient.
 
     Args:
       options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and those of `make_schedule`.
       total_steps: the steps of the run.
     """
+    import keras
+
     learning_rate = make_schedule(options, total_steps=total_steps)
     clip = {"global_clipnorm": options.clip_norm} if options.clip_norm else {}
     if options.optimizer == "sgd":

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from tfdist.options import OptionGroup, option
+from tfdist.training.optimizers import OptimizerOptions
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 AUTO_BATCH_SIZE = 0  # stands for `global_batch_size=auto` until a number is found
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(OptionGroup):
+class TrainingOptions(OptimizerOptions):
     """How the model is trained."""
 
     epochs: int = option(
@@ -35,17 +36,6 @@ class TrainingOptions(OptionGroup):
         minimum=1,
         auto=AUTO_BATCH_SIZE,
         metavar="N|auto",
-    )
-    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "sgd"))
-    learning_rate: float = option(2e-3, "the highest learning rate", above=0)
-    schedule: str = option("cosine", "learning-rate schedule", choices=("cosine", "constant"))
-    warmup_steps: int = option(
-        50, "cosine: steps of a linear warm-up, at most a tenth of the run", minimum=0
-    )
-    weight_decay: float = option(1e-4, "adamw: decoupled weight decay", minimum=0)
-    momentum: float = option(0.9, "sgd: momentum", minimum=0)
-    clip_norm: float = option(
-        1.0, "clip the gradient of the global batch to this norm; 0 for no clipping", minimum=0
     )
     precision: str = option(
         "float32",
