@@ -175,17 +175,18 @@ class DataAdapter:
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def place_batches(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Returns a dataset of (batch, place) for the replicas that a pipeline feeds."""
-    place = find_place(context)
-    if place["num_replicas"] == 1:
+def place_batches(
+    dataset: tf.data.Dataset, *, num_replicas: int, replicas: range
+) -> tf.data.Dataset:
+    """Returns a dataset of (batch, place) for some of the replicas."""
+    if num_replicas == 1:
         # A single replica gets whole batches, of any structure.
         def add_place(*arguments: Any) -> Any:
             batch = arguments if isinstance(dataset.element_spec, tuple) else arguments[0]
             return batch, ()
 
         return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
-    return split_batches(dataset, **place)
+    return split_batches(dataset, num_replicas=num_replicas, replicas=replicas)
 
 
 def find_place(context: tf.distribute.InputContext) -> dict[str, Any]:

@@ -224,6 +224,10 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         left = dataset.take(cardinality) if cardinality > 0 else dataset
         return left.skip(step) if step else left
 
+    @functools.lru_cache(maxsize=2)  # to trace the division of batches takes time
+    def make_pass(step: int, num_replicas: int, replicas: range) -> tf.data.Dataset:
+        return place_batches(read_from(step), num_replicas=num_replicas, replicas=replicas)
+
     def drop_pass() -> None:
         if cardinality > 0:
             iter(dataset)
@@ -242,8 +246,8 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         begins_anew=not is_infinite,
         read_passes=read_passes,
         drop_pass=drop_pass,
-        make_train=lambda context, start_step: place_batches(read_from(start_step), context),
-        make_eval=lambda context: place_batches(read_from(0), context),
+        make_train=lambda context, start_step: make_pass(start_step, **find_place(context)),
+        make_eval=lambda context: make_pass(0, **find_place(context)),
         make_fingerprint=lambda: {
             **make_header(
                 kind="dataset",

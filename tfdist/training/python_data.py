@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
 from tfdist.internals import data_adapters
-from tfdist.training.data_adapter import SKIPPING, DataAdapter, place_batches
+from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
 
 
 def make_python_adapter(
@@ -78,9 +78,9 @@ def make_python_adapter(
         num_steps=num_batches,
         num_examples=None,
         make_train=lambda context, step: place_batches(
-            make_pass(adapter.pass_number).skip(step), context
+            make_pass(adapter.pass_number).skip(step), **find_place(context)
         ),
-        make_eval=lambda context: place_batches(make_pass(), context),
+        make_eval=lambda context: place_batches(make_pass(), **find_place(context)),
         is_endless=False,
         begins_anew=True,
         how_to_continue=SKIPPING,

@@ -175,7 +175,7 @@ class Steps:
 
         It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
         returns the logs, or the outputs for these examples, and the reduced gradients of every
-        update that the step makes, in order; no optimizer updates anything.
+        update that each replica makes, in order; no optimizer updates anything.
 
         Args:
           kind: the kind of step.
