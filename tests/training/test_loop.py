@@ -1,4 +1,4 @@
-"""Steps run at a time end where steps one by one end, and callbacks see each of them."""
+"""The loop of `fit`: steps one by one or several at a time, epochs and checkpoints."""
 
 import keras
 import numpy as np
@@ -49,6 +49,7 @@ def _fit(trainer, example, *callbacks, **options):
     )
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [
@@ -89,6 +90,14 @@ def test_a_loop_ends_where_a_checkpoint_is_due(tmp_path):
     _fit(continued, example, checkpoint_every=2)
     assert continued.progress.resumed_from_step == 2
     assert hash_weights(continued.model) == hash_weights(whole.model)
+
+
+def test_saves_where_a_checkpoint_is_due_and_after_each_epoch(tmp_path):
+    example = zoo.EXAMPLES["dense"]
+    trainer = _make(example, checkpoint_dir=str(tmp_path), keep_checkpoints=9)
+    _fit(trainer, example, checkpoint_every=3)
+    steps = {int(path.name.split("-")[1]) for path in tmp_path.glob("step-*")}
+    assert steps == {3, 4, 6, 8}
 
 
 def test_names_the_step_in_a_loop_whose_loss_is_not_finite():

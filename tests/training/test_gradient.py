@@ -1,0 +1,59 @@
+"""The gradient of a replica's loss, for options that change how it is computed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tests.training.programs import X, Y, dense
+from tfdist.training.gradient import compute_loss
+from tfdist.training.inputs import make_data_adapter
+
+WEIGHTS = np.linspace(0, 2, 8).astype("f4")
+
+
+def _build():
+    penalized = keras.layers.Dense(
+        4, kernel_initializer=zoo.seeded(3), kernel_regularizer=keras.regularizers.L2(0.1)
+    )
+    return dense(between=penalized, metrics=["mae"])
+
+
+def test_the_loss_is_that_of_keras_s_training_step():
+    model, expected = _build(), _build()
+    loss, outputs = compute_loss(model, (X[:8], Y[:8], WEIGHTS))
+    logs = expected.train_on_batch(X[:8], Y[:8], sample_weight=WEIGHTS, return_dict=True)
+    np.testing.assert_allclose(loss, logs["loss"], rtol=1e-6)
+    np.testing.assert_allclose(model._loss_tracker.result(), logs["loss"], rtol=1e-6)
+    np.testing.assert_allclose(outputs, _build()(X[:8]), rtol=1e-6)
+
+
+def test_the_loss_may_be_of_other_outputs():
+    model = _build()
+    loss, _ = compute_loss(model, (X[:8], Y[:8], None), call=lambda x: model(x) * 0)
+    penalty = 0.1 * np.sum(model.layers[2].kernel.numpy() ** 2)
+    np.testing.assert_allclose(loss, np.mean(Y[:8] ** 2) + penalty, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize(
+    "options",
+    [{"micro_batches": 3}, {"jit_compile": True}, {"micro_batches": 2, "jit_compile": True}],
+)
+def test_an_update_is_keras_s_however_the_gradient_is_computed(strategy_name, options):
+    strategy = zoo.STRATEGIES[strategy_name]()
+    engine = tfdist.Trainer(
+        _build, strategy=strategy, step_options=tfdist.StepOptions(**options)
+    ).engine
+    data = tf.data.Dataset.from_tensors((X[:8], Y[:8], WEIGHTS))
+    adapter = make_data_adapter(
+        data, global_batch_size=8, num_replicas=strategy.num_replicas_in_sync
+    )
+    found = engine.build(adapter).steps.train(adapter.iterate_train(strategy, start_step=0))
+    expected = _build()
+    logs = expected.train_on_batch(X[:8], Y[:8], sample_weight=WEIGHTS, return_dict=True)
+    for name, value in logs.items():
+        np.testing.assert_allclose(found.logs[name], value, rtol=1e-5)
+    assert zoo.largest_difference(engine.model.get_weights(), expected.get_weights()) < 1e-6
