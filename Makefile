@@ -17,11 +17,12 @@ train: setup
 	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
-# On two cores. What starts clusters is in test-all.
+# On two cores. Clusters and the other variants of thorough tests are in test-all.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster" --quick
 
-test-all: test
+test-all: setup
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster"
 	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
 
 errors: setup

@@ -1,5 +1,7 @@
 """Shared set-up of the tests: three logical CPUs, no accelerators' chatter."""
 
+import collections
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -19,6 +21,9 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--write-docs", action="store_true", help="write the pages of docs/ that tests make"
     )
+    parser.addoption(
+        "--quick", action="store_true", help="leave out most variants of the tests marked thorough"
+    )
 
 
 def pytest_configure() -> None:
@@ -26,6 +31,26 @@ def pytest_configure() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
     )
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if not config.getoption("--quick"):
+        return
+    seen: collections.Counter[str] = collections.Counter()
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("thorough")
+        function = item.nodeid.partition("[")[0]
+        is_kept = mark is None or seen[function] < mark.kwargs.get("keep", 0)
+        seen[function] += 1
+        (kept if is_kept else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported is no garbage
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ def run_dir(root):
     return path
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_ends_with_the_same_bits(root, run_dir, path_with_spaces):
     assert train(root, path_with_spaces / "whole") == 0
     whole = json.loads((path_with_spaces / "whole" / "summary.json").read_text())
@@ -108,6 +109,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(root, run_dir, path_with
     assert summary["val_mean_iou"] == whole["val_mean_iou"]
 
 
+@pytest.mark.thorough
 def test_the_run_directory_is_whole(run_dir):
     lines = [json.loads(line) for line in read(f"{run_dir}/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == list(range(10, STEPS + 10, 10))

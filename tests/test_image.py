@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tfdist.jobs.kubernetes import USER
 from tfdist.jobs.work import make_work
 
@@ -29,6 +31,7 @@ def copy_context(target):
             shutil.copy(source, target / name)
 
 
+@pytest.mark.thorough
 def test_what_is_copied_is_enough_to_install(tmp_path):
     source, site = tmp_path / "source", tmp_path / "site"
     source.mkdir()
@@ -66,6 +69,7 @@ def check_beside_models(directory, **environment):
         assert "unet" in run.stdout
 
 
+@pytest.mark.thorough
 def test_a_user_may_have_models_of_their_own(tmp_path):
     check_beside_models(tmp_path)
 

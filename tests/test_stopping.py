@@ -73,6 +73,7 @@ def test_gives_the_handlers_back():
     assert [signal.getsignal(number) for number in numbers] == before
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("key", "value", "status"),
     [

@@ -97,6 +97,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert found.stdout == "(None, 16, 16, 4)\n"  # Keras alone
 
 
+@pytest.mark.thorough
 def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
     for strategy in (["--strategy=one_device"], TWO_CPUS):
         options = [*SMALL, *strategy, "--precision=float64", "--quiet"]

@@ -19,6 +19,7 @@ def run(monkeypatch, *flags):
     return main()
 
 
+@pytest.mark.thorough
 def test_measures_the_trainer_and_the_machine(path_with_spaces, monkeypatch, capsys):
     flags = ["--image_size=16,16", "--base_filters=4", "--depth=1", "--rounds=1", "--steps=3"]
     flags += ["--strategies=one_device", "--precisions=float32", "--baselines=keras_layers_fit"]
@@ -38,6 +39,7 @@ def read_rows(path):
     return json.loads((path / "results.json").read_text())["rows"]
 
 
+@pytest.mark.thorough
 def test_a_configuration_that_fails_is_named(monkeypatch, capsys):
     flags = ["--image_size=17,17", "--depth=1", "--rounds=2", "--strategies=one_device"]
     assert run(monkeypatch, *flags, "--precisions=float32", "--baselines=") == 1

@@ -100,6 +100,7 @@ def test_what_methods_close_over_counts():
     assert hash_code(make(state)) == before
 
 
+@pytest.mark.thorough
 def test_other_processes_find_the_same(last_lines_of):
     code = (
         "from tfdist.tasks.segmentation.folder import FolderSource\n"

@@ -124,6 +124,7 @@ def test_an_order_without_a_seed_is_found(name):
         assert not has_random_order(ORDERS[name](0))
 
 
+@pytest.mark.thorough
 def test_other_processes_find_the_same(last_lines_of):
     code = (
         "import json, numpy as np, tensorflow as tf\n"

@@ -215,6 +215,7 @@ def test_the_order_counts(order, difference):
     assert describe_difference(old, {**old, "order": order}) == difference
 
 
+@pytest.mark.thorough
 def test_other_processes_find_the_same(last_lines_of):
     code = (
         "import json, numpy as np\n"

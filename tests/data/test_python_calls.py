@@ -33,6 +33,7 @@ sys.exit(2)
 """
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("kind", "status"), [("handled", 2), ("unforeseen", 1)])
 def test_a_failure_in_mid_read_ends_the_process(kind, status):
     process = subprocess.run(

@@ -721,6 +721,7 @@ ALL_REDUCE = """
 """
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("isolate", ["auto", "never"])
 def test_an_all_reduce_of_tensorflow(script, isolate):
     command = script(ALL_REDUCE)
@@ -730,6 +731,7 @@ def test_an_all_reduce_of_tensorflow(script, isolate):
         assert "sum 11.0" in task.log.read_text()
 
 
+@pytest.mark.thorough
 def test_an_all_reduce_over_a_network(script, tmp_path):
     """Two workers in two network namespaces, joined by a virtual cable, by --hosts and --task."""
     if not shutil.which("ip"):

@@ -215,6 +215,7 @@ def test_a_stopped_worker_is_reported_killed_and_replaced(script, path_with_spac
     assert re.search(r"worker-1 failed first: it hung for [34] s", err)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_hangs_is_blamed_for_the_failure_of_another(script, capfd):
     command = script("""
         if index == 1:

@@ -54,6 +54,7 @@ def test_every_backbone_is_in_the_table():
     assert common <= set(inspect.signature(make_backbone_unet).parameters)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_whole_encoder_is_rebuilt(name):
     model = make_model(name, **SMALL, depth=5)
@@ -64,6 +65,7 @@ def test_whole_encoder_is_rebuilt(name):
     assert all(layer.synchronized for layer in norms)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_one_step_changes_every_trainable_weight(name):
     model = make_model(name, **SMALL, depth=3)
@@ -80,6 +82,7 @@ def test_one_step_changes_every_trainable_weight(name):
     assert unchanged == []
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_initial_weights_are_a_function_of_the_seed(name):
     model, again = (make_model(name, **SMALL, depth=3, seed=7) for _ in range(2))
@@ -94,6 +97,7 @@ def test_seeds_differ():
             assert not np.array_equal(a.numpy(), b.numpy()), a.path
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_pretrained_encoder_is_the_application(name, imagenet):
     build, _, module = BACKBONES[name]
@@ -153,6 +157,7 @@ def test_images_are_preprocessed_in_float32():
     assert model.output.dtype == "float32"
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_saved_model_loads_the_same(name, path_with_spaces):
     model = make_model(name, **SMALL, depth=3)
@@ -161,6 +166,7 @@ def test_saved_model_loads_the_same(name, path_with_spaces):
     np.testing.assert_array_equal(loaded(make_images()), model(make_images()))
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", BACKBONES)
 def test_keras_s_own_layers_compute_the_same(name, policy):

@@ -128,11 +128,12 @@ def _compare(found, expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--strategy=one_device"],
         ["--strategy=mirrored", "--virtual_devices=2"],
+        ["--strategy=one_device"],
     ],
     ids=lambda flags: flags[0],
 )

@@ -40,6 +40,7 @@ def one_epoch(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_a_finished_run_goes_on_for_more_epochs(one_epoch, tmp_path, capsys):
     whole = train(tmp_path / "whole", "--epochs=3")
     shutil.copytree(one_epoch, tmp_path / "parts")
@@ -66,6 +67,7 @@ def test_stops_when_nothing_gets_better(tmp_path):
     assert train(tmp_path, *flags) == found
 
 
+@pytest.mark.thorough
 def test_begins_with_the_weights_of_another_run(tmp_path, capsys):
     first = train(tmp_path / "first", "--epochs=2", "--learning_rate=1e-2")
     flags = ("--epochs=1", "--learning_rate=1e-30", f"--init_from={tmp_path / 'first'}")

@@ -107,6 +107,7 @@ def _run(directory, *arguments):
     )
 
 
+@pytest.mark.thorough
 def test_a_strategy_of_another_package_trains_with_its_own_flags(path_with_spaces):
     run = _run(
         path_with_spaces,
@@ -136,6 +137,7 @@ def test_flags_that_a_strategy_of_another_package_does_not_take(tmp_path, monkey
     assert capfd.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_strategy_of_another_package_is_verified(path_with_spaces):
     names = "strangers:Backwards,strangers:plain"
     run = _run(path_with_spaces, "tfdist.verify", f"--strategies={names}", "--steps=2", *SMALL)

@@ -128,6 +128,7 @@ def test_clusters_train_it_to_the_same_end(trained, tmp_path, launch):
     assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_larger_batch_is_found_by_its_own_examples(tmp_path, run):
     flags = ("--strategy=one_device", "--global_batch_size=auto", "--lines=20")
     summary = _train(run, tmp_path, *flags)
@@ -154,6 +155,7 @@ def test_the_strategies_are_verified_on_it(trained):
     assert " equal\n" in _start(trained[0], "verify", *flags)
 
 
+@pytest.mark.thorough
 def test_it_is_measured_beside_keras(trained, run):
     flags = ("--task=words.py:Words", "--units=4", "--strategies=one_device", "--rounds=1")
     flags += ("--precisions=float32", "--baselines=loop,keras_fit", "--steps=2", "--warmup_steps=1")

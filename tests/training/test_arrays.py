@@ -70,6 +70,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_model_may_have_two_inputs(name, strategy_name):
@@ -130,6 +131,7 @@ SPARSE = {
 }
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_and_ragged_arrays_are_read_as_in_keras(name):
     build, make = SPARSE[name]

@@ -34,6 +34,7 @@ def test_no_pipeline_of_a_strategy_leaves_a_thread_that_tunes_it(strategy_name, 
             assert of_device._dataset.options().autotune.enabled is False
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3", "central_storage-2"])
 def test_replicas_equal_keras_however_batches_reach_them(strategy_name, is_copied, float64):
     def build():

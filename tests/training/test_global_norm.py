@@ -55,6 +55,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", BETWEEN)
 def test_replicas_equal_one_device(name, replicas):

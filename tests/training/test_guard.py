@@ -40,6 +40,7 @@ def _read_all(trainer):
     return [variable.numpy() for variable in variables if variable is not None]
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     "build",
     [
@@ -85,6 +86,7 @@ def test_a_refusal_names_the_culprit(name):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize("name", ["Dice", "a contrast", "a nested mean", "pairs", "an added sum"])
 def test_what_micro_batches_cannot_divide_is_refused(name, strategy_name):
@@ -269,6 +271,7 @@ def test_what_may_combine_examples_is_not_taken_for_known(name):
     assert not predicts_by_known_layers(model)
 
 
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize("name", KNOWN)
 def test_keras_s_layers_are_known_and_the_guard_agrees(name):
     trainer = _train(lambda: dense(between=KNOWN[name]), check="on")

@@ -67,6 +67,7 @@ def in_float32():
     return weights
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2", "central_storage-2"])
 def test_clips_and_applies_what_float32_would(in_float32, float16, strategy_name, micro_batches):
@@ -77,6 +78,7 @@ def test_clips_and_applies_what_float32_would(in_float32, float16, strategy_name
     assert zoo.largest_difference(_read(trainer), in_float32["dense"]) < 5e-3
 
 
+@pytest.mark.thorough
 def test_trains_a_network_of_fused_normalization(in_float32, float16):
     trainer = _make_trainer("mirrored-2", "unet")
     trainer.fit(*zoo.EXAMPLES["unet"].data, global_batch_size=16, max_steps=6, verbose=0)

@@ -60,6 +60,7 @@ def _compare(example, strategy_name, make_optimizer, tolerance):
         np.testing.assert_allclose(history[name], values, rtol=20 * tolerance, err_msg=name)
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [*((name, "mirrored-2") for name in EXAMPLES), ("random", "one_device")],
@@ -68,6 +69,7 @@ def test_parts_end_where_the_whole_batch_ends(model_name, strategy_name):
     _compare(EXAMPLES[model_name], strategy_name, SGD, 1e-5)
 
 
+@pytest.mark.thorough
 def test_with_adam_in_float64_too(float64):
     _compare(EXAMPLES["unet"], "mirrored-2", ADAM, 1e-10)
 

@@ -85,6 +85,7 @@ LATE = (
 )
 
 
+@pytest.mark.thorough(keep=30)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [
@@ -114,6 +115,7 @@ def test_a_model_s_own_prediction_is_what_keras_predicts(strategy_name):
     np.testing.assert_allclose(trainer.predict(X, batch_size=8), expected, rtol=1e-6)
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
     def build():
@@ -128,6 +130,7 @@ def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
     assert zoo.largest_difference(found, weights) < 1e-5
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("loss", ["cross_entropy", "dice", "focal"])
 def test_images_that_count_nothing_change_nothing(loss):
     program = programs.Program(
@@ -151,6 +154,7 @@ def test_an_optimizer_whose_start_keras_loses_is_refused(strategy_name):
         trainer.fit(X, Y, **ARRAYS, **FIT)
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"ScheduleFreeAdamW"}))
 def test_every_optimizer_may_be_built_late(name):
     program = programs.Program(lambda: dense(OPTIMIZERS[name]()))
@@ -159,6 +163,7 @@ def test_every_optimizer_may_be_built_late(name):
     assert zoo.largest_difference(found, weights) == 0
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("kind", METRICS)
 def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_weighted):
@@ -180,8 +185,9 @@ def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_we
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("masked", ["", "some", "all"])
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-3"])
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("strategy_name", ["mirrored-3", "one_device"])
+@pytest.mark.parametrize("masked", ["some", "", "all"])
 def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
     _check_reductions(strategy_name, programs.make_reductions(masked, programs.PLACES, 4))
 
@@ -240,6 +246,7 @@ def test_rows_that_keep_a_state_stay_on_one_device():
         trainer.fit(x, Y, batch_size=16, **FIT)
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "options"),
     [
@@ -316,6 +323,7 @@ def test_arrays_of_strings_are_read(strategy_name):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("name", INDIVISIBLE)
 def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
@@ -324,6 +332,7 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     assert len(next(iter(history.values()))) == EPOCHS
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("name", "strategy_name"),
     [*((name, "mirrored-3") for name in WHOLE_BATCH_LOSSES), ("Dice", "central_storage-2")],

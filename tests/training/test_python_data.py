@@ -80,6 +80,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize("workers", OPTIONS)
 @pytest.mark.parametrize("name", CALLS)
@@ -134,6 +135,7 @@ class Numbers(keras.utils.PyDataset):
         return X[:8] * 0 + index, Y[:8]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("workers", OPTIONS)
 def test_batches_are_shuffled_by_the_seed(workers):
     def read(seed, shuffle=True):

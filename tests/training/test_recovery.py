@@ -104,6 +104,7 @@ def uninterrupted(tmp_path_factory):
     return found
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("event", "counts"),
     [
@@ -237,6 +238,7 @@ def test_weights_that_change_places_with_their_average_come_back(tmp_path, event
     assert hash_weights(fit("stopped").model) == hash_weights(whole.model)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("checkpoint_every", [None, 1])
 @pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_test_batch_end", 3)])
 def test_an_epoch_that_continues_begins_only_once(tmp_path, event, count, checkpoint_every):
@@ -455,6 +457,7 @@ _X = np.random.default_rng(0).normal(size=[16, 4]).astype("f4")
 _CHANGED = np.concatenate([_X[:9], _X[9:10] + 1, _X[10:]])
 
 
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize(
     ("before", "name", "options", "difference"),
     [

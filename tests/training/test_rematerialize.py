@@ -93,6 +93,7 @@ def _train(example, strategy_name, **options):
     return values, history.history, trainer
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "options"),
     [
@@ -134,6 +135,7 @@ def test_tensorflow_does_compute_again():
     assert _count_convolutions(rematerialize=True) == _count_convolutions() + again
 
 
+@pytest.mark.thorough
 def test_reduces_over_the_replicas_once(monkeypatch):
     counts = []
     all_reduce = ReplicaContextBase.all_reduce

@@ -37,6 +37,7 @@ def _train_example(example, strategy_name, jit_compile):
     return [weight.numpy() for weight in trainer.model.weights], history.history, is_compiled
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [

@@ -62,6 +62,7 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
     np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=20 * tolerance)
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
 @pytest.mark.parametrize("model_name", sorted(zoo.EXAMPLES.keys() - {"unet"}))
 def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
@@ -69,6 +70,7 @@ def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
     _compare(references, model_name, strategy_name, SGD, 1e-5)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
 def test_adam_in_float64_ends_where_one_device_ends(references, float64, strategy_name):
     _compare(references, "unet", strategy_name, ADAM, 1e-10)
@@ -84,6 +86,7 @@ def _make_dense_trainer(strategy_name="mirrored-2", **options):
 X, Y = zoo.EXAMPLES["dense"].data
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     """Batches of 12, 12, 12 and 4, as Keras would see them on one device."""
@@ -99,6 +102,7 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 @pytest.mark.parametrize("rows", [37, 2, 1])
 def test_a_batch_may_have_fewer_rows_than_there_are_replicas(strategy_name, rows):
@@ -229,6 +233,7 @@ def test_random_layers_draw_on_one_device_as_in_keras():
     assert len(states) == 6
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("strategy_name", "model_name"),
     [*((name, "convolutional") for name in zoo.STRATEGIES), ("mirrored-3", "random")],

@@ -42,6 +42,7 @@ def test_a_model_that_is_right_is_equal(verify):
     assert "equal" in format_table(verdicts)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("build", "start", "cause"),
     [

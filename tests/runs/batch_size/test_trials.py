@@ -33,6 +33,7 @@ def test_a_trial_ends_at_its_limit():
     assert trial.problem == "the trial was stopped at 180 MiB"
 
 
+@pytest.mark.thorough
 def test_a_trial_does_not_outlive_what_started_it():
     code = (
         "from tests.runs.batch_size.test_trials import *; "
