@@ -9,6 +9,7 @@ import pytest
 from benchmarks.programs import __main__ as programs
 from benchmarks.programs.adapters import AdapterError, Program, adapt_text
 from benchmarks.programs.catalog import PROGRAMS
+from benchmarks.programs.columns import STRATEGIES
 from benchmarks.programs.record import compare
 from benchmarks.programs.report import Cell, make_table
 
@@ -79,14 +80,19 @@ def test_names_are_those_of_the_catalog():
     assert all(name == program.name for name, program in PROGRAMS.items())
 
 
-def test_a_program_runs_in_a_process_of_its_own(tmp_path):
+def _read(tmp_path):
+    """Returns the adapted text of the tiny program, from a checkout."""
     directory = tmp_path / "check outs" / "somebody" / "programs"
     directory.mkdir(parents=True)
     (directory / "tiny.py").write_text(TEXT)
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
         identity = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
         subprocess.run(["git", "-C", str(directory), *identity, *command], check=True)
-    text = adapt_text(programs.read_program(tmp_path / "check outs", PROGRAM), PROGRAM)
+    return adapt_text(programs.read_program(tmp_path / "check outs", PROGRAM), PROGRAM)
+
+
+def test_a_program_runs_in_a_process_of_its_own(tmp_path):
+    text = _read(tmp_path)
     end = programs.run_once(PROGRAM, text, "keras", results=tmp_path / "results", timeout_s=200)
     assert end["status"] == "ended", end
     assert [call["call"] for call in end["calls"]] == ["fit", "evaluate"]
@@ -94,6 +100,16 @@ def test_a_program_runs_in_a_process_of_its_own(tmp_path):
     # What is there is not run again.
     again = programs.run_once(PROGRAM, text, "keras", results=tmp_path / "results", timeout_s=0)
     assert again == end
+
+
+@pytest.mark.cluster
+def test_a_program_runs_under_every_strategy_by_the_command(tmp_path):
+    _read(tmp_path)
+    row = programs.run_row(
+        PROGRAM, tmp_path / "check outs", list(STRATEGIES), tmp_path / "results", 200
+    )
+    assert {name: str(cell) for name, cell in row.items() if cell.kind != "equal"} == {}
+    assert row.keys() == {"keras", *STRATEGIES}
 
 
 def test_an_error_is_reported_by_its_first_line(tmp_path):

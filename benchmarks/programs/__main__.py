@@ -6,11 +6,12 @@
 
 Nothing is copied from them: their texts are read from the checkouts, at the commits that the
 adapters were written for. Small synthetic data replaces downloads, and the number of epochs is
-reduced to two. Under a strategy, each call of `fit`, `evaluate` and `predict` goes to
-`tfdist.Trainer`; the losses, metrics, predictions and weights are compared with those of Keras on
-one device. If they differ, Keras trains up to three times more from weights that are perturbed by
-their rounding; a difference of at most ten times the one that this makes is due to rounding.
-Results are kept in `--results` and reused. The exit status is 1 if something differs or fails.
+reduced to two. Under a strategy, `python -m tfdist.run` runs the program, so that each call of
+`fit`, `evaluate` and `predict` goes to `tfdist.Trainer`; the losses, metrics, predictions and
+weights are compared with those of Keras on one device. If they differ, Keras trains up to three
+times more from weights that are perturbed by their rounding; a difference of at most ten times the
+one that this makes is due to rounding. Results are kept in `--results` and reused. The exit status
+is 1 if something differs or fails.
 """
 
 import argparse
@@ -21,7 +22,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.programs.adapters import AdapterError, Program, adapt_text
 from benchmarks.programs.catalog import PROGRAMS
-from benchmarks.programs.columns import CLUSTERS, KERAS, MOVED, STRATEGIES
+from benchmarks.programs.columns import KERAS, MOVED, STRATEGIES
 from benchmarks.programs.record import compare
 from benchmarks.programs.report import Cell, make_page, make_table
 
@@ -59,15 +59,15 @@ def main() -> int:
         if flags.again:
             _forget(results, names, strategies)
 
-        def run_row(name: str) -> dict[str, Cell]:
+        def report_row(name: str) -> dict[str, Cell]:
             examples = Path(flags.examples)
-            row = _run_row(PROGRAMS[name], examples, strategies, results, flags.timeout_s)
+            row = run_row(PROGRAMS[name], examples, strategies, results, flags.timeout_s)
             if row["keras"].kind == "not run":
                 print(f"{name}: {row['keras']}", flush=True)
             return row
 
         with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-            rows = dict(zip(names, pool.map(run_row, names), strict=True))
+            rows = dict(zip(names, pool.map(report_row, names), strict=True))
     print(make_table(rows, strategies))
     if flags.write_docs:
         page = ROOT / "docs" / "programs.md"
@@ -86,7 +86,7 @@ def _forget(results: Path, names: list[str], strategies: list[str]) -> None:
             (results / name / f"{strategy}.json").unlink(missing_ok=True)
 
 
-def _run_row(
+def run_row(
     program: Program, examples: Path, strategies: list[str], results: Path, timeout_s: float
 ) -> dict[str, Cell]:
     """Returns a cell for `keras` and for each strategy."""
@@ -130,17 +130,15 @@ def read_program(examples: Path, program: Program) -> str:
     return shown.stdout
 
 
-def run_once(
-    program: Program, text: str, strategy: str, *, results: Path, timeout_s: float
-) -> dict:
-    """Runs a text in a separate process, unless its result is already there.
+def run_once(program: Program, text: str, column: str, *, results: Path, timeout_s: float) -> dict:
+    """Runs a text in processes of its own, unless its result is already there.
 
     Returns:
       How it ended: `status`, `message`, `seconds`, and more.
     """
     directory = results / program.name
     directory.mkdir(parents=True, exist_ok=True)
-    out = directory / f"{strategy}.json"
+    out = directory / f"{column}.json"
     script = directory / "program.py"
     key = hashlib.sha256(f"{program.floatx} {text}".encode()).hexdigest()
     if out.exists() and json.loads(out.read_text()).get("key") == key:
@@ -148,12 +146,12 @@ def run_once(
     out.unlink(missing_ok=True)
     script.write_text(text, encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="program") as working:
-        command = [sys.executable, "-m", "benchmarks.programs.child"]
-        command += [f"--program={program.name}", f"--strategy={strategy}", f"--text={script}"]
+        command = [sys.executable]
+        if column in STRATEGIES:
+            command += ["-m", "tfdist.run", *STRATEGIES[column]]
+        command += [str(Path(__file__).with_name("child.py"))]
+        command += [f"--program={program.name}", f"--column={column}", f"--text={script}"]
         command += [f"--out={out}", f"--floatx={program.floatx}", f"--key={key}"]
-        if strategy in CLUSTERS:
-            launch = [sys.executable, "-m", "tfdist.launch", *CLUSTERS[strategy]]
-            command = [*launch, f"--timeout_s={timeout_s:.0f}", f"--command={shlex.join(command)}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment |= {"KERAS_HOME": working, "KERAS_BACKEND": "tensorflow", "HOME": working}
@@ -164,7 +162,7 @@ def run_once(
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=timeout_s + 30,
+                timeout=timeout_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -1,16 +1,18 @@
 """Runs one program once, in this process.
 
-    python -m benchmarks.programs.child --program=NAME --strategy=NAME --text=FILE --out=FILE
+    python benchmarks/programs/child.py --program=NAME --column=keras --text=FILE --out=FILE
+    python -m tfdist.run FLAGS benchmarks/programs/child.py --column=mirrored2 ...
 
-`--strategy=keras` is Keras's own `fit` on one device; `moved1` to `moved3` do the same after they
-perturb the weights by their rounding, each in another way. Writes the results of training to
-`OUT.npz`, and how it ended to `OUT.json`. In a cluster, every worker runs the program in the same
-directory. The chief writes the files; another worker does so only if it fails before the chief has
-written them.
+The column `keras` is Keras's own `fit` on one device; `moved1` to `moved3` do the same after they
+perturb the weights by their rounding, each in another way. In the other columns, this is the script
+that `tfdist.run` runs. Writes the results of training to `OUT.npz`, and how it ended to `OUT.json`.
+In a cluster, every worker runs the program in the same directory. The chief writes the files;
+another worker does so only if it fails before the chief has written them.
 """
 
 import argparse
 import contextlib
+import gc
 import inspect
 import json
 import os
@@ -27,15 +29,12 @@ from benchmarks.programs.adapters import Program
 from benchmarks.programs.record import Recorder
 from benchmarks.programs.stubs import install_stubs
 from tfdist.cluster import resolve_cluster
-from tfdist.strategies.servers import run_server
-
-LOGICAL_CPUS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--program", required=True)
-    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--column", required=True)
     parser.add_argument("--text", required=True, help="the adapted text")
     parser.add_argument("--out", required=True)
     parser.add_argument("--floatx", default="float64")
@@ -46,12 +45,13 @@ def main() -> None:
     out, text = Path(flags.out).absolute(), Path(flags.text).read_text(encoding="utf-8")
     recorder = Recorder()
     end: dict[str, Any] = {"status": "ended", "message": "", "trace": ""}
-    is_chief = _enter_cluster(flags.strategy)
+    cluster = resolve_cluster()
+    is_chief = cluster is None or cluster.is_chief
     try:
         run_program(
             program,
             text,
-            strategy=flags.strategy,
+            column=flags.column,
             floatx=flags.floatx,
             recorder=recorder,
             is_chief=is_chief,
@@ -65,26 +65,22 @@ def main() -> None:
         end = {"status": "error", "message": "the program never called fit", "trace": ""}
     recorder.save(out.with_suffix(".npz"))
     end |= {"key": flags.key, "calls": recorder.calls, "seconds": time.monotonic() - began}
-    end["check_s"] = recorder.routing.check_s if recorder.routing else 0.0
+    end["check_s"] = _find_check_s()
     out.with_suffix(".json").write_text(json.dumps(end, indent=1))
 
 
-def _enter_cluster(strategy: str) -> bool:
-    """Enters the strategy's cluster, if any; returns whether this process is the chief or alone."""
-    if strategy not in columns.CLUSTERS:
-        return True
-    config = resolve_cluster()
-    assert config is not None
-    if config.role in ("worker", "ps") and "chief" in config.tasks:
-        sys.exit(run_server(config))
-    return config.is_chief
+def _find_check_s() -> float:
+    """Returns the seconds spent checking that replicas can divide the steps."""
+    from tfdist.training.engine import Engine
+
+    return sum(found.check_s for found in gc.get_objects() if type(found) is Engine)
 
 
 def run_program(
     program: Program,
     text: str,
     *,
-    strategy: str,
+    column: str,
     floatx: str,
     recorder: Recorder,
     is_chief: bool = True,
@@ -94,12 +90,12 @@ def run_program(
     Args:
       program: the program, which says what is made for it.
       text: the adapted text.
-      strategy: a name in `columns`.
+      column: a name in `columns`.
       floatx: the precision of Keras.
       recorder: collects the results of training.
       is_chief: whether this process makes the files that the program reads.
     """
-    _start_tensorflow(floatx, 1 if strategy in columns.CLUSTERS else LOGICAL_CPUS)
+    _start_tensorflow(floatx)
     install_stubs()
     directory = Path.cwd()
     _replace_downloads(program, directory)
@@ -110,42 +106,29 @@ def run_program(
         script.write_text(text, encoding="utf-8")  # AutoGraph reads it
         if program.files:
             program.files(directory)
+    _wait_for_all()  # until the chief has made the files
+    mover = (
+        _make_mover(program.rounds_to or floatx, columns.MOVED.index(column))
+        if column in columns.MOVED
+        else None
+    )
+    _replace_training(program, recorder, routed=column in columns.STRATEGIES, mover=mover)
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
-    code = compile(text, script, "exec")
-    with contextlib.ExitStack() as stack:
-        routed = strategy not in (columns.KERAS, *columns.MOVED)
-        if routed:
-            recorder.routing = _route(strategy, stack)
-        mover = (
-            _make_mover(program.rounds_to or floatx, columns.MOVED.index(strategy))
-            if strategy in columns.MOVED
-            else None
-        )
-        _replace_training(program, recorder, routed=routed, mover=mover)
-        exec(code, names)
+    exec(compile(text, script, "exec"), names)
 
 
-def _route(strategy: str, stack: contextlib.ExitStack) -> Any:
-    """Enters a strategy's scope for the program, as `tfdist.run` does."""
-    from tfdist import StepOptions
-    from tfdist.run.routing import Routing
+def _wait_for_all() -> None:
+    import tensorflow as tf
+
     from tfdist.training.workers import Workers
 
-    made = columns.make_strategy(strategy)
-    # With one step in flight, parameter servers give the result of one device.
-    routing = Routing(made, StepOptions(max_in_flight=int(strategy == "servers")))
-    Workers(made).wait_for_all()  # until the chief has made the files
-    stack.enter_context(made.scope())
-    stack.enter_context(routing.open())
-    return routing
+    Workers(tf.distribute.get_strategy()).wait_for_all()
 
 
-def _start_tensorflow(floatx: str, cpus: int) -> None:
+def _start_tensorflow(floatx: str) -> None:
     import keras
     import tensorflow as tf
 
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * cpus)
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(floatx)
     keras.utils.set_random_seed(0)
@@ -403,4 +386,5 @@ def _plain(text: str) -> str:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # do not wait for threads
+    if "tfdist.run.routing" not in sys.modules:
+        os._exit(0)  # do not wait for threads

@@ -16,14 +16,9 @@ _MOST_VALUES = 100_000
 
 
 class Recorder:
-    """Collects the results of `fit`, `evaluate` and `predict`, and the models that were fitted.
-
-    Attributes:
-      routing: the routing to trainers, if there is any.
-    """
+    """Collects the results of `fit`, `evaluate` and `predict`, and the models that were fitted."""
 
     def __init__(self) -> None:
-        self.routing: Any = None
         self.calls: list[dict[str, Any]] = []
         self._predictions: list[np.ndarray] = []
         self._models: list[Any] = []

@@ -102,8 +102,8 @@ Written by `python -m benchmarks.programs --examples=DIR --write-docs`.
 
 Each program is an example or a guide of Keras. It runs unchanged, except that its data is small and
 synthetic and that it trains for fewer epochs. It runs once with Keras's own `fit` on one device,
-and once under each strategy, where `tfdist.Trainer` provides `fit`, `evaluate` and `predict`. The
-order of the data is the same. The program itself draws random numbers, for dropout and the like.
+and once under each strategy, by `python -m tfdist.run`. The order of the data is the same. The
+program itself draws random numbers, for dropout and the like.
 
 *Equal* means that all losses, metrics, predictions and weights equal those of Keras, up to
 rounding. The numbers in brackets are the largest relative difference of a loss or metric, and the
@@ -113,7 +113,8 @@ differ by 1e-4 in the first epoch and by 1e-2 later, and weights by 2e-2. *Round
 difference, at most ten times the largest one between Keras and three runs of Keras whose initial
 weights are perturbed by rounding. *Refused* quotes tfdist's error message. *Check* is the longest
 time, in seconds, that a strategy took to find out whether the steps may be divided; 0 for steps of
-Keras's own parts. The last column is the commit of tfdist at which a program was run.
+Keras's own parts. The last column is the commit of tfdist at which a program was run; up to commit
+aefd060, the benchmark entered the strategy's scope itself, as `tfdist.run` does.
 
 {table}
 """
