@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.history import list_callbacks
@@ -36,7 +37,7 @@ def make_callbacks(
         chosen.append(keras.callbacks.ProgbarLogger())
     if history is not None and not any(c is history for c in chosen):
         chosen.append(history)
-    return keras.callbacks.CallbackList(
+    return CallbackList(
         chosen,
         model=model,
         verbose=verbose,

@@ -133,9 +133,13 @@ class SynchronousSteps(TrainingSteps):
             found = self._bind(self._train_loop, iterator, step_count)(iterator, step_count)
             self._count(num_steps)
         # One tensor after the other: a slice of a tensor costs more than a small step.
-        found = tf.nest.map_structure(np.asarray, found)
+        logs = {name: _to_list(value) for name, value in found.logs.items()}
+        vectors, rows = found.vector.numpy(), found.rows.numpy().tolist()
+        self._add_input_s(float(np.sum(found.waited_s)))
         return [
-            self._take(tf.nest.map_structure(lambda t, i=step: t[i], found))
+            Trained(
+                {name: values[step] for name, values in logs.items()}, vectors[step], rows[step]
+            )
             for step in range(num_steps)
         ]
 
@@ -241,8 +245,11 @@ class SynchronousSteps(TrainingSteps):
 
         return tf.nest.map_structure(unite, *(part for part, _ in elements))
 
+    def _add_input_s(self, seconds: float) -> None:
+        self.input_s = (self.input_s or 0.0) + seconds
+
     def _take(self, found: Found) -> Trained:
-        self.input_s = (self.input_s or 0.0) + float(found.waited_s)
+        self._add_input_s(float(found.waited_s))
         return Trained(to_numbers(found.logs), found.vector, float(found.rows))
 
 
@@ -274,6 +281,12 @@ def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:
 def _to_number(value: Any) -> Any:
     array = np.asarray(value)
     return array.item() if array.ndim == 0 else array
+
+
+def _to_list(values: Any) -> list[Any]:
+    """Returns a log of several steps as a number, or an array, for each."""
+    array = np.asarray(values)
+    return array.tolist() if array.ndim == 1 else list(array)
 
 
 def _list_variables(optimizer: Any) -> list[keras.Variable]:
