@@ -17,6 +17,7 @@ from tfdist.strategies.servers import make_placement
 from tfdist.training.aggregation import aggregate_state
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.divisible import is_known, predicts_by_known_layers
 from tfdist.training.guard import Guard, can_be_checked, check_draws, list_operations
 from tfdist.training.local import LocalSteps
@@ -176,7 +177,8 @@ class Engine:
                 or self._has_own_functions()
             )
             can_wait = self.workers.num_replicas == 1 and not must_be_built
-            build_model(self.model, adapter.batch_spec, can_wait=can_wait)
+            with explain_data_errors(adapter.batch_spec):
+                build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)

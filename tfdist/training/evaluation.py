@@ -1,7 +1,8 @@
 """Evaluates and predicts in one pass over the data, with Keras's callbacks."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -10,8 +11,11 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.history import list_callbacks
+
+T = TypeVar("T")
 
 
 def make_callbacks(
@@ -46,6 +50,18 @@ def make_callbacks(
     )
 
 
+def _explained(function: Callable[..., T]) -> Callable[..., T]:
+    """Makes a function of an engine and an adapter explain errors about the data."""
+
+    @functools.wraps(function)
+    def call(engine: Engine, adapter: DataAdapter, **options: Any) -> T:
+        with explain_data_errors(adapter.batch_spec):
+            return function(engine, adapter, **options)
+
+    return call
+
+
+@_explained
 def evaluate(
     engine: Engine,
     adapter: DataAdapter,
@@ -104,6 +120,7 @@ def evaluate(
     return logs
 
 
+@_explained
 def predict(
     engine: Engine,
     adapter: DataAdapter,

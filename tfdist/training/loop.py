@@ -15,6 +15,7 @@ from tfdist.training.agreement import agree, check_data
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
+from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.history import find_history, keep_epochs, read_history, write_history
 from tfdist.training.model_variables import keeping_values
@@ -75,7 +76,8 @@ class FitLoop:
     def run(self, *, verbose: int) -> None:
         """Trains to the end of the schedule, or until it is stopped."""
         try:
-            self._run(verbose=verbose)
+            with explain_data_errors(self._adapter.batch_spec):
+                self._run(verbose=verbose)
         except BaseException:
             if self._recovery:
                 self._recovery.finish_writing()
