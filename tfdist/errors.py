@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 _MAX_LISTED = 20
 
@@ -10,8 +11,13 @@ _MAX_LISTED = 20
 class TfdistError(ValueError):
     """Bad input. The message says in one line what failed, what was found and what to do.
 
-    Commands print it without a traceback and exit with status 2.
+    Commands print it without a traceback.
+
+    Attributes:
+      exit_status: the status with which commands exit.
     """
+
+    exit_status: ClassVar[int] = 2
 
 
 def make_unknown_name_error(
@@ -72,5 +78,7 @@ def shorten_error(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class TrainingError(RuntimeError):
-    """Training cannot continue. Commands print the one-line message and exit with status 1."""
+class TrainingError(TfdistError, RuntimeError):
+    """Training cannot continue."""
+
+    exit_status: ClassVar[int] = 1

@@ -49,7 +49,7 @@ def meet(hosts, *, timeout_s, alike):
         try:
             config = parse_hosts(hosts, f"worker:{index}")
             wait_for_peers(config, timeout_s=timeout_s, alike=alike[index])
-        except (TfdistError, TrainingError) as error:
+        except TfdistError as error:
             raised[index] = error
 
     threads = [threading.Thread(target=wait, args=(index,)) for index in alike]

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError
 
 
 def main(directory: str) -> int:
@@ -28,7 +28,7 @@ def main(directory: str) -> int:
             found: dict[str, Any] | None = measure_ceilings(configuration, options)
         else:
             found = measure(configuration, options)
-    except (TfdistError, TrainingError) as error:
+    except TfdistError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
     if found is not None:

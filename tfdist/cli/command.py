@@ -8,7 +8,7 @@ from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError
 from tfdist.options import CommandOptions
 from tfdist.stopping import EXIT_INTERRUPTED
 
@@ -52,9 +52,9 @@ def run_command(
         if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)
-    except (TfdistError, TrainingError, OSError) as error:
+    except (TfdistError, OSError) as error:
         text = name_flags(error, options_class, *others)
         print(f"tfdist: {' '.join(text.split())}", file=sys.stderr)
-        return EXIT_BAD_INPUT if isinstance(error, TfdistError) else EXIT_FAILED
+        return error.exit_status if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_command(list(sys.argv[1:] if argv is None else argv))
     except TfdistError as error:
         say(name_flags(error, LaunchOptions, TrainOptions))
-        return 2
+        return error.exit_status
     except KeyboardInterrupt as interrupt:
         return 128 + signal_number(interrupt)
 

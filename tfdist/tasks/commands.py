@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli.arguments import find_flag
-from tfdist.cli.command import EXIT_BAD_INPUT, run_command
+from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
@@ -148,7 +148,7 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
         command: Command = import_named("task", task.commands[name])
     except TfdistError as error:
         print(f"tfdist: {name_flags(error)}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return error.exit_status
     return run_command(
         f"tfdist.{name}",
         command.run,

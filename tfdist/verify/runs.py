@@ -11,7 +11,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfdist import assembly, cluster, devices
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TrainingError
 from tfdist.launch import run_local_cluster
 from tfdist.launch.logs import last_lines
 from tfdist.runs import processes
@@ -87,7 +87,7 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
                 found = _record(name, chosen, strategy, options, report)
             else:
                 found = _run_cluster(name, options, report)
-        except (TfdistError, TrainingError, ValueError, RuntimeError, tf.errors.OpError) as error:
+        except (ValueError, RuntimeError, tf.errors.OpError) as error:
             skip_reason = "not available" if traits.is_remote else ""
             yield Verdict(name, form, problem=" ".join(str(error).split()), skip_reason=skip_reason)
             continue

@@ -3,7 +3,7 @@
 import sys
 
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError
 
 
 def main(directory: str, name: str) -> int:
@@ -13,7 +13,7 @@ def main(directory: str, name: str) -> int:
 
     try:
         return run_worker(directory, name)
-    except (TfdistError, TrainingError) as error:
+    except TfdistError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
 

@@ -7,9 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from tfdist.cli.command import EXIT_BAD_INPUT, EXIT_FAILED
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError
 from tfdist.runs.batch_size.trials import EXIT_OUT_OF_MEMORY
 from tfdist.runs.options import TrainOptions
 
@@ -33,9 +32,9 @@ def main(directory: str) -> int:
         )
     except (tf.errors.ResourceExhaustedError, MemoryError):
         return EXIT_OUT_OF_MEMORY
-    except (TfdistError, TrainingError) as error:
+    except TfdistError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        return EXIT_BAD_INPUT if isinstance(error, TfdistError) else EXIT_FAILED
+        return error.exit_status
     (Path(directory) / "result.json").write_text(json.dumps(found))
     return 0
 
