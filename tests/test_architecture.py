@@ -100,7 +100,7 @@ TASK_WORDS = re.compile(
 )
 
 
-@pytest.mark.parametrize("package", ["training", "strategies", "data", "launch"])
+@pytest.mark.parametrize("package", ["training", "strategies", "cluster", "data", "launch"])
 def test_the_core_knows_no_task(package):
     for path in (ROOT / "tfdist" / package).rglob("*.py"):
         found = [line.strip() for line in path.read_text().splitlines() if TASK_WORDS.search(line)]

@@ -330,7 +330,7 @@ def test_a_reduction_server_cannot_run_the_trainer():
     cluster = VERTEX["cluster"] | {"workerpool2": ["r:2222"]}
     task = {"type": "workerpool2", "index": 0}
     environ = {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": task})}
-    with pytest.raises(TfdistError, match="Run the Reduction Server's image"):
+    with pytest.raises(TfdistError, match="Run the Reduction Server's container"):
         resolve_cluster(environ=environ, has_servers=False)
 
 

@@ -28,7 +28,11 @@ def _build_table():
 
 CASES = {
     "labels": (_build, (X, Y + 5), "Cannot use the label .: the model has 3 outputs"),
-    "shape": (_build, (X[:, :4], Y), "the layer 'last' expected axis -1 of input shape to have value 6"),
+    "shape": (
+        _build,
+        (X[:, :4], Y),
+        "the layer 'last' expected axis -1 of input shape to have value 6",
+    ),
     "indices": (
         _build_table,
         (np.full((32, 6), 37), Y),

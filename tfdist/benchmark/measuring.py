@@ -30,10 +30,8 @@ def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str
     """
     train_options = _make_train_options(configuration, options)
     config = None
-    if configuration.workers > 1:
-        config = processes.join_cluster(train_options)
     if configuration.kind == "trainer":
-        assembly.configure_process(train_options)
+        train_options, config = processes.start_process(train_options)
     else:  # a baseline runs without what tfdist configures
         devices.configure_precision(configuration.precision)
     if config and not config.is_chief and STRATEGIES[configuration.strategy].traits.has_servers:

@@ -50,7 +50,7 @@ def without_reduction_servers(config: ClusterConfig) -> ClusterConfig:
     if config.role == "ps":
         raise TfdistError(
             f"{config.source}: this process is in Vertex AI's pool 2, and the strategy has no "
-            "parameter servers. Run the Reduction Server's image in that pool, or leave it out."
+            "parameter servers. Run the Reduction Server's container in that pool, or leave it out."
         )
     tasks = {role: hosts for role, hosts in config.tasks.items() if role != "ps"}
     return dataclasses.replace(config, tasks=tasks)

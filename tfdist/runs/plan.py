@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from tfdist import assembly
 from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
 from tfdist.runs import processes
@@ -41,11 +40,8 @@ def make_plan(options: TrainOptions) -> Plan:
       TfdistError: the options do not suit one another, the machine or the cluster.
     """
     options.check()
-    options = assembly.resolve_options(options)
     run = find_run_directory(options.run.run_dir)
-    cluster = processes.join_cluster(options)
-    assembly.configure_process(options)
-    options = processes.resolve_strategy(options, cluster)
+    options, cluster = processes.start_process(options)
     options = recall_batch_size(options, run)
     traits = options.strategy.select().traits
     return Plan(options, run, cluster, traits, options.task.select())

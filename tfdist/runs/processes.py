@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tfdist import cluster
+from tfdist import assembly, cluster
+from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.strategies.registry import (
     AUTO,
@@ -17,6 +18,23 @@ from tfdist.strategies.registry import (
     find_strategy,
     validate_cluster,
 )
+
+
+def start_process(options: TrainOptions) -> tuple[TrainOptions, cluster.ClusterConfig | None]:
+    """Joins the cluster, configures this process and resolves what the options leave open.
+
+    Every process that trains with the options of `tfdist.train` begins with it.
+
+    Returns:
+      (options, the cluster that this process belongs to or None).
+
+    Raises:
+      TfdistError: the options do not suit one another, the machine or the cluster.
+    """
+    options = assembly.resolve_options(options)
+    config = join_cluster(options)
+    assembly.configure_process(options)
+    return resolve_strategy(options, config), config
 
 
 class HasStrategy(Protocol):

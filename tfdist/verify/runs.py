@@ -122,10 +122,8 @@ def run_worker(directory: str, name: str) -> int:
     """Runs one process of a cluster that `run_strategies` started; returns the exit status."""
     content = json.loads((Path(directory) / "options.json").read_text())
     options = VerifyOptions.from_dict(content)
-    train_options = make_train_options(options, strategy=name)
-    config = processes.join_cluster(train_options)
+    _, config = processes.start_process(make_train_options(options, strategy=name))
     assert config is not None
-    assembly.configure_process(train_options)
     kind = find_strategy(name)
     if kind.traits.has_servers and not config.is_chief:
         return run_server(config)

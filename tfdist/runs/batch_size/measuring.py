@@ -34,7 +34,7 @@ def measure(
       tf.errors.ResourceExhaustedError, MemoryError: the batch does not fit.
       TfdistError: training would refuse the options.
     """
-    assembly.configure_process(options)
+    options, _ = processes.start_process(options)
     strategy = processes.build_strategy(options)
     gpu_limit = _find_gpu_limit(strategy)
     task = options.task.select()
