@@ -160,7 +160,9 @@ def measure(directory: str) -> int:
     found = {
         "step_s": 1 / clock.measure_rate(WARMUP_STEPS, steps),
         "gradients_s": trainer.engine.measure_all_reduce(),
-        "moments_s": _measure_small_sums(trainer) if trainer.workers.num_replicas > 1 else None,
+        "moments_s": _measure_small_sums(trainer)
+        if trainer.engine.workers.num_replicas > 1
+        else None,
     }
     if config:
         is_first = config.is_chief

@@ -61,7 +61,7 @@ def test_takes_a_strategy_by_its_name_its_options_or_itself():
 
     options = strategies.Mirrored(devices=["CPU:0", "CPU:1"])
     for given, replicas in (("one_device", 1), (options, 2), (options.build(), 2)):
-        assert tfdist.Trainer(build, strategy=given).workers.num_replicas == replicas
+        assert tfdist.Trainer(build, strategy=given).engine.workers.num_replicas == replicas
     with pytest.raises(TfdistError, match="`strategy` is a list. Give a name"):
         tfdist.Trainer(build, strategy=["CPU:0"])
 

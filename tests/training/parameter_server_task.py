@@ -221,7 +221,7 @@ def run_exactness(strategy):
         lambda: zoo.EXAMPLES["unet"].build(keras.optimizers.Adam()), strategy=strategy
     )
     x, y = zoo.EXAMPLES["unet"].data
-    trainer.prepare(x, y)
+    trainer.engine.prepare(x, y)
     results["bytes"] = list_bytes(trainer)
     results["dataset"] = train_on_a_dataset(strategy)
     results["still"] = [

@@ -39,7 +39,7 @@ def test_skips_a_step_that_overflows_on_one_replica(float16, strategy_name):
     x[14], x[15], y[14:16] = 1000.0, -1000.0, 0
     strategy = zoo.STRATEGIES[strategy_name]()
     trainer = zoo.make_trainer(lambda: zoo.build_linear(SGD()), strategy=strategy)
-    trainer.prepare(x, y, global_batch_size=16)
+    trainer.engine.prepare(x, y, global_batch_size=16)
     before = _read(trainer)
     trainer.fit(x, y, global_batch_size=16, shuffle=False, max_steps=2, verbose=0)
     assert trainer.step == 2

@@ -234,6 +234,6 @@ def test_refuses_what_cannot_be_computed_again(message):
     data = zoo.EXAMPLES["transformer" if "masks" in message else "dense"].data
     trainer = zoo.make_trainer(build, rematerialize=True)
     with pytest.raises(TfdistError, match=message) as caught:
-        trainer.prepare(*data, global_batch_size=8)
+        trainer.engine.prepare(*data, global_batch_size=8)
     assert "`rematerialize`" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -74,7 +74,7 @@ class TrainingRun:
         )
         if initial is not None and self._trainer.is_chief and not options.run.quiet:
             print(initial.describe())
-        self._trainer.prepare(self._data.train, global_batch_size=training.global_batch_size)
+        self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
         # The chief of parameter servers cannot measure the workers' devices.
         self._utilization = (
@@ -95,7 +95,7 @@ class TrainingRun:
                         grows=options.list_growing(),
                     )
                 )
-            trainer.workers.wait_for_all()
+            trainer.engine.workers.wait_for_all()
             signals = held.enter_context(
                 StopSignals(trainer.request_stop, grace_period_s=options.run.grace_period_s)
             )
@@ -180,7 +180,7 @@ class TrainingRun:
             run.write_summary(summary)
         elif not self._options.run.quiet:
             print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
-        trainer.workers.wait_for_all()
+        trainer.engine.workers.wait_for_all()
         if trainer.is_chief and not self._options.run.quiet:
             files = ", ".join([*self._task.pictures, "model.keras", "summary.json"])
             print(
@@ -197,7 +197,10 @@ class TrainingRun:
         trainer, task, training = self._trainer, self._task, self._options.training
         final_hash, of_strategy = hash_weights(trainer.model), trainer.engine.summarize()
         history = trainer.history.history
-        best_step = trainer.restore_best_checkpoint()
+        recovery, state = trainer.recovery, trainer.engine.list_state()
+        best_step = (
+            recovery.restore_best(state, optimizer=trainer.model.optimizer) if recovery else None
+        )
         metrics = task.evaluate(trainer, self._data, global_batch_size=training.global_batch_size)
         with tempfile.TemporaryDirectory() as directory:
             # Saving may need all workers, which do not know whether the chief already has a model.
@@ -206,11 +209,11 @@ class TrainingRun:
         if trainer.is_chief and not is_kept:
             self._run.copy_model()
         task.write_pictures(self._run, trainer, self._data, history)
-        peaks = trainer.workers.measure_peak_memory()
+        peaks = trainer.engine.workers.measure_peak_memory()
         return {
             "task": self._options.task.task,
             "strategy": self._options.strategy.strategy,
-            "replicas": trainer.workers.num_replicas,
+            "replicas": trainer.engine.workers.num_replicas,
             "global_batch_size": training.global_batch_size,
             "steps": trainer.step,
             "epochs": len(trainer.history.epoch),
@@ -251,7 +254,7 @@ class TrainingRun:
         return round(seconds * examples_per_second / size, 4)
 
     def _describe_start(self) -> str:
-        strategy, workers = self._trainer.strategy, self._trainer.workers
+        strategy, workers = self._trainer.strategy, self._trainer.engine.workers
         # The class has another name than TensorFlow's documentation uses.
         name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
         kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})

@@ -22,7 +22,7 @@ class Utilization(keras.callbacks.Callback):
     def __init__(self, trainer: Trainer, global_batch_size: int):
         super().__init__()
         self._trainer = trainer
-        self._batch_size = -(-global_batch_size // trainer.workers.num_replicas)
+        self._batch_size = -(-global_batch_size // trainer.engine.workers.num_replicas)
         self._peak = 0.0
         self._is_measured = False
 
@@ -50,7 +50,11 @@ class Utilization(keras.callbacks.Callback):
             self._measure()
         # The virtual devices of a CPU share its cores.
         is_cpu = all(":CPU:" in name for name in self._trainer.strategy.extended.worker_devices)
-        devices = self._trainer.workers.count if is_cpu else self._trainer.workers.num_replicas
+        devices = (
+            self._trainer.engine.workers.count
+            if is_cpu
+            else self._trainer.engine.workers.num_replicas
+        )
         share = flops / (devices * self._peak) if self._peak else 0.0
         return {"flops_per_second": round(flops), "mfu": round(share, 4)}
 

@@ -132,8 +132,9 @@ class MarkBest(keras.callbacks.Callback):
         # Checkpoints hold the history, so the best value from before a restart is known.
         seen = [self._sign * x for x in self._trainer.history.history.get(self._monitor, [])]
         value = self._sign * (logs or {}).get(self._monitor, math.nan)
-        if value >= max(seen, default=-math.inf):
-            self._trainer.mark_best_checkpoint()
+        recovery = self._trainer.recovery
+        if value >= max(seen, default=-math.inf) and recovery is not None:
+            recovery.mark_best()
 
 
 class TensorBoardLog(keras.callbacks.Callback):

@@ -20,6 +20,7 @@ from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.divisible import is_known, predicts_by_known_layers
 from tfdist.training.guard import Guard, can_be_checked, check_draws, list_operations
+from tfdist.training.inputs import make_data_adapter
 from tfdist.training.local import LocalSteps
 from tfdist.training.model_variables import (
     aggregate_variables,
@@ -150,6 +151,24 @@ class Engine:
     def check_program(self) -> None:
         """Checks that the strategy can train the compiled model as one device does."""
         check_program(self.options, self.model, self._strategy, num_workers=self.workers.count)
+
+    def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
+        """Checks that the data fit the model and the strategy, and creates all variables.
+
+        `fit` and `evaluate` do so themselves; a command calls this before it writes anything.
+
+        Args:
+          x, y, global_batch_size: as in `Trainer.fit`.
+        """
+        self.build(
+            make_data_adapter(
+                x,
+                y,
+                global_batch_size=global_batch_size,
+                num_replicas=self.workers.num_replicas,
+                micro_batches=self.options.micro_batches,
+            )
+        )
 
     def build(self, adapter: DataAdapter) -> Any:
         """Creates the missing variables, and returns the compiled steps."""

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.training.durable_files import sync_to_disk
-from tfdist.training.workers import Workers
+from tfdist.training.engine import Engine
 
 
 class ModelFiles:
@@ -16,17 +16,17 @@ class ModelFiles:
 
     Attributes:
       model, strategy: the model, and the strategy that trains it.
-      workers: the processes that train together.
+      engine: what computes its steps.
     """
 
     model: keras.Model
     strategy: tf.distribute.Strategy
-    workers: Workers
+    engine: Engine
 
     @property
     def is_chief(self) -> bool:
         """Whether this process writes files, which a single process always does."""
-        return self.workers.is_chief
+        return self.engine.workers.is_chief
 
     def save_weights(self, path: str) -> None:
         """Saves the weights as Keras does. All workers must call this; the chief's file remains."""

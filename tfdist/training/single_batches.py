@@ -77,7 +77,7 @@ class SingleBatches(ModelFiles):
             x,
             y,
             sample_weight,
-            num_replicas=self.workers.num_replicas,
+            num_replicas=self.engine.workers.num_replicas,
             **{"seed": self._seed, **options},
         )
 

@@ -65,9 +65,9 @@ class Trainer(SingleBatches):
       model, strategy: the model, and the strategy that trains it.
       history: the `keras.callbacks.History` of the newest `fit`, even if it was continued; each
         `fit` has its own.
-      workers: the processes that train together.
       progress: the progress of training.
-      engine: the model's compiled steps, and measurements of them.
+      engine: the model's compiled steps, and the processes that train together.
+      recovery: writes and restores checkpoints; None without a `checkpoint_dir`.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Trainer(SingleBatches):
         step_options: StepOptions | None = None,
     ):
         self.strategy = to_strategy(strategy, of_model=build_model)
-        self.workers = Workers(self.strategy)
+        workers = Workers(self.strategy)
         self.progress = Progress()
         self.history = keras.callbacks.History()
         self._step_options = step_options or StepOptions()
         self.engine = Engine(
             build_model,
             strategy=self.strategy,
-            workers=self.workers,
+            workers=workers,
             options=self._step_options,
         )
         self.model = self.engine.model
@@ -96,8 +96,8 @@ class Trainer(SingleBatches):
         self._num_fits = 0
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
-        self._recovery = (
-            Recovery(checkpoint_dir, keep=keep_checkpoints, workers=self.workers)
+        self.recovery = (
+            Recovery(checkpoint_dir, keep=keep_checkpoints, workers=workers)
             if checkpoint_dir
             else None
         )
@@ -167,7 +167,7 @@ class Trainer(SingleBatches):
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        if self._recovery is not None or self.workers.count > 1:
+        if self.recovery is not None or self.engine.workers.count > 1:
             check_order(x)
         adapter = self._make_adapter(
             x,
@@ -300,7 +300,7 @@ class Trainer(SingleBatches):
             steps=steps or adapter.num_steps,
         )
         batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
-        batches = [keras.tree.map_structure(self.workers.gather, batch) for batch in batches]
+        batches = [keras.tree.map_structure(self.engine.workers.gather, batch) for batch in batches]
         return keras.tree.map_structure(evaluation.concatenate, *batches)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -308,22 +308,6 @@ class Trainer(SingleBatches):
         with self.engine.scope():
             self.model.compile(*args, **kwargs)
         self.engine.check_program()
-
-    def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
-        """Checks that the data fit the model and the strategy, and creates all variables.
-
-        `fit` and `evaluate` do so themselves; a command calls this before it writes anything.
-
-        Args:
-          x, y, global_batch_size: as in `fit`.
-        """
-        adapter = self._make_adapter(
-            x,
-            y,
-            global_batch_size=global_batch_size,
-            micro_batches=self._step_options.micro_batches,
-        )
-        self.engine.build(adapter)
 
     def request_stop(self) -> None:
         """Makes `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
@@ -337,25 +321,12 @@ class Trainer(SingleBatches):
         """The number of updates made."""
         return self.progress.steps_before + self.progress.step
 
-    def mark_best_checkpoint(self) -> None:
-        """Marks the next checkpoint, that of this epoch, to be kept until another is marked."""
-        if self._recovery is not None:
-            self._recovery.mark_best()
-
-    def restore_best_checkpoint(self) -> int | None:
-        """Restores the marked checkpoint and returns its step; None if there is none."""
-        return (
-            self._recovery.restore_best(self.engine.list_state(), optimizer=self.model.optimizer)
-            if self._recovery
-            else None
-        )
-
     def _prepare_adapter(
         self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None
     ) -> tuple[DataAdapter, dict[str, Any]]:
         """Returns the data adapter for `fit`, and the fingerprint of its data where it is kept."""
-        is_kept = self._recovery is not None or self.workers.count > 1
-        data = agree_on_data(self.workers, adapter) if is_kept else {}
+        is_kept = self.recovery is not None or self.engine.workers.count > 1
+        data = agree_on_data(self.engine.workers, adapter) if is_kept else {}
         # Workers that train independently sync at an epoch's end, so its length must be known.
         is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
         if is_asked and adapter.num_steps is None and adapter.count_steps:
@@ -374,8 +345,10 @@ class Trainer(SingleBatches):
 
     def _make_recovery(self) -> Recovery | None:
         """Returns the recovery for this call of `fit`."""
-        if self._recovery is None or self._num_fits == 0:
-            return self._recovery
+        if self.recovery is None or self._num_fits == 0:
+            return self.recovery
         directory = f"{self._checkpoint_dir}/fit-{self._num_fits + 1}"
-        self._recovery = Recovery(directory, keep=self._keep_checkpoints, workers=self.workers)
-        return self._recovery
+        self.recovery = Recovery(
+            directory, keep=self._keep_checkpoints, workers=self.engine.workers
+        )
+        return self.recovery

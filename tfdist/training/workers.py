@@ -173,7 +173,7 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(trainer, *args, **kwargs)
         except _LOST_PEER as error:
-            if trainer.workers.count == 1:
+            if trainer.engine.workers.count == 1:
                 raise
             raise TrainingError(
                 f"Lost {_find_peer(error.message)} after step {trainer.step}. Start all workers "

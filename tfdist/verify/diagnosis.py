@@ -95,7 +95,7 @@ class _Forward:
         )
         problem.reset_process()
         trainer = Trainer(problem.build_model, strategy=strategy, seed=problem.seed)
-        trainer.prepare(*problem.train[:2], global_batch_size=problem.global_batch_size)
+        trainer.engine.prepare(*problem.train[:2], global_batch_size=problem.global_batch_size)
         self.model = trainer.model
         self._strategy = strategy
         self._layers: list[Any] = []

@@ -45,7 +45,9 @@ def write_samples(
     examples = [source.load(tf.constant(index, tf.int64)) for index in range(count)]
     images = np.stack([image.numpy() for image, _ in examples])
     truths = np.stack([mask.numpy() for _, mask in examples]).reshape(images.shape[:3])
-    logits = trainer.predict(images, global_batch_size=max(count, trainer.workers.num_replicas))
+    logits = trainer.predict(
+        images, global_batch_size=max(count, trainer.engine.workers.num_replicas)
+    )
     if not trainer.is_chief:
         return None
     png = make_comparison(
