@@ -123,7 +123,9 @@ def _train_with(layer, loss="mse", **options):
         return model
 
     trainer = zoo.make_trainer(build, jit_compile=True)
-    return getattr(trainer, options.pop("method", "fit"))(np.ones((8, 4)), np.ones((8, 1)))
+    method = options.pop("method", "fit")
+    owner = trainer.engine if method == "prepare" else trainer
+    return getattr(owner, method)(np.ones((8, 4)), np.ones((8, 1)))
 
 
 @pytest.mark.parametrize("method", ["prepare", "fit"])
