@@ -1,43 +1,18 @@
-"""Named stages: a model as a sequence of parts that can be placed, run or recomputed one by one.
+"""Named stages: a model as a sequence of parts, each of which can be built in a scope of its own.
 
 A layer belongs to the stage whose name, followed by "_", starts the layer's name, as in
 `encoder_0_conv_1`.
 """
 
 import contextlib
-import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import keras
 
 StageScope = Callable[[str], AbstractContextManager]
 """Returns, for a stage's name, the context to build the stage in, such as a `tf.device`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A part of a model, which shares its layers and thus its weights with the model.
-
-    Attributes:
-      name: such as `encoder_0`.
-      model: a `keras.Model` that maps the tensors `inputs` to the tensors `outputs`.
-      inputs: the names of the input tensors: "image", or outputs of earlier stages.
-      outputs: the names of the output tensors, which are the names of their layers.
-    """
-
-    name: str
-    model: keras.Model
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    def __call__(self, tensors: Mapping[str, Any], *, training: bool = False) -> dict[str, Any]:
-        """Returns the stage's outputs by name, given at least its inputs by name."""
-        inputs = [tensors[name] for name in self.inputs]
-        outputs = self.model(inputs, training=training)
-        return dict(zip(self.outputs, _flat(outputs), strict=True))
 
 
 def any_device(stage: str) -> AbstractContextManager:
@@ -77,50 +52,6 @@ def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
             )
         stages[stage].append(layer)
     return {name: found for name, found in stages.items() if found}
-
-
-def split_stages(model: keras.Model) -> tuple[Stage, ...]:
-    """Returns the stages of a model of this package as separate models.
-
-    Running them in order, each on its named inputs, is the same as running the model:
-
-        tensors = {"image": images}
-        for stage in split_stages(model):
-            tensors |= stage(tensors, training=True)
-
-    Raises:
-      ValueError: a layer belongs to no stage, or to a stage whose number is too high.
-    """
-    stages = stage_layers(model)
-    stage_of = {layer.name: name for name, layers in stages.items() for layer in layers}
-    tensors = {model.inputs[0]._keras_history.operation.name: model.inputs[0]}
-    tensors |= {name: model.get_layer(name).output for name in stage_of}
-    last = model.outputs[0]._keras_history.operation.name
-
-    takes: dict[str, list[str]] = {name: [] for name in stages}
-    gives: dict[str, list[str]] = {name: [] for name in stages}
-    for layer in (layer for layers in stages.values() for layer in layers):
-        stage = stage_of[layer.name]
-        for tensor in _flat(layer.input):
-            source = tensor._keras_history.operation.name
-            if stage_of.get(source) == stage:
-                continue
-            if source not in takes[stage]:
-                takes[stage].append(source)
-            if source in stage_of and source not in gives[stage_of[source]]:
-                gives[stage_of[source]].append(source)
-    gives[stage_of[last]].append(last)
-    return tuple(
-        Stage(
-            name,
-            keras.Model(
-                [tensors[t] for t in takes[name]], [tensors[t] for t in gives[name]], name=name
-            ),
-            tuple(takes[name]),
-            tuple(gives[name]),
-        )
-        for name in stages
-    )
 
 
 def layer_seed(seed: int, name: str) -> int:
@@ -185,7 +116,3 @@ def _stage_of(layer: keras.Layer) -> str:
         f"Cannot split the model into stages: layer {layer.name!r} belongs to none. Start its name "
         "with a stage's, such as encoder_0_, bottleneck_, decoder_0_ or head_."
     )
-
-
-def _flat(tensors):
-    return tensors if isinstance(tensors, (list, tuple)) else [tensors]

@@ -12,9 +12,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "errors", "internals"},
+    {"_lazy", "errors", "internals", "replacing"},
     {"options", "imports", "cli.arguments"},
     {"training.options", "training.optimizers", "training.step_options"},
+    {"placement.options"},
     {"cluster", "devices", "memory", "models"},
     {"stopping"},
     {"cli"},
@@ -22,6 +23,7 @@ LAYERS = [
     {"launch"},
     {"data"},
     {"curves"},
+    {"placement"},
     {"training"},
     {"tasks"},
     {"runs.options", "run.options"},

@@ -122,8 +122,8 @@ def list_devices() -> tuple[str, ...]:
     for kind in ACCELERATORS:
         devices = tf.config.list_logical_devices(kind)
         if devices:
-            return tuple(_shorten(device.name) for device in devices)
-    return tuple(_shorten(device.name) for device in tf.config.list_logical_devices("CPU"))
+            return tuple(shorten(device.name) for device in devices)
+    return tuple(shorten(device.name) for device in tf.config.list_logical_devices("CPU"))
 
 
 def resolve_devices(
@@ -141,8 +141,8 @@ def resolve_devices(
     """
     if not names:
         return list_devices()
-    resolved = tuple(_shorten(name) for name in names)
-    there = tuple(_shorten(device.name) for device in tf.config.list_logical_devices())
+    resolved = tuple(shorten(name) for name in names)
+    there = tuple(shorten(device.name) for device in tf.config.list_logical_devices())
     for device, given in zip(resolved, names, strict=True):
         kind, _, index = device.partition(":")
         if not kind.isalpha() or not index.isdigit():
@@ -177,7 +177,7 @@ def measure_peak_memory() -> int:
 
 def measure_peak_memory_per_device() -> dict[str, int]:
     """Returns device -> peak memory in bytes: of each GPU, or else of the process (`CPU`)."""
-    gpus = [_shorten(gpu.name) for gpu in tf.config.list_logical_devices("GPU")]
+    gpus = [shorten(gpu.name) for gpu in tf.config.list_logical_devices("GPU")]
     peaks = {gpu: tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus}
     return peaks or {"CPU": memory.measure_peak_memory()}
 
@@ -230,7 +230,7 @@ def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
     return size.value
 
 
-def _shorten(name: str) -> str:
+def shorten(name: str) -> str:
     """Returns `GPU:0` for `/job:localhost/replica:0/task:0/device:GPU:0` and for `gpu:0`."""
     return name.rpartition("device:")[2].lstrip("/").upper()
 

@@ -11,6 +11,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models.functional import Functional
+from keras.src.models.functional import operation_fn as bind_call_context
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator as keras_random
@@ -42,6 +43,7 @@ __all__ = [
     "array_data_adapter",
     "array_slicing",
     "backend",
+    "bind_call_context",
     "compute_output_spec",
     "custom_gradient",
     "data_adapters",

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist.models.unet
-from tfdist.models import MODELS, make_model
+from tfdist.models import make_model
 from tfdist.models.layers import NORMS
-from tfdist.models.stages import layer_seed, split_stages, stage_layers, stage_names
+from tfdist.models.stages import layer_seed, stage_layers, stage_names
 from tfdist.models.unet import unet
 
 SMALL = {"image_size": (16, 16), "num_classes": 3, "base_filters": 4, "depth": 2}
@@ -192,22 +192,6 @@ def test_stages_hold_every_layer_once():
         assert all(layer.name.startswith(f"{name}_") for layer in held)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_stages_in_order_are_the_model(name):
-    model = make_model(
-        name, image_size=(32, 32), num_classes=3, base_filters=4, depth=2, norm="batch"
-    )
-    images = make_images((2, 32, 32, 3))
-    tensors = {"image": images}
-    stages = split_stages(model)
-    for stage in stages:
-        tensors |= stage(tensors)
-    assert tuple(stage.name for stage in stages) == stage_names(2)
-    np.testing.assert_allclose(tensors["head_logits"], model(images), atol=1e-6)
-    weights = [w for stage in stages for w in stage.model.weights]
-    assert sorted(map(id, weights)) == sorted(map(id, model.weights))
-
-
 def test_stages_are_built_in_their_scopes():
     entered = []
 
@@ -229,7 +213,7 @@ def test_layer_outside_all_stages_is_refused():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, keras.layers.Dense(2, name="dense")(inputs))
     with pytest.raises(ValueError, match=r"layer 'dense' belongs to none\. Start its name"):
-        split_stages(model)
+        stage_layers(model)
 
 
 def test_saved_model_loads_the_same(path_with_spaces):

@@ -83,7 +83,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    with strategy.scope(), Routing(strategy, options.step).open():
+    with strategy.scope(), Routing(strategy, options.step, options.placement.select()).open():
         runpy.run_path(script, run_name="__main__")
     return 0
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tfdist.options import CommandOptions, OptionGroup, option
+from tfdist.placement.options import PlacementOptions
 from tfdist.strategies.options import StrategyOptions, make_strategy_options
 from tfdist.training.step_options import StepOptions
 
@@ -25,7 +26,7 @@ class ProcessOptions(OptionGroup):
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 
 
-_STRATEGY, _STEP = make_strategy_options(), StepOptions()
+_STRATEGY, _PLACEMENT, _STEP = make_strategy_options(), PlacementOptions(), StepOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,12 @@ class ScriptOptions(CommandOptions):
     """The options of `python -m tfdist.run`, which precede the script.
 
     Attributes:
-      strategy, step, run: the groups of options.
+      strategy, placement, step, run: the groups of options.
     """
 
     rest: ClassVar[str] = " script.py [ARGUMENT ...]"
 
     strategy: StrategyOptions = _STRATEGY
+    placement: PlacementOptions = _PLACEMENT
     step: StepOptions = _STEP
     run: ProcessOptions = ProcessOptions()

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.training.replacing import replaced
+from tfdist.placement.options import Placement
+from tfdist.replacing import replaced
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
 from tfdist.training.workers import Workers
@@ -33,11 +34,18 @@ class Routing:
     Args:
       strategy: the strategy in whose scope the script runs.
       step_options: the step options of every trainer.
+      placement: how each model is divided over the devices of a replica, if at all.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step_options: StepOptions):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        step_options: StepOptions,
+        placement: Placement | None = None,
+    ):
         self._workers = Workers(strategy)
         self._step_options = step_options
+        self._placement = placement
         self._trainers: weakref.WeakKeyDictionary[keras.Model, Trainer] = (
             weakref.WeakKeyDictionary()
         )
@@ -64,7 +72,9 @@ class Routing:
     def find_trainer(self, model: keras.Model) -> Trainer:
         """Returns the trainer of a model."""
         if model not in self._trainers:
-            self._trainers[model] = Trainer(model, step_options=self._step_options)
+            self._trainers[model] = Trainer(
+                model, step_options=self._step_options, placement=self._placement
+            )
         return self._trainers[model]
 
     def _route(

@@ -11,6 +11,9 @@ from tfdist import assembly
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError
+from tfdist.placement.costs import count_bytes, estimate_costs
+from tfdist.placement.graph import find_functional, make_graph
+from tfdist.placement.stages import balance_memory, count_kept, cut
 from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import count_steps, make_plan
@@ -20,7 +23,6 @@ from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.inputs import check_global_batch
 from tfdist.training.model_variables import build_outputs
 from tfdist.training.options import AUTO_BATCH_SIZE
-from tfdist.training.rematerialize import count_kept
 from tfdist.training.run_directory import find_run_directory
 from tfdist.training.step_checks import check_model
 
@@ -88,6 +90,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         x_spec,
         is_mirrored=plan.traits.copies_variables,
         num_replicas=sharing,
+        has_stages=step.rematerialize or options.placement.select() is not None,
     )
     memory = estimate_memory(
         model, math.ceil(rows / step.micro_batches), rematerialize=step.rematerialize
@@ -131,25 +134,21 @@ def estimate_memory(
     """
     model.optimizer.build(model.trainable_variables)
     state = sum(
-        _count_bytes(variable.shape, variable.dtype)
+        count_bytes(variable.shape, variable.dtype)
         for variable in [
             *model.weights,
             *model.trainable_variables,  # each has a gradient
             *model.optimizer.variables,
         ]
     )
-    try:
-        sizes = {
-            layer.name: sum(
-                _count_bytes(output.shape[1:], output.dtype)
-                for output in keras.tree.flatten(layer.output)
-            )
-            for layer in model.layers
-        }
-    except (AttributeError, TypeError, ValueError):  # a layer that was not called symbolically
+    if find_functional(model) is None:
         return MemoryEstimate(state=state, activations=None)
-    kept = count_kept(model, sizes) if rematerialize else sum(sizes.values())
-    return MemoryEstimate(state=state, activations=kept * num_rows)
+    graph = make_graph(model)
+    costs = estimate_costs(graph)
+    kept = sum(cost.activations for cost in costs)
+    if rematerialize:
+        kept = count_kept(cut(graph, balance_memory(graph, costs)), costs, graph)
+    return MemoryEstimate(state=state, activations=round(kept) * num_rows)
 
 
 def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
@@ -213,10 +212,6 @@ def _describe_run_directory(options: TrainOptions) -> str:
         return f"{run.path}, new"
     steps = CheckpointStore(run.checkpoints).list_steps()
     return f"{run.path}, continued after step {steps[-1] if steps else 0}"
-
-
-def _count_bytes(shape: tuple[int | None, ...], dtype: str) -> int:
-    return math.prod(n or 1 for n in shape) * tf.as_dtype(dtype).size
 
 
 def _count(number: int, what: str) -> str:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from tfdist.errors import TfdistError
 from tfdist.options import CommandOptions
+from tfdist.placement.options import PlacementOptions
 from tfdist.strategies.options import StrategyOptions, make_strategy_options
 from tfdist.tasks.registry import TaskOptions, make_task_options
 from tfdist.training.options import RunOptions, TrainingOptions
 from tfdist.training.step_options import StepOptions
 
 _ANY_STRATEGY, _ANY_TASK = make_strategy_options(), make_task_options()
+_PLACEMENT = PlacementOptions()
 _TRAINING, _STEP, _RUN = TrainingOptions(), StepOptions(), RunOptions()
 
 
@@ -19,10 +21,11 @@ class TrainOptions(CommandOptions):
     """All options of `python -m tfdist.train`.
 
     Attributes:
-      strategy, task, training, step, run: the groups.
+      strategy, placement, task, training, step, run: the groups.
     """
 
     strategy: StrategyOptions = _ANY_STRATEGY
+    placement: PlacementOptions = _PLACEMENT
     task: TaskOptions = _ANY_TASK
     training: TrainingOptions = _TRAINING
     step: StepOptions = _STEP

@@ -8,7 +8,11 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import assembly, cluster
+from tfdist.devices import list_devices
+from tfdist.errors import TfdistError
+from tfdist.placement.options import NONE, PlacementOptions
 from tfdist.runs.options import TrainOptions
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.options import StrategyOptions
 from tfdist.strategies.registry import (
     AUTO,
@@ -43,6 +47,10 @@ class HasStrategy(Protocol):
     @property
     def strategy(self) -> StrategyOptions:
         """The strategy's options."""
+
+    @property
+    def placement(self) -> PlacementOptions:
+        """How the model of a replica is divided."""
 
     def select_alike(self) -> dict[str, Any]:
         """See `CommandOptions`."""
@@ -86,9 +94,38 @@ def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> 
 
 
 def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
-    """Returns the strategy that the options name."""
+    """Returns the strategy that the options name, over the devices that a placement leaves it."""
     alike = list_alike(options) if cluster.has_peers() else None
-    return build(options.strategy.select(), alike=alike)
+    return build(_spread(options.strategy.select(), options.placement), alike=alike)
+
+
+def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:
+    """Returns a strategy's options with as many replicas as a placement has groups of devices.
+
+    Raises:
+      TfdistError: the mesh does not fit the devices.
+    """
+    if placement.placement == NONE:
+        return chosen
+    replicas = max(1, placement.parse_mesh()["data"])
+    fields = {item.name for item in dataclasses.fields(chosen)}
+    if "replicas_per_worker" in fields:
+        return dataclasses.replace(chosen, replicas_per_worker=replicas)  # type: ignore[call-arg]
+    if chosen.traits.is_single and replicas > 1:
+        raise TfdistError(
+            f"`mesh=data:{replicas}` needs a strategy with several replicas, and "
+            f"`strategy={chosen.name}` has one. Use `strategy=mirrored`, or leave out data."
+        )
+    if chosen.traits.is_single or getattr(chosen, "devices", True):
+        return chosen
+    everything = list_devices()
+    if len(everything) % replicas:
+        raise TfdistError(
+            f"`mesh=data:{replicas}` does not divide {len(everything)} devices "
+            f"({', '.join(everything)}). Name the replicas' first devices in `devices`."
+        )
+    step = len(everything) // replicas
+    return dataclasses.replace(chosen, devices=everything[::step])  # type: ignore[call-arg]
 
 
 def list_alike(options: HasStrategy) -> dict[str, str]:

@@ -71,6 +71,7 @@ class TrainingRun:
             keep_checkpoints=options.run.keep_checkpoints,
             seed=training.seed,
             step_options=options.step,
+            placement=options.placement.select(),
         )
         if initial is not None and self._trainer.is_chief and not options.run.quiet:
             print(initial.describe())

@@ -159,6 +159,17 @@ def worker_timeout_option() -> Any:
     )
 
 
+def replicas_option() -> Any:
+    """Returns the field `replicas_per_worker` for a strategy of several workers."""
+    return option(
+        0,
+        "several workers: replicas of each worker; 0: one for each GPU that it sees, or its CPU",
+        result=False,
+        alike=True,
+        minimum=0,
+    )
+
+
 def collective_option() -> Any:
     """Returns the field `collective` for a strategy of several workers."""
     return option(

@@ -22,10 +22,11 @@ class LocalSgdStrategy(tf.distribute.MirroredStrategy):
         channel: tf.distribute.MultiWorkerMirroredStrategy,
         options: LocalSgd | None = None,
     ):
+        self.options = options or LocalSgd()
+        own = list_devices() if tf.config.list_physical_devices("GPU") else ("CPU:0",)
         # TensorFlow's own choice would number its collectives as the channel does.
         super().__init__(
-            devices=list(list_devices()) if tf.config.list_physical_devices("GPU") else ["CPU:0"],
+            devices=list(own[: self.options.replicas_per_worker or None]),
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.channel = channel
-        self.options = options or LocalSgd()

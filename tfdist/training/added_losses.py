@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.internals import TensorFlowTrainer
-from tfdist.training.replacing import replaced
+from tfdist.replacing import replaced
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.internals import AggregatingVariable, DistributedVariable
-from tfdist.training.replacing import replaced
+from tfdist.replacing import replaced
 from tfdist.training.replica_optimizers import list_optimizers
 
 Agree = Callable[[tf.Tensor], tf.Tensor]

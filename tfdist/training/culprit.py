@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import Operation, backend
+from tfdist.replacing import replaced
 from tfdist.training.compilation import describe_layer
 from tfdist.training.divisible import is_known_layer, is_of_batch, list_losses
 from tfdist.training.outcomes import differs
-from tfdist.training.replacing import replaced
 from tfdist.training.step_checks import overrides
 
 _TOLERANCE = 1e-3

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.data.dataset_options import set_options
 from tfdist.data.rows import split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
-from tfdist.training.replacing import replaced
+from tfdist.replacing import replaced
 
 SKIPPING = ", skipping the batches seen before: they are read again"
 _CREATE = "_create_device_dataset"

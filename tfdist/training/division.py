@@ -29,12 +29,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
+from tfdist.replacing import replaced
 from tfdist.training.added_losses import losses_by_thread
 from tfdist.training.global_norm import list_norm_replacements
 from tfdist.training.part import Part
 from tfdist.training.randomness import RowDraws, Rows
 from tfdist.training.reduction import SUM
-from tfdist.training.replacing import replaced
 
 
 class Division:

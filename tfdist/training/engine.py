@@ -12,6 +12,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.options import Placement
+from tfdist.placement.plan import Plan, make_plan
+from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
 from tfdist.strategies.servers import make_placement
 from tfdist.training.aggregation import aggregate_state
@@ -52,6 +55,7 @@ class Engine:
       strategy: the strategy under which the model is trained.
       workers: the processes that train together.
       options: how steps are computed.
+      placement: how the model of a replica is divided over devices; None if it is not.
 
     Attributes:
       model: the model.
@@ -69,10 +73,14 @@ class Engine:
         strategy: tf.distribute.Strategy,
         workers: Workers,
         options: StepOptions,
+        placement: Placement | None = None,
     ):
         self._strategy, self.workers, self.options = strategy, workers, options
+        self._placement = placement
         self._traits = find_traits(strategy)
-        check_strategy(options, strategy, num_workers=workers.count)
+        check_strategy(
+            options, strategy, num_workers=workers.count, is_placed=placement is not None
+        )
         self._create_variable = (
             make_placement(strategy) if self._traits.has_servers else aggregate_state
         )
@@ -97,6 +105,7 @@ class Engine:
         self._checked: set[str] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
+        self._plan: Plan | None = None
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -150,7 +159,13 @@ class Engine:
 
     def check_program(self) -> None:
         """Checks that the strategy can train the compiled model as one device does."""
-        check_program(self.options, self.model, self._strategy, num_workers=self.workers.count)
+        check_program(
+            self.options,
+            self.model,
+            self._strategy,
+            num_workers=self.workers.count,
+            has_stages=self._has_stages,
+        )
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
         """Checks that the data fit the model and the strategy, and creates all variables.
@@ -193,11 +208,15 @@ class Engine:
             must_be_built = (
                 self._traits.has_servers
                 or self.options.changes_gradient
+                or self._has_stages
                 or self._has_own_functions()
             )
             can_wait = self.workers.num_replicas == 1 and not must_be_built
             with explain_data_errors(adapter.batch_spec):
+                if all(layer.built for layer in self.model._flatten_layers()):
+                    self._divide_model()
                 build_model(self.model, adapter.batch_spec, can_wait=can_wait)
+        self._divide_model()
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
@@ -208,6 +227,7 @@ class Engine:
             x_spec,
             is_mirrored=is_mirrored,
             num_replicas=self.workers.num_replicas,
+            has_stages=self._has_stages,
         )
         self._steps = self._make_steps()
         self._checked.clear()
@@ -222,6 +242,7 @@ class Engine:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
             with self.scope():
                 build_outputs(self.model, x)
+        self._divide_model()
         if self._prediction is None:
             self._prediction = self._make_steps()
         return self._prediction
@@ -286,6 +307,21 @@ class Engine:
         own = optimizer.variables if optimizer is not None else []
         return [*self.model.variables, *own, *extra]
 
+    @property
+    def _has_stages(self) -> bool:
+        return self._placement is not None or self.options.rematerialize
+
+    def _divide_model(self) -> None:
+        """Divides the model into stages, and puts their variables where they run."""
+        if self._plan is not None or not self._has_stages:
+            return
+        self._plan = make_plan(
+            self.model, self._placement, self._strategy, recomputes=self.options.rematerialize
+        )
+        if self._plan is not None and self._plan.groups:
+            slots = [v for o in list_optimizers(self.model) if o.built for v in o.variables]
+            place_variables(self._plan.stages, self._strategy, self._plan.groups, slots=slots)
+
     def _has_own_functions(self) -> bool:
         return bool(overrides(self.model, *FUNCTION_METHODS))
 
@@ -306,5 +342,6 @@ class Engine:
             self.workers,
             self.options,
             create_variable=self._create_variable,
+            plan=self._plan,
             check_trace=self._check_trace,
         )

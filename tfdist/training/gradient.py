@@ -1,39 +1,37 @@
 """The gradient of one replica's loss: what Keras's `train_step` computes before the update."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.internals import backend
+from tfdist.placement.staged_call import StagedCall
 from tfdist.training.division import Division
-from tfdist.training.micro_batches import sum_over_micro_batches
-from tfdist.training.rematerialize import make_call
+from tfdist.training.micro_batches import (
+    add_slices,
+    check_enough,
+    sum_over_micro_batches,
+    take_micro_batch,
+)
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics
 from tfdist.training.replica_optimizers import scale_gradient
 from tfdist.training.step_options import StepOptions
 
 
-def compute_loss(
-    model: keras.Model, batch: Any, *, call: Callable[[Any], Any] | None = None
-) -> tuple[tf.Tensor, Any]:
+def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
     """Runs Keras's `train_step` up to and including the loss.
 
     Args:
       model: a compiled model.
       batch: `(x, y, sample_weight)`.
-      call: computes the outputs from `x` instead of the model.
 
     Returns:
       (loss, outputs).
     """
     x, y, sample_weight = batch
-    if call is not None:
-        y_pred = call(x)
-    else:
-        y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+    y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
     loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
     rows = tf.shape(keras.tree.flatten(x)[0])[0]
     model._loss_tracker.update_state(loss, sample_weight=rows)
@@ -50,6 +48,7 @@ class OwnStep:
       options: how the gradient is computed.
       division: divides the global batch over the replicas.
       metrics: the replicas' metrics.
+      staged: computes the model by stages, if it has any.
     """
 
     def __init__(
@@ -59,12 +58,13 @@ class OwnStep:
         *,
         division: Division,
         metrics: ReplicaMetrics,
+        staged: StagedCall | None = None,
     ):
         self._model = model
         self._options = options
         self._division = division
         self._metrics = metrics
-        self._call = make_call(model, division.draws) if options.rematerialize else None
+        self._staged = staged
 
     def train(self, data: Any) -> Logs:
         """Updates the model with a replica's examples; returns the logs."""
@@ -100,7 +100,7 @@ class OwnStep:
             self._division.draws.again({}),
             self._division.recording() as found,
         ):
-            compute_loss(self._model, batch, call=self._call)
+            compute_loss(self._model, batch)
         return self._division.reduce_normalizers(found)
 
     def _differentiate(self, batch: Any, known: Any) -> tuple[list[Any], dict[int, Any], Any]:
@@ -115,7 +115,7 @@ class OwnStep:
                 contextlib.nullcontext() if known is None else self._division.knowing(known),
                 tf.GradientTape() as tape,
             ):
-                loss, y_pred = compute_loss(self._model, batch, call=self._call)
+                loss, y_pred = compute_loss(self._model, batch)
                 scaled = model.optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
             for part, variable in zip(gradients, variables, strict=True):
@@ -149,10 +149,79 @@ class OwnStep:
             weighted = [scale_gradient(gradient, count) for gradient in gradients]
             return weighted, [*counts.values(), *more.values()]
 
-        gradients, counts = sum_over_micro_batches(
-            compute, batch, micro_batches=self._options.micro_batches
-        )
+        if self._staged is not None and self._staged.is_pipelined:
+            gradients, counts = self._pipeline(batch, known, keys)
+        else:
+            gradients, counts = sum_over_micro_batches(
+                compute, batch, micro_batches=self._options.micro_batches
+            )
         part = self._division.part
         assert part is not None
         inverse = 1 / tf.cast(part.rows, tf.float64)
         return [scale_gradient(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
+
+    def _pipeline(
+        self, batch: Any, known: Any, keys: list[int]
+    ) -> tuple[list[Any], list[tf.Tensor]]:
+        """Returns the sums over the micro-batches, computed by several devices at the same time.
+
+        On each device, the forward passes of all micro-batches run first, and then their backward
+        passes from the last one to the first.
+
+        Args:
+          batch: a replica's batch.
+          known: the normalizers of the global batch.
+          keys: is set to the keys of the counts that are returned.
+        """
+        staged = self._staged
+        assert staged is not None
+        model, count = self._model, self._options.micro_batches
+        variables = model.trainable_variables
+        last = staged.find_device(-1)
+        draws = self._division.draws
+        mark = draws.mark()
+        forwards = []
+        total: list[Any] = [None] * len(variables)
+        counts: list[tf.Tensor] = []
+        is_last = False
+        with (
+            tf.control_dependencies([check_enough(batch, count)]),
+            staged.in_order(is_followed=lambda: is_last),
+        ):
+            for index in range(count):
+                is_last = index == count - 1
+                part, first, rows = take_micro_batch(batch, tf.constant(index, tf.int64), count)
+                x, y, sample_weight = part
+                with (
+                    # All micro-batches draw from the same states, and advance them once.
+                    draws.again(mark) if index else contextlib.nullcontext(),
+                    self._division.narrowed(first, rows, parts=count),
+                    self._metrics.counting() as found,
+                    self._division.knowing(known),
+                    tf.GradientTape() as tape,
+                    tf.device(last),
+                ):
+                    loss, y_pred = compute_loss(model, part)
+                    scaled = model.optimizer.scale_loss(loss)
+                    with tape.stop_recording():
+                        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+                forwards.append((tape, scaled, first, rows))
+                keys[:] = list(found)
+                new = list(found.values())
+                counts = [a + b for a, b in zip(counts, new, strict=True)] if counts else new
+            for tape, scaled, first, rows in reversed(forwards):
+                with self._division.narrowed(first, rows, parts=count), tf.device(last):
+                    found = tape.gradient(scaled, [variable.value for variable in variables])
+                scaled_by_rows = [scale_gradient(gradient, rows) for gradient in found]
+                total = [_add(a, b) for a, b in zip(total, scaled_by_rows, strict=True)]
+        return total, counts
+
+
+def _add(total: Any, part: Any) -> Any:
+    """Returns the sum of two gradients, where they are; None is zero."""
+    if total is None or part is None:
+        return part if total is None else total
+    with tf.device(part.device):
+        if isinstance(part, tf.IndexedSlices) and isinstance(total, tf.IndexedSlices):
+            return add_slices(total, part)
+        return tf.convert_to_tensor(total) + tf.convert_to_tensor(part)

@@ -25,13 +25,10 @@ def sum_over_micro_batches(
       batch: one replica's batch, any structure of [examples, ...] and None.
       micro_batches: the number of micro-batches, whose sizes differ by at most one example.
     """
-    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
 
     def compute_part(index: tf.Tensor) -> Any:
-        first = index * num_rows // micro_batches
-        end = (index + 1) * num_rows // micro_batches
-        part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
-        return compute(part, first, end - first)
+        part, first, count = take_micro_batch(batch, index, micro_batches)
+        return compute(part, first, count)
 
     # The loop must know the types and shapes that it adds before its body is traced.
     function = tf.function(compute_part, autograph=False).get_concrete_function(
@@ -40,17 +37,6 @@ def sum_over_micro_batches(
     structure = function.structured_outputs
     leaves = tf.nest.flatten(structure)
     places = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    enough = assert_in_graph(
-        num_rows >= micro_batches,
-        tf.strings.join(
-            [
-                "Cannot split a replica's batch of ",
-                tf.strings.as_string(num_rows),
-                f" examples into {micro_batches} micro-batches. Give larger batches "
-                "(drop_remainder drops a small last one), or fewer micro-batches.",
-            ]
-        ),
-    )
 
     def add(index: tf.Tensor, sums: list[Any]) -> tuple[tf.Tensor, list[Any]]:
         parts = tf.nest.flatten(function(index))
@@ -58,7 +44,7 @@ def sum_over_micro_batches(
             _add(total, parts[place]) for total, place in zip(sums, places, strict=True)
         ]
 
-    with tf.control_dependencies([enough]):
+    with tf.control_dependencies([check_enough(batch, micro_batches)]):
         first_index = tf.zeros([], tf.int64)
     _, sums = tf.while_loop(
         lambda index, _: index < micro_batches,
@@ -74,6 +60,45 @@ def sum_over_micro_batches(
         if isinstance(leaves[place], tf.IndexedSlices):
             result[place] = tf.IndexedSlices(*total, tf.constant(leaves[place].shape.as_list()))
     return tf.nest.pack_sequence_as(structure, result)
+
+
+def take_micro_batch(
+    batch: Any, index: tf.Tensor | int, micro_batches: int
+) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    """Returns a micro-batch, the index of its first example, and its number of examples.
+
+    Args:
+      batch: one replica's batch, any structure of [examples, ...] and None.
+      index: the number of the micro-batch, int64.
+      micro_batches: the number of micro-batches.
+    """
+    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
+    first = index * num_rows // micro_batches
+    end = (index + 1) * num_rows // micro_batches
+    part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
+    return part, first, end - first
+
+
+def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
+    """Returns an operation that fails if a batch has fewer examples than micro-batches."""
+    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
+    return assert_in_graph(
+        num_rows >= micro_batches,
+        tf.strings.join(
+            [
+                "Cannot split a replica's batch of ",
+                tf.strings.as_string(num_rows),
+                f" examples into {micro_batches} micro-batches. Give larger batches "
+                "(drop_remainder drops a small last one), or fewer micro-batches.",
+            ]
+        ),
+    )
+
+
+def add_slices(total: tf.IndexedSlices, part: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the sum of two sparse gradients, as TensorFlow makes them of one batch."""
+    pair = _add((total.values, total.indices), part)
+    return tf.IndexedSlices(*pair, part.dense_shape)
 
 
 def _add(total: Any, part: Any) -> Any:

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import global_state, keras_random, random_ops
-from tfdist.training.replacing import replaced
+from tfdist.replacing import replaced
 
 # The operations through which `keras.random` and `tf.random.stateless_*` draw, and how many
 # blocks of the generator (128 bits each) one block of results takes: a truncated normal number

@@ -23,6 +23,8 @@ def sum_over_replicas(
       is_compressed: whether they are summed in bfloat16.
     """
     context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return list(gradients)  # wherever they are
     # In replica context on GPUs, TensorFlow 2.21 ignores the strategy's own options.
     options = getattr(context.strategy.extended, "_communication_options", None)
     if is_compressed:

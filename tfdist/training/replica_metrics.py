@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
+from tfdist.replacing import list_subclasses, replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.divisible import is_of_batch
 from tfdist.training.division import Division
 from tfdist.training.reduction import SUM
-from tfdist.training.replacing import list_subclasses, replaced
 
 Logs = dict[str, Any]
 

@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import BaseOptimizer, TFOptimizer
+from tfdist.replacing import list_subclasses, replaced
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
 from tfdist.training.reduction import sum_over_replicas
-from tfdist.training.replacing import list_subclasses, replaced
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
 Record = Callable[[Gradients, Sequence[keras.Variable]], None]
@@ -159,10 +159,12 @@ def scale_gradient(gradient: Any, factor: Any) -> Any:
     """Returns a gradient times a number; None stays None."""
     if gradient is None:
         return None
-    factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    with tf.device(gradient.device):
+        factor = tf.cast(factor, gradient.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            scaled = gradient.values * factor
+            return tf.IndexedSlices(scaled, gradient.indices, gradient.dense_shape)
+        return gradient * factor
 
 
 def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable]) -> None:

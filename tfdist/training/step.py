@@ -8,13 +8,16 @@ inside `strategy.run`. A training step has the same result in both cases.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist.internals import is_op_determinism_enabled
+from tfdist.placement.plan import Plan
+from tfdist.placement.staged_call import StagedCall
+from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
@@ -55,6 +58,7 @@ class Steps:
       strategy: the strategy it was built under.
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
+      plan: the model's stages, if it is computed by stages.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
     """
@@ -66,6 +70,7 @@ class Steps:
         options: StepOptions,
         *,
         create_variable: Callable[..., Any],
+        plan: Plan | None = None,
         is_apart: bool = False,
         is_chief: bool = True,
     ):
@@ -75,7 +80,12 @@ class Steps:
         self._create_variable = create_variable
         self._is_apart = is_apart
         self._is_chief = is_chief
-        self.is_divided = strategy.num_replicas_in_sync > 1 or is_apart or options.changes_gradient
+        self.is_divided = (
+            strategy.num_replicas_in_sync > 1
+            or is_apart
+            or options.changes_gradient
+            or plan is not None
+        )
         self._division = Division(
             model,
             strategy,
@@ -83,13 +93,20 @@ class Steps:
             gather_outputs=options.gather_outputs,
             is_chief=is_chief,
         )
+        self._staged = StagedCall(plan, draws=self._division.draws) if plan else None
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
         self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
         self._train = model.train_step
         if options.changes_gradient:
-            own = OwnStep(model, options, division=self._division, metrics=self.metrics)
+            own = OwnStep(
+                model,
+                options,
+                division=self._division,
+                metrics=self.metrics,
+                staged=self._staged,
+            )
             self._train = own.train
         self.train = self._compile(self._make_step("train", model.train_step, self._train))
         self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
@@ -156,7 +173,8 @@ class Steps:
             return [is_copy, *keras.tree.flatten(structure)]
 
         def run(iterator: Any) -> list[tuple[Any, ...]]:
-            values = self._strategy.run(replica_step, args=take_next(self._strategy, iterator))
+            with self._by_stages():
+                values = self._strategy.run(replica_step, args=take_next(self._strategy, iterator))
             return [self._strategy.experimental_local_results(value) for value in values]
 
         compiled = self._compile(run)
@@ -207,7 +225,8 @@ class Steps:
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
                 return [self._division.gather(t) for t in leaves if t.dtype != tf.string]
 
-        found = self._strategy.run(predict, args=(data, bounds))
+        with self._by_stages():
+            found = self._strategy.run(predict, args=(data, bounds))
         local = self._strategy.experimental_local_results
         return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
 
@@ -302,6 +321,7 @@ class Steps:
             stack.enter_context(aggregating(self._division.agree, self._model))
             stack.enter_context(self._division.intercept())
             stack.enter_context(self.metrics.intercept())
+            stack.enter_context(self._by_stages())
             stack.enter_context(
                 reducing_optimizers(
                     self._division,
@@ -313,6 +333,15 @@ class Steps:
             results = self._strategy.run(replica_step, args=(data, place))
         vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
         return self.metrics.compute_logs(kind, vector), vector, rows
+
+    @contextlib.contextmanager
+    def _by_stages(self) -> Iterator[None]:
+        """Computes the model by stages, if it has any, while a step is traced."""
+        if self._staged is None:
+            yield
+            return
+        with self._staged.intercept(), updating_in_place(self._strategy):
+            yield
 
     def _read(self) -> tf.Tensor:
         vectors = self._strategy.run(self.metrics.read)

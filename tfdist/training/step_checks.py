@@ -6,11 +6,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.checks import check_stages
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
 from tfdist.training.loss_scaling import get_inner_optimizer
 from tfdist.training.randomness import list_seed_generators
-from tfdist.training.rematerialize import check_stages
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_options import StepOptions
 
@@ -23,9 +23,19 @@ def overrides(model: keras.Model, *names: str) -> list[str]:
 
 
 def check_strategy(
-    options: StepOptions, strategy: tf.distribute.Strategy, *, num_workers: int
+    options: StepOptions,
+    strategy: tf.distribute.Strategy,
+    *,
+    num_workers: int,
+    is_placed: bool = False,
 ) -> None:
     """Checks that a strategy can compute its steps as the options say.
+
+    Args:
+      options: how steps are computed.
+      strategy: the strategy.
+      num_workers: the number of processes that train together.
+      is_placed: whether the model of a replica is divided over several devices.
 
     Raises:
       TfdistError: it cannot.
@@ -73,6 +83,16 @@ def check_strategy(
         raise TfdistError(
             f"`gather_outputs` cannot be combined with {other}. Leave one of them out."
         )
+    if is_placed and (traits.has_servers or traits.shares_variables or traits.fixes_shapes):
+        raise TfdistError(
+            f"{name} does not support `placement`, because it decides itself where variables are. "
+            "Leave it out, or use one_device, mirrored or multi_worker_mirrored."
+        )
+    if is_placed and options.jit_compile:
+        raise TfdistError(
+            "`placement` cannot be combined with `jit_compile`: XLA compiles for one device. Leave "
+            "one of them out."
+        )
     if options.rematerialize and traits.has_servers:
         raise TfdistError(
             f"{name} does not support `rematerialize`: a worker computes its whole model at once. "
@@ -81,9 +101,21 @@ def check_strategy(
 
 
 def check_program(
-    options: StepOptions, model: keras.Model, strategy: tf.distribute.Strategy, *, num_workers: int
+    options: StepOptions,
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    *,
+    num_workers: int,
+    has_stages: bool = False,
 ) -> None:
     """Checks that a strategy can run the program of a model's class and optimizer.
+
+    Args:
+      options: how steps are computed.
+      model: a compiled model.
+      strategy: the strategy.
+      num_workers: the number of processes that train together.
+      has_stages: whether the model is computed by stages.
 
     Raises:
       TfdistError: it cannot.
@@ -92,11 +124,13 @@ def check_program(
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
     functions = overrides(model, *FUNCTION_METHODS)
-    if functions and (has_replicas or options.changes_gradient or options.steps_per_loop > 1):
+    changes = options.changes_gradient or has_stages
+    if functions and (has_replicas or changes or options.steps_per_loop > 1):
         reason = (
             "does not support replicas"
             if has_replicas
-            else "micro_batches, jit_compile, rematerialize and steps_per_loop cannot change"
+            else "micro_batches, jit_compile, rematerialize, placement and steps_per_loop cannot "
+            "change"
         )
         raise TfdistError(
             f"{type(model).__name__} overrides {functions[0]}, which {reason}. "
@@ -116,8 +150,13 @@ def check_program(
         )
     if steps and options.changes_gradient:
         raise TfdistError(
-            f"{type(model).__name__} overrides train_step, which micro_batches, jit_compile and "
-            "rematerialize cannot change. Leave out these options."
+            f"{type(model).__name__} overrides train_step, which micro_batches and jit_compile "
+            "cannot change. Leave out these options."
+        )
+    if has_stages and model.run_eagerly:
+        raise TfdistError(
+            "`placement` and `rematerialize` need compiled steps. Leave out run_eagerly in "
+            "compile()."
         )
     optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
     if has_replicas and any(o.gradient_accumulation_steps for o in optimizers):
@@ -134,7 +173,13 @@ def check_program(
 
 
 def check_model(
-    options: StepOptions, model: keras.Model, x_spec: Any, *, is_mirrored: bool, num_replicas: int
+    options: StepOptions,
+    model: keras.Model,
+    x_spec: Any,
+    *,
+    is_mirrored: bool,
+    num_replicas: int,
+    has_stages: bool,
 ) -> None:
     """Checks that the steps of a model can be computed as the options say.
 
@@ -144,22 +189,16 @@ def check_model(
       x_spec: structure of `tf.TensorSpec` for its inputs.
       is_mirrored: whether each replica has a copy of the variables.
       num_replicas: the number of replicas that share a global batch.
+      has_stages: whether the model is computed by stages.
 
     Raises:
       TfdistError: a layer updates a state from the examples it sees together, as batch
         normalization does, so the result would depend on how they are split; XLA would compile a
         layer that draws, that updates a state of all replicas or that has an unsupported operation;
-        or the model cannot be recomputed.
+        or the model cannot be computed by stages.
     """
-    if options.rematerialize:
-        check_stages(model, x_spec)
-        updated = {id(variable) for variable in find_updated(model, x_spec)}
-        assigned = [v for v in model.trainable_variables if id(v) in updated]
-        if assigned:
-            raise TfdistError(
-                f"Cannot recompute the model {model.name!r} by stages: a layer assigns its own "
-                f"weight {assigned[0].path}. Leave out `rematerialize`."
-            )
+    if has_stages:
+        check_stages(model, x_spec, recomputes=options.rematerialize)
     stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     if stateful and num_replicas > 1:
         raise TfdistError(

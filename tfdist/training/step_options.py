@@ -23,8 +23,8 @@ class StepOptions(OptionGroup):
         `steps_per_execution` in Keras's `compile`, which is ignored: it changes no result, and
         callbacks see every step.
       rematerialize: whether activations are recomputed in the backward pass, so that only those
-        between the model's stages stay in memory. For functional models whose layer names start
-        with the name of a stage (`tfdist.models.stages`).
+        between the model's stages stay in memory. For functional and sequential models. Their
+        stages are chosen so that as little as possible stays in memory.
       batch_norm: `global` makes Keras's batch normalization use the moments of the global batch,
         on replicas too; `per_replica` is as in Keras.
       gather_outputs: whether every replica computes the loss of the global batch, from the outputs
@@ -90,4 +90,4 @@ class StepOptions(OptionGroup):
     @property
     def changes_gradient(self) -> bool:
         """Whether the gradient is computed differently from Keras's `train_step`."""
-        return self.micro_batches > 1 or self.jit_compile or self.rematerialize
+        return self.micro_batches > 1 or self.jit_compile

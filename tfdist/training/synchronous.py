@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.placement.plan import Plan
 from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators
@@ -29,6 +30,7 @@ class SynchronousSteps(TrainingSteps):
       workers: the processes that train together.
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
+      plan: the model's stages, if it is computed by stages.
       is_apart: whether each worker trains independently.
       check_trace: checks the graph of a training step before it runs.
     """
@@ -41,6 +43,7 @@ class SynchronousSteps(TrainingSteps):
         options: StepOptions,
         *,
         create_variable: Callable[..., Any],
+        plan: Plan | None = None,
         is_apart: bool = False,
         check_trace: Callable[[Any], None] = lambda graph: None,
     ):
@@ -58,6 +61,7 @@ class SynchronousSteps(TrainingSteps):
             strategy,
             options,
             create_variable=create_variable,
+            plan=plan,
             is_apart=is_apart,
             is_chief=workers.is_chief or not is_apart,
         )

@@ -12,6 +12,7 @@ from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
+from tfdist.placement.options import Placement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
 from tfdist.training import evaluation
@@ -60,6 +61,8 @@ class Trainer(SingleBatches):
       keep_checkpoints: how many of the newest checkpoints to keep.
       seed: the seed of the data's order and augmentation.
       step_options: how steps are computed; see `tfdist.StepOptions`.
+      placement: how the model of each replica is divided over several devices, such as
+        `tfdist.placement.Layers()`; by default, it is not.
 
     Attributes:
       model, strategy: the model, and the strategy that trains it.
@@ -79,6 +82,7 @@ class Trainer(SingleBatches):
         keep_checkpoints: int = 3,
         seed: int = 0,
         step_options: StepOptions | None = None,
+        placement: Placement | None = None,
     ):
         self.strategy = to_strategy(strategy, of_model=build_model)
         workers = Workers(self.strategy)
@@ -90,6 +94,7 @@ class Trainer(SingleBatches):
             strategy=self.strategy,
             workers=workers,
             options=self._step_options,
+            placement=placement,
         )
         self.model = self.engine.model
         self._seed = seed

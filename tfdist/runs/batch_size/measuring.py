@@ -48,6 +48,7 @@ def measure(
         strategy=strategy,
         seed=options.training.seed,
         step_options=options.step,
+        placement=options.placement.select(),
     )
     trainer.fit(
         RepeatedSource(examples, num_examples=_STEPS * global_batch_size),

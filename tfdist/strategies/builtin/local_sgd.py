@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import TfdistError
 from tfdist.options import option
-from tfdist.strategies.base import Strategy, Traits, collective_option, worker_timeout_option
+from tfdist.strategies.base import (
+    Strategy,
+    Traits,
+    collective_option,
+    replicas_option,
+    worker_timeout_option,
+)
 from tfdist.strategies.builtin.multi_worker_mirrored import MultiWorkerMirrored
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ class LocalSgd(Strategy):
     the weights take a momentum step in which the difference from the last mean is the gradient.
 
     Args:
-      collective, worker_timeout_s: see `MultiWorkerMirrored`.
+      collective, worker_timeout_s, replicas_per_worker: see `MultiWorkerMirrored`.
       sync_every: steps between two averagings, 1 or more.
       average_optimizer: whether to average the optimizer's state too, such as momentum.
       outer_learning_rate: the learning rate of the outer step; 1 is plain averaging if there is no
@@ -43,6 +49,7 @@ class LocalSgd(Strategy):
 
     collective: str = collective_option()
     worker_timeout_s: float = worker_timeout_option()
+    replicas_per_worker: int = replicas_option()
     sync_every: int = option(8, "steps between two averagings of the weights", minimum=1)
     average_optimizer: bool = option(True, "average the optimizer's state as well")
     outer_learning_rate: float = option(1.0, "learning rate of the averaging step", above=0)
@@ -63,7 +70,9 @@ class LocalSgd(Strategy):
         from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
 
         channel = MultiWorkerMirrored(
-            collective=self.collective, worker_timeout_s=self.worker_timeout_s
+            collective=self.collective,
+            worker_timeout_s=self.worker_timeout_s,
+            replicas_per_worker=self.replicas_per_worker,
         )
         return LocalSgdStrategy(channel.build(alike=alike), self)
 

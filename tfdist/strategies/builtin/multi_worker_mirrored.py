@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdist.cluster import find_tf_config
 from tfdist.errors import TfdistError
 from tfdist.options import option
-from tfdist.strategies.base import Strategy, Traits, collective_option, worker_timeout_option
+from tfdist.strategies.base import (
+    Strategy,
+    Traits,
+    collective_option,
+    replicas_option,
+    worker_timeout_option,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,6 +33,8 @@ class MultiWorkerMirrored(Strategy):
       bytes_per_pack: gradients are summed in packs of about this size, each as soon as it is
         ready, while the backward pass continues; 0 for a single pack.
       worker_timeout_s: how long to wait for the other workers to start.
+      replicas_per_worker: how many of its GPUs each worker uses as replicas; 0 for all. A placement
+        uses the others.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy
@@ -46,6 +54,7 @@ class MultiWorkerMirrored(Strategy):
         minimum=0,
     )
     worker_timeout_s: float = worker_timeout_option()
+    replicas_per_worker: int = replicas_option()
 
     @classmethod
     def find_type(cls) -> type:
@@ -66,9 +75,8 @@ class MultiWorkerMirrored(Strategy):
                 "worker sees none. Use auto or ring, or check CUDA_VISIBLE_DEVICES and the driver."
             )
         cpu = tf.config.list_physical_devices("CPU")[0]
-        if not tf.config.list_physical_devices("GPU") and (
-            len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
-        ):
+        is_split = len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
+        if is_split and not tf.config.list_physical_devices("GPU") and not self.replicas_per_worker:
             raise TfdistError(
                 "Cannot build MultiWorkerMirroredStrategy: a worker without GPUs is one replica, "
                 "but `virtual_devices` splits its CPU. Leave it out, or start more workers."
@@ -82,7 +90,9 @@ class MultiWorkerMirrored(Strategy):
             bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]
         )
         try:
-            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+            return tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=self._make_resolver(), communication_options=options
+            )
         except RuntimeError as error:
             if "program startup" not in str(error):
                 raise
@@ -90,6 +100,25 @@ class MultiWorkerMirrored(Strategy):
                 "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in "
                 "use. Create the strategy first, and only one per process."
             ) from error
+
+    def _make_resolver(self) -> Any:
+        """Returns what tells TensorFlow the cluster, and how many GPUs of this worker to use."""
+        import tensorflow as tf
+
+        count = self.replicas_per_worker
+        gpus = len(tf.config.list_logical_devices("GPU")) if count else 0
+        if gpus and count > gpus:
+            raise TfdistError(
+                f"Cannot build MultiWorkerMirroredStrategy: `replicas_per_worker={count}`, but "
+                f"this worker sees {gpus} GPUs. Give at most {gpus}."
+            )
+
+        class Resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver):
+            def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+                found = super().num_accelerators(*args, **kwargs)
+                return {kind: min(number, count or number) for kind, number in found.items()}
+
+        return Resolver()
 
 
 def make_multi_worker_mirrored(

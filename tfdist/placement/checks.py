@@ -1,0 +1,62 @@
+"""Checks that a model can be computed by stages."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.placement.graph import make_graph
+
+# Stateful operations that may run twice.
+_HARMLESS = {"Assert", "PrintV2", "LookupTableFindV2", "LookupTableSizeV2"}
+
+
+def check_stages(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
+    """Checks that a model can be computed by stages in training.
+
+    Args:
+      model: a built model.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
+      recomputes: whether each stage is computed twice.
+
+    Raises:
+      TfdistError: the model is neither functional nor sequential; a layer has a metric, assigns its
+        own weight or trains a variable that is not one of its weights; or an operation would not
+        give the same result the second time.
+    """
+    for operation in make_graph(model).operations:
+        if isinstance(operation.layer, keras.Layer) and operation.layer.metrics_variables:
+            raise _make_error(model, f"the layer {operation.name!r} has a metric")
+    changed: list[keras.Variable] = []
+
+    @tf.function(autograph=False)
+    def call(x: Any, values: list[tf.Tensor]) -> None:
+        mapping = zip(model.variables, values, strict=True)
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            before = [(v, scope.get_current_value(v)) for v in model.trainable_variables]
+            model(x, training=True)
+        changed.extend(v for v, value in before if scope.get_current_value(v) is not value)
+
+    # The values are unknown while this is traced, so that no layer can depend on them.
+    specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
+    graph = call.get_concrete_function(x_spec, specs).graph
+    if changed:
+        raise _make_error(model, f"a layer assigns its own weight {changed[0].path}")
+    if graph.trainable_variables:
+        name = graph.trainable_variables[0].name
+        raise _make_error(model, f"the variable {name!r} is not a weight of a layer (add_weight)")
+    for operation in graph.get_operations() if recomputes else ():
+        if operation.op_def.is_stateful and operation.type not in _HARMLESS:
+            raise TfdistError(
+                f"Cannot recompute the model {model.name!r}: its operation {operation.name!r} "
+                f"({operation.type}) has a side effect, or a state outside the layers' weights, so "
+                "it cannot run a second time. Leave out `rematerialize`."
+            )
+
+
+def _make_error(model: keras.Model, reason: str) -> TfdistError:
+    return TfdistError(
+        f"Cannot compute the model {model.name!r} by stages: {reason}. Leave out `placement` and "
+        "`rematerialize`."
+    )

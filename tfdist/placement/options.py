@@ -1,0 +1,151 @@
+"""Where the parts of a model are computed; standard library only."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tfdist.errors import TfdistError
+from tfdist.options import OptionGroup, inherit, option
+
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement(OptionGroup):
+    """Base class of placements: how the model of one replica is divided over several devices.
+
+    Attributes:
+      name: the value of `--placement`.
+    """
+
+    name: ClassVar[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers(Placement):
+    """Stages of consecutive layers, each with its weights and its optimizer's state on a device.
+
+    With `micro_batches`, the devices work at the same time: while one computes a micro-batch, the
+    one before it computes the next.
+
+    Args:
+      devices: the devices of each replica; by default all computing devices, divided over the
+        replicas of this process. The first of them is the replica's own.
+      stages: the names of the layers with which the stages begin, except the first stage; or what
+        these names begin with, before a "_" or "/". By default, all stages have about the same
+        share of the work and of the activations.
+      branches: instead of stages, patterns of the names of layers, each with the number of the
+        device that computes them, such as `branch_1_*:1`. All other layers run on the first device.
+    """
+
+    name: ClassVar[str] = "layers"
+
+    devices: int = option(
+        0, "devices of each replica; 0: all devices, divided over the replicas", minimum=0
+    )
+    stages: tuple[str, ...] = option(
+        (),
+        "placement=layers: the first layer of each stage but the first; balanced by default",
+        metavar="LAYER,LAYER",
+        result=False,
+    )
+    branches: tuple[str, ...] = option(
+        (),
+        "placement=layers: patterns of layer names, each with the number of its device, for "
+        "branches that run at the same time",
+        metavar="PATTERN:N,PATTERN:N",
+        result=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stages and self.branches:
+            raise TfdistError("`stages` and `branches` exclude each other. Leave one of them out.")
+        self.parse_branches()
+
+    def parse_branches(self) -> dict[str, int]:
+        """Returns pattern of layer names -> number of a device.
+
+        >>> Layers(branches=("left_*:0", "right_*:1")).parse_branches()
+        {'left_*': 0, 'right_*': 1}
+
+        Raises:
+          TfdistError: a pattern has no number.
+        """
+        parsed = {}
+        for text in self.branches:
+            pattern, _, number = text.rpartition(":")
+            if not pattern or not number.isdigit():
+                raise TfdistError(
+                    f"`branches={text}` is not a pattern and the number of a device, from 0. Write "
+                    "branch_1_*:1."
+                )
+            parsed[pattern] = int(number)
+        return parsed
+
+
+PLACEMENTS: dict[str, type[Placement]] = {Layers.name: Layers}
+"""Value of `--placement` -> class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementOptions(OptionGroup):
+    """Where the parts of a model are computed."""
+
+    placement: str = option(
+        NONE,
+        "divide the model of each replica over several devices; layers: stages of layers",
+        choices=(NONE, *PLACEMENTS),
+        result=False,
+        alike=True,
+    )
+    mesh: tuple[str, ...] = option(
+        (),
+        "with a placement: replicas of this process, and devices of each; by default, all devices "
+        "are one replica's",
+        metavar="data:2,model:2",
+        result=False,
+    )
+    stages: tuple[str, ...] = inherit(Layers, "stages")
+    branches: tuple[str, ...] = inherit(Layers, "branches")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parse_mesh()
+        self.select()
+
+    def parse_mesh(self) -> dict[str, int]:
+        """Returns the sizes of the axes `data` and `model`; 0 for one that is not given.
+
+        >>> PlacementOptions(placement="layers", mesh=("data:2", "model:3")).parse_mesh()
+        {'data': 2, 'model': 3}
+
+        Raises:
+          TfdistError: an axis is unknown or has no size.
+        """
+        sizes = {"data": 0, "model": 0}
+        for text in self.mesh:
+            axis, _, size = text.partition(":")
+            if axis not in sizes or not size.isdigit() or int(size) < 1:
+                raise TfdistError(
+                    f"`mesh={','.join(self.mesh)}` is not a mesh. Write data:2,model:2 for two "
+                    "replicas with two devices each."
+                )
+            sizes[axis] = int(size)
+        return sizes
+
+    def select(self) -> Placement | None:
+        """Returns the chosen placement with its options; None if there is none.
+
+        Raises:
+          TfdistError: an option is given that has no effect without a placement.
+        """
+        given: dict[str, Any] = {"stages": self.stages, "branches": self.branches}
+        if self.placement != NONE:
+            return Layers(devices=self.parse_mesh()["model"], **given)
+        for name, value in {**given, "mesh": self.mesh}.items():
+            if value:
+                raise TfdistError(
+                    f"`{name}={','.join(value)}` has no effect without `placement=layers`. Leave "
+                    "it out."
+                )
+        return None
