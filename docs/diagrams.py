@@ -81,6 +81,14 @@ FLOWS = {
         to_middle=("read", _WEIGHTS),
         chief="chief: gives out k, k + 1, ...; has them applied in this order",
     ),
+    "layers": Flow(
+        left=("global batch k|as micro-batches",),
+        middle=("GPU:0|first half of the layers,|their weights and update",),
+        right=("GPU:1|second half,|weights and update",),
+        parts=("one after another",),
+        to_right=("activations", _DATA),
+        to_middle=("of activations", _GRADIENTS),
+    ),
     "tpu": Flow(
         left=("host|global batch k",),
         middle=("core 0|weights, own update", "core 1|weights, own update"),

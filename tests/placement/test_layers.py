@@ -112,6 +112,28 @@ def test_forward_backward_and_updates_run_on_the_devices_of_the_stages():
         assert kinds[kind] == {"CPU:0", "CPU:1"}, kind
 
 
+def test_the_summary_says_what_lies_where():
+    trainer, _, _ = _train("unet", placement=Layers(devices=2))
+    found = trainer.engine.summarize_placement()
+    assert [stage["device"] for stage in found["placement"]] == ["CPU:0", "CPU:1"]
+    assert sum(stage["work_share"] for stage in found["placement"]) == pytest.approx(1, abs=1e-3)
+    weights = sum(stage["weight_bytes"] for stage in found["placement"])
+    assert weights == 4 * trainer.model.count_params()
+    total = sum(stage["activation_bytes"] for stage in found["placement"])
+    assert max(stage["activation_bytes"] for stage in found["placement"]) <= 0.6 * total
+    assert found["bubble_share"] == pytest.approx(0.5)  # without micro-batches, one waits
+
+
+def test_micro_batches_make_the_bubble_smaller():
+    shares = [
+        _train("dense", placement=Layers(devices=2), micro_batches=count)[
+            0
+        ].engine.summarize_placement()["bubble_share"]
+        for count in (1, 3)
+    ]
+    assert shares[1] < shares[0]
+
+
 def test_a_built_optimizer_moves_along():
     with zoo.STRATEGIES["one_device"]().scope():
         model = zoo.EXAMPLES["dense"].build(ADAM())

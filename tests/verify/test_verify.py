@@ -69,6 +69,17 @@ def test_local_sgd_is_not_compared_where_a_layer_sees_the_batch(verify):
 
 
 @pytest.mark.cluster
+def test_placements_are_equal_alone_and_on_several_workers(tmp_path):
+    command = [sys.executable, "-m", "tfdist.verify", "--placement=layers", "--steps=3"]
+    command += ["--strategies=one_device,mirrored,central_storage,multi_worker_mirrored,local_sgd"]
+    command += [f"--json={tmp_path}/found.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = [row["verdict"] for row in json.loads((tmp_path / "found.json").read_text())]
+    assert verdicts == ["equal", "equal", "not supported", "equal", "equal"], done.stdout
+
+
+@pytest.mark.cluster
 def test_all_strategies_are_equal_and_a_wrong_model_is_not(tmp_path):
     def run(*flags):
         command = [sys.executable, "-m", "tfdist.verify", f"--json={tmp_path}/found.json", *flags]

@@ -15,9 +15,16 @@ class Placement(OptionGroup):
 
     Attributes:
       name: the value of `--placement`.
+
+    Args:
+      devices: see `Layers`.
     """
 
     name: ClassVar[str]
+
+    devices: int = option(
+        0, "devices of each replica; 0: all devices, divided over the replicas", minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +46,6 @@ class Layers(Placement):
 
     name: ClassVar[str] = "layers"
 
-    devices: int = option(
-        0, "devices of each replica; 0: all devices, divided over the replicas", minimum=0
-    )
     stages: tuple[str, ...] = option(
         (),
         "placement=layers: the first layer of each stage but the first; balanced by default",

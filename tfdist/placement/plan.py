@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,7 +10,7 @@ import tensorflow as tf
 from tfdist import devices
 from tfdist.errors import TfdistError
 from tfdist.placement import stages as stages_module
-from tfdist.placement.costs import estimate_costs
+from tfdist.placement.costs import Cost, estimate_costs
 from tfdist.placement.graph import Graph, make_graph
 from tfdist.placement.options import Layers, Placement
 from tfdist.placement.stages import Stage
@@ -27,12 +28,49 @@ class Plan:
       groups: the first device of each local replica -> all devices of the replica; empty if the
         stages run where the replica runs.
       recomputes: whether activations are recomputed in the backward pass.
+      costs: the costs of the operations.
     """
 
     graph: Graph
     stages: tuple[Stage, ...]
     groups: Mapping[str, Sequence[str]]
     recomputes: bool
+    costs: tuple[Cost, ...]
+
+    def summarize(self, *, micro_batches: int) -> dict[str, Any]:
+        """Returns the entry `placement` of a run's summary.
+
+        For each stage it has the name of the first layer, the device, the estimated share of the
+        work, the bytes of the weights, and the bytes of an example's activations. `bubble_share` is
+        the share of the time in which a device waits for others, estimated from the work.
+
+        Args:
+          micro_batches: the number of micro-batches.
+
+        Source: Huang et al. 2019 (arXiv:1811.06965), section 2.3, for the bubble.
+        """
+        if not self.groups:
+            return {}
+        of_operation = dict(zip(self.graph.operations, self.costs, strict=True))
+        total = sum(cost.work for cost in self.costs) or 1.0
+        group = next(iter(self.groups.values()))
+        work = [0.0] * len(group)
+        stages = []
+        for stage in self.stages:
+            costs = [of_operation[operation] for operation in stage.operations]
+            share = sum(cost.work for cost in costs) / total
+            work[stage.device] += share
+            stages.append(
+                {
+                    "name": stage.name,
+                    "device": group[stage.device],
+                    "work_share": round(share, 4),
+                    "weight_bytes": round(sum(cost.weights for cost in costs)),
+                    "activation_bytes": round(sum(cost.activations for cost in costs)),
+                }
+            )
+        seconds = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
+        return {"placement": stages, "bubble_share": round(1 - 1 / (len(group) * seconds), 4)}
 
 
 def make_plan(
@@ -56,10 +94,10 @@ def make_plan(
     if placement is None and not recomputes:
         return None
     graph = make_graph(model)
-    costs = estimate_costs(graph)
+    costs = tuple(estimate_costs(graph))
     if not isinstance(placement, Layers):
         places = stages_module.balance_memory(graph, costs)
-        return Plan(graph, stages_module.cut(graph, places, devices=[0]), {}, recomputes)
+        return Plan(graph, stages_module.cut(graph, places, devices=[0]), {}, recomputes, costs)
     groups = find_groups(strategy, placement.devices)
     count = len(next(iter(groups.values())))
     if placement.branches:
@@ -79,7 +117,7 @@ def make_plan(
             )
     else:
         found = stages_module.cut(graph, stages_module.balance(costs, count))
-    return Plan(graph, found, groups, recomputes)
+    return Plan(graph, found, groups, recomputes, costs)
 
 
 def find_groups(strategy: tf.distribute.Strategy, size: int) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from tfdist import assembly, cluster
 from tfdist.devices import list_devices
 from tfdist.errors import TfdistError
 from tfdist.placement.options import NONE, PlacementOptions
+from tfdist.placement.plan import find_groups
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.options import StrategyOptions
@@ -96,7 +97,11 @@ def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> 
 def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
     """Returns the strategy that the options name, over the devices that a placement leaves it."""
     alike = list_alike(options) if cluster.has_peers() else None
-    return build(_spread(options.strategy.select(), options.placement), alike=alike)
+    strategy = build(_spread(options.strategy.select(), options.placement), alike=alike)
+    placement = options.placement.select()
+    if placement is not None:
+        find_groups(strategy, placement.devices)
+    return strategy
 
 
 def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:

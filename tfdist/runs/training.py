@@ -15,6 +15,7 @@ import tfdist
 from tfdist import assembly
 from tfdist.cluster import find_launch_dir
 from tfdist.launch.progress import summarize_record
+from tfdist.placement.plan import find_groups
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.plan import Plan, count_steps
@@ -227,6 +228,7 @@ class TrainingRun:
             "peak_memory_bytes_per_device": peaks,
             "weights_sha256": final_hash,
             **of_strategy,
+            **trainer.engine.summarize_placement(),
         }
 
     def _measure_speed(self) -> dict[str, Any]:
@@ -261,8 +263,13 @@ class TrainingRun:
         kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})
         among = f"{workers.count} workers, " if workers.count > 1 else ""
         training, data = self._options.training, self._data
+        placement = self._options.placement.select()
+        placed = ""
+        if placement is not None:
+            count = len(next(iter(find_groups(strategy, placement.devices).values())))
+            placed = f" with {count} devices each ({placement.name})"
         return (
-            f"{name} over {among}{workers.num_replicas} x {'/'.join(kinds)}, "
+            f"{name} over {among}{workers.num_replicas} x {'/'.join(kinds)}{placed}, "
             f"{training.precision}: {data.train.num_examples} training and "
             f"{data.val.num_examples} validation examples, "
             f"{self._total_steps} steps of {training.global_batch_size}."

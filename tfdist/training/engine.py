@@ -145,6 +145,11 @@ class Engine:
         """Returns the entries of a summary that only this strategy has, such as the staleness."""
         return self._steps.summarize() if self._steps else {}
 
+    def summarize_placement(self) -> dict[str, Any]:
+        """Returns the entries of a summary that say where the model's stages run; see `Plan`."""
+        micro_batches = self.options.micro_batches
+        return self._plan.summarize(micro_batches=micro_batches) if self._plan else {}
+
     def measure_all_reduce(self) -> float | None:
         """Returns the seconds that a step's all-reduce takes when nothing else runs.
 

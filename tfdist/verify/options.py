@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.placement.options import PlacementOptions
 from tfdist.strategies.registry import STRATEGIES, list_names
 from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
@@ -16,6 +17,8 @@ FIXED_BATCH_SIZE: dict[str, Any] = {
     "auto": None,
     "metavar": None,
 }
+
+_PLACEMENT = PlacementOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +110,10 @@ class VerifyOptions(CommandOptions):
     """The options of `python -m tfdist.verify`.
 
     Attributes:
-      verification, model, run: the groups of options.
+      verification, placement, model, run: the groups of options.
     """
 
     verification: VerificationOptions = VerificationOptions()
+    placement: PlacementOptions = _PLACEMENT
     model: VerifiedModelOptions = VerifiedModelOptions()
     run: ReportOptions = ReportOptions()

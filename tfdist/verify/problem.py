@@ -100,13 +100,18 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
 
 
 def make_train_options(
-    options: VerifyOptions, *, strategy: str = "one_device", norm: str | None = None
+    options: VerifyOptions,
+    *,
+    strategy: str = "one_device",
+    norm: str | None = None,
+    virtual_devices: int = 0,
 ) -> TrainOptions:
     """Returns the options of `tfdist.train` for the same training."""
     chosen, base = options.model, TrainOptions()
     own = {"model": chosen.model} if chosen.is_own else {}
     return TrainOptions(
-        strategy=make_strategy_options(strategy=strategy),
+        strategy=make_strategy_options(strategy=strategy, virtual_devices=virtual_devices),
+        placement=options.placement,
         task=make_task_options(
             image_size=chosen.image_size,
             train_examples=_SHAPES_EXAMPLES,

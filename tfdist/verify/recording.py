@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.placement.options import Placement
 from tfdist.strategies.registry import find_options
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
@@ -66,6 +67,7 @@ def record(
     strategy: tf.distribute.Strategy,
     *,
     steps: int,
+    placement: Placement | None = None,
     report: Callable[[int], None] = lambda step: None,
 ) -> Recording:
     """Trains under a strategy and returns the recording; all workers must call this.
@@ -74,11 +76,12 @@ def record(
       problem: what to train.
       strategy: the strategy to train under.
       steps: the number of steps.
+      placement: how the model of a replica is divided, if at all.
       report: called after every step, with its number.
     """
     recording = Recording()
     observer = _Observer(recording, report)
-    trainer = _train(problem, strategy, steps=steps, callbacks=[observer])
+    trainer = _train(problem, strategy, steps=steps, placement=placement, callbacks=[observer])
     x, y, sample_weight = (*problem.evaluation, None, None)[:3]
     recording.evaluation = trainer.evaluate(
         x,
@@ -158,6 +161,7 @@ def _train(
     strategy: tf.distribute.Strategy,
     *,
     steps: int,
+    placement: Placement | None,
     callbacks: list[Any],
 ) -> Trainer:
     def build_model() -> keras.Model:
@@ -169,7 +173,13 @@ def _train(
     chosen = find_options(strategy)
     exact_steps = chosen.exact_steps if chosen else {}
     step_options = StepOptions(check="off", **exact_steps)
-    trainer = Trainer(build_model, strategy=strategy, seed=problem.seed, step_options=step_options)
+    trainer = Trainer(
+        build_model,
+        strategy=strategy,
+        seed=problem.seed,
+        step_options=step_options,
+        placement=placement,
+    )
     x, y, sample_weight = (*problem.train, None, None)[:3]
     trainer.fit(
         x,

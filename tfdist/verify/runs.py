@@ -14,6 +14,7 @@ from tfdist import assembly, cluster, devices
 from tfdist.errors import TrainingError
 from tfdist.launch import run_local_cluster
 from tfdist.launch.logs import last_lines
+from tfdist.placement.options import Placement
 from tfdist.runs import processes
 from tfdist.strategies.registry import find_strategy, make_strategy
 from tfdist.strategies.servers import run_server
@@ -80,11 +81,16 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
                     continue
                 expected = _record("one_device", chosen, one_device, options, report)
             form = _describe_form(name, options, chosen)
-            if name == "one_device":
+            if find_placement(options) and (traits.has_servers or traits.shares_variables):
+                text = "it decides itself where variables are, so a placement is refused."
+                yield Verdict(name, form, problem=text, skip_reason="not supported")
+                continue
+            if name == "one_device" and not find_placement(options):
                 found = reference
             elif not traits.has_processes:
                 strategy = _make_strategy(name, options)
-                found = _record(name, chosen, strategy, options, report)
+                placement = find_placement(options)
+                found = _record(name, chosen, strategy, options, report, placement=placement)
             else:
                 found = _run_cluster(name, options, report)
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
@@ -110,11 +116,25 @@ def make_local_problem(options: VerifyOptions) -> Problem:
     return make_problem(options, norm=norm).make_linear(workers=options.verification.workers)
 
 
+def find_placement(options: VerifyOptions) -> Placement | None:
+    """Returns how the model of a replica is divided, over two devices by default."""
+    found = options.placement.select()
+    if found is None:
+        return None
+    return dataclasses.replace(found, devices=_count_model_devices(options))
+
+
+def _count_model_devices(options: VerifyOptions) -> int:
+    if options.placement.select() is None:
+        return 1
+    return options.placement.parse_mesh()["model"] or 2
+
+
 def configure_process(options: VerifyOptions) -> None:
     """Sets devices, precision and seeds for the strategies of one process."""
-    replicas = options.verification.replicas
-    if len(tf.config.list_physical_devices("GPU")) < replicas:
-        devices.set_virtual_devices(replicas)
+    needed = options.verification.replicas * _count_model_devices(options)
+    if len(tf.config.list_physical_devices("GPU")) < needed:
+        devices.set_virtual_devices(needed)
     assembly.configure_process(make_train_options(options))
 
 
@@ -122,14 +142,21 @@ def run_worker(directory: str, name: str) -> int:
     """Runs one process of a cluster that `run_strategies` started; returns the exit status."""
     content = json.loads((Path(directory) / "options.json").read_text())
     options = VerifyOptions.from_dict(content)
-    _, config = processes.start_process(make_train_options(options, strategy=name))
+    size = _count_model_devices(options)
+    is_split = size > 1 and not tf.config.list_physical_devices("GPU")
+    _, config = processes.start_process(
+        make_train_options(options, strategy=name, virtual_devices=size if is_split else 0)
+    )
     assert config is not None
     kind = find_strategy(name)
     if kind.traits.has_servers and not config.is_chief:
         return run_server(config)
-    strategy = make_strategy(name, **kind.exact)
+    replicas = {"replicas_per_worker": 1} if size > 1 else {}
+    strategy = make_strategy(name, **kind.exact, **replicas)
     problem = make_local_problem(options) if kind.traits.trains_apart else make_problem(options)
-    recording = record(problem, strategy, steps=options.verification.steps)
+    recording = record(
+        problem, strategy, steps=options.verification.steps, placement=find_placement(options)
+    )
     if config.is_chief:
         recording.save(str(Path(directory) / "recording.npz"))
     return 0
@@ -166,9 +193,16 @@ def _record(
     strategy: tf.distribute.Strategy,
     options: VerifyOptions,
     report: Report,
+    placement: Placement | None = None,
 ) -> Recording:
     steps = options.verification.steps
-    return record(problem, strategy, steps=steps, report=functools.partial(report, name))
+    return record(
+        problem,
+        strategy,
+        steps=steps,
+        placement=placement,
+        report=functools.partial(report, name),
+    )
 
 
 def _make_strategy(name: str, options: VerifyOptions) -> tf.distribute.Strategy:
@@ -182,11 +216,13 @@ def _make_strategy(name: str, options: VerifyOptions) -> tf.distribute.Strategy:
 def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) -> str:
     """Returns a description of how a strategy runs."""
     kind = find_strategy(name)
+    size = _count_model_devices(options)
+    placed = [f"{options.placement.placement} on {size} devices"] if size > 1 else []
     if kind.traits.is_single or kind.traits.is_remote:
-        return ""
+        return ", ".join(placed)
     if kind.traits.is_local:
-        return f"{options.verification.replicas} replicas"
-    parts = [f"{options.verification.workers} workers"]
+        return ", ".join([f"{options.verification.replicas} replicas", *placed])
+    parts = [f"{options.verification.workers} workers", *placed]
     parts += [f"{option}={value}" for option, value in {**kind.exact, **kind.exact_steps}.items()]
     if kind.traits.trains_apart:
         parts += ["plain SGD", f"batches of {local_problem.global_batch_size}"]

@@ -106,7 +106,7 @@ class MultiWorkerMirrored(Strategy):
         import tensorflow as tf
 
         count = self.replicas_per_worker
-        gpus = len(tf.config.list_logical_devices("GPU")) if count else 0
+        gpus = len(tf.config.list_physical_devices("GPU"))
         if gpus and count > gpus:
             raise TfdistError(
                 f"Cannot build MultiWorkerMirroredStrategy: `replicas_per_worker={count}`, but "
