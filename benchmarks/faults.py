@@ -24,11 +24,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--kills", type=int, default=60, help="in all (default: 60)")
     parser.add_argument("--minutes", type=float, default=20, help="starts no strategy after this")
-    parser.add_argument("--strategies", default=",".join(case.strategy for case in CASES))
+    parser.add_argument("--strategies", default=",".join(case.name for case in CASES))
     parser.add_argument("--keep", default="", metavar="DIR", help="keeps the runs here")
     flags = parser.parse_args()
     print(f"seed {flags.seed}", flush=True)
-    chosen = [case for case in CASES if case.strategy in flags.strategies.split(",")]
+    chosen = [case for case in CASES if case.name in flags.strategies.split(",")]
     shares = sum(case.share for case in chosen)
     began = time.monotonic()
     findings: dict[str, Findings] = {}
@@ -36,18 +36,18 @@ def main() -> int:
         directory = Path(flags.keep or temporary)
         for case in chosen:
             if time.monotonic() - began > 60 * flags.minutes:
-                print(f"no time for {case.strategy}")
+                print(f"no time for {case.name}")
                 continue
             kills = -(-flags.kills * case.share // shares)
-            rng = random.Random(f"{flags.seed} {case.strategy}")
+            rng = random.Random(f"{flags.seed} {case.name}")
             expected = run_twin(case, directory, max_steps=MAX_STEPS)
             found = run_with_faults(
                 case, directory, expected, kills=kills, max_steps=MAX_STEPS, rng=rng
             )
-            findings[case.strategy] = found
+            findings[case.name] = found
             for problem in found.problems:
-                print(f"{case.strategy}: {problem} (after: {', '.join(found.faults)})", flush=True)
-            print(f"{case.strategy}: {', '.join(found.faults)}", flush=True)
+                print(f"{case.name}: {problem} (after: {', '.join(found.faults)})", flush=True)
+            print(f"{case.name}: {', '.join(found.faults)}", flush=True)
     _print_table(findings)
     print(f"{time.monotonic() - began:.0f} s, seed {flags.seed}")
     return int(any(f.problems for f in findings.values()) or len(findings) < len(chosen))

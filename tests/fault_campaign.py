@@ -43,12 +43,24 @@ class Case:
     is_exact: bool = True
     share: int = 10
 
+    @property
+    def name(self) -> str:
+        """The strategy, and the placement if there is one."""
+        placed = [flag.partition("=")[2] for flag in self.train if flag.startswith("--placement")]
+        return "-".join([self.strategy, *placed])
+
 
 CASES = (
     Case("one_device"),
     Case("mirrored", train=("--virtual_devices=2",)),
     Case("central_storage", train=("--virtual_devices=2",), share=8),
     Case("multi_worker_mirrored", ("--workers=2",)),
+    Case(
+        "multi_worker_mirrored",
+        ("--workers=2",),
+        ("--virtual_devices=2", "--placement=layers"),
+        share=4,
+    ),
     Case("local_sgd", ("--workers=2",), ("--sync_every=2",), share=8),
     Case("parameter_server", ("--workers=2", "--ps=1"), is_exact=False, share=14),
 )
@@ -197,7 +209,7 @@ class Run:
 
 def run_twin(case: Case, directory: Path, *, max_steps: int) -> dict:
     """Returns the summary of a run without faults."""
-    run = Run(case, directory / f"{case.strategy} twin", max_steps=max_steps)
+    run = Run(case, directory / f"{case.name} twin", max_steps=max_steps)
     try:
         run.start()
         while run.poll() is None:
@@ -223,7 +235,7 @@ def run_with_faults(
     findings = Findings()
     number = 0
     while findings.num_kills < kills and not findings.problems:
-        run = Run(case, directory / f"{case.strategy} {number}", max_steps=max_steps)
+        run = Run(case, directory / f"{case.name} {number}", max_steps=max_steps)
         before = len(findings.faults)
         try:
             run.start()

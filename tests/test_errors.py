@@ -115,6 +115,16 @@ TRAIN = {
         "--norm=group --micro_batches=9",
         "--rematerialize --jit_compile",
     ],
+    "Placements": [
+        "--stages=head",
+        "--placement=layers --mesh=model",
+        "--placement=layers --branches=head",
+        "--placement=layers --stages=head --branches=head:1",
+        "--placement=layers --mesh=model:4",
+        "--strategy=one_device --placement=layers --jit_compile",
+        "--strategy=one_device --placement=layers --mesh=data:2,model:2",
+        "--strategy=central_storage --placement=layers",
+    ],
     "Data": [
         "--train_examples=0",
         "--dataset=folder --num_classes=3",

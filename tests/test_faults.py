@@ -16,13 +16,16 @@ pytestmark = [
 STEPS, KILLS = 20, 4
 
 
-def test_a_run_that_meets_faults_ends_as_one_that_does_not(tmp_path):
-    case = next(case for case in CASES if case.strategy == "multi_worker_mirrored")
+@pytest.mark.parametrize(
+    ("name", "kills"), [("multi_worker_mirrored", KILLS), ("multi_worker_mirrored-layers", 2)]
+)
+def test_a_run_that_meets_faults_ends_as_one_that_does_not(tmp_path, name, kills):
+    case = next(case for case in CASES if case.name == name)
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     expected = run_twin(case, tmp_path, max_steps=STEPS)
     found = run_with_faults(
-        case, tmp_path, expected, kills=KILLS, max_steps=STEPS, rng=random.Random(seed)
+        case, tmp_path, expected, kills=kills, max_steps=STEPS, rng=random.Random(seed)
     )
     assert not found.problems, f"seed {seed}: {found.problems} after {found.faults}"
-    assert found.survived == len(found.faults) >= KILLS
+    assert found.survived == len(found.faults) >= kills

@@ -30,13 +30,6 @@ def test_the_loss_is_that_of_keras_s_training_step():
     np.testing.assert_allclose(outputs, _build()(X[:8]), rtol=1e-6)
 
 
-def test_the_loss_may_be_of_other_outputs():
-    model = _build()
-    loss, _ = compute_loss(model, (X[:8], Y[:8], None), call=lambda x: model(x) * 0)
-    penalty = 0.1 * np.sum(model.layers[2].kernel.numpy() ** 2)
-    np.testing.assert_allclose(loss, np.mean(Y[:8] ** 2) + penalty, rtol=1e-5)
-
-
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize(
     "options",
