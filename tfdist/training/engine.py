@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.options import Placement
 from tfdist.placement.plan import Plan, make_plan
 from tfdist.placement.variables import place_variables
@@ -106,6 +107,7 @@ class Engine:
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
         self._plan: Plan | None = None
+        self._shards: OptimizerShards | None = None
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -214,6 +216,7 @@ class Engine:
                 self._traits.has_servers
                 or self.options.changes_gradient
                 or self._has_stages
+                or self.options.shard_optimizer
                 or self._has_own_functions()
             )
             can_wait = self.workers.num_replicas == 1 and not must_be_built
@@ -224,6 +227,10 @@ class Engine:
         self._divide_model()
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
+        if self.options.shard_optimizer:
+            optimizers = list_optimizers(self.model)
+            trainable = self.model.trainable_variables
+            self._shards = OptimizerShards(trainable, optimizers, self._strategy)
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
         is_mirrored = self._traits.copies_variables
         check_model(
@@ -348,5 +355,6 @@ class Engine:
             self.options,
             create_variable=self._create_variable,
             plan=self._plan,
+            shards=self._shards,
             check_trace=self._check_trace,
         )

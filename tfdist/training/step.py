@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import is_op_determinism_enabled
+from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.plan import Plan
 from tfdist.placement.staged_call import StagedCall
 from tfdist.placement.variables import updating_in_place
@@ -59,6 +60,7 @@ class Steps:
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
       plan: the model's stages, if it is computed by stages.
+      shards: divides the optimizer's state over the replicas, if it is divided.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
     """
@@ -71,6 +73,7 @@ class Steps:
         *,
         create_variable: Callable[..., Any],
         plan: Plan | None = None,
+        shards: OptimizerShards | None = None,
         is_apart: bool = False,
         is_chief: bool = True,
     ):
@@ -93,6 +96,7 @@ class Steps:
             gather_outputs=options.gather_outputs,
             is_chief=is_chief,
         )
+        self._shards = shards
         self._staged = StagedCall(plan, draws=self._division.draws) if plan else None
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA requires static sizes, so there they are hidden only if a layer draws.
@@ -173,7 +177,7 @@ class Steps:
             return [is_copy, *keras.tree.flatten(structure)]
 
         def run(iterator: Any) -> list[tuple[Any, ...]]:
-            with self._by_stages():
+            with self._with_placement():
                 values = self._strategy.run(replica_step, args=take_next(self._strategy, iterator))
             return [self._strategy.experimental_local_results(value) for value in values]
 
@@ -225,7 +229,7 @@ class Steps:
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
                 return [self._division.gather(t) for t in leaves if t.dtype != tf.string]
 
-        with self._by_stages():
+        with self._with_placement():
             found = self._strategy.run(predict, args=(data, bounds))
         local = self._strategy.experimental_local_results
         return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
@@ -321,7 +325,7 @@ class Steps:
             stack.enter_context(aggregating(self._division.agree, self._model))
             stack.enter_context(self._division.intercept())
             stack.enter_context(self.metrics.intercept())
-            stack.enter_context(self._by_stages())
+            stack.enter_context(self._with_placement())
             stack.enter_context(
                 reducing_optimizers(
                     self._division,
@@ -335,12 +339,14 @@ class Steps:
         return self.metrics.compute_logs(kind, vector), vector, rows
 
     @contextlib.contextmanager
-    def _by_stages(self) -> Iterator[None]:
-        """Computes the model by stages, if it has any, while a step is traced."""
-        if self._staged is None:
-            yield
-            return
-        with self._staged.intercept(), updating_in_place(self._strategy):
+    def _with_placement(self) -> Iterator[None]:
+        """Computes the model by stages, and updates by shards, while a step is traced."""
+        with contextlib.ExitStack() as stack:
+            if self._staged is not None:
+                stack.enter_context(self._staged.intercept())
+                stack.enter_context(updating_in_place(self._strategy))
+            if self._shards is not None:
+                stack.enter_context(self._shards.intercept())
             yield
 
     def _read(self) -> tf.Tensor:

@@ -88,6 +88,12 @@ def check_strategy(
             f"{name} does not support `placement`, because it decides itself where variables are. "
             "Leave it out, or use one_device, mirrored or multi_worker_mirrored."
         )
+    is_shared = traits.copies_variables and not (traits.has_processes or traits.fixes_shapes)
+    if options.shard_optimizer and not is_shared:
+        raise TfdistError(
+            f"{name} does not support `shard_optimizer`, which divides the optimizer's state over "
+            "the replicas of one process. Leave it out, or use `strategy=mirrored`."
+        )
     if is_placed and options.jit_compile:
         raise TfdistError(
             "`placement` cannot be combined with `jit_compile`: XLA compiles for one device. Leave "

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.plan import Plan
 from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter, take_next
@@ -31,6 +32,7 @@ class SynchronousSteps(TrainingSteps):
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
       plan: the model's stages, if it is computed by stages.
+      shards: divides the optimizer's state over the replicas, if it is divided.
       is_apart: whether each worker trains independently.
       check_trace: checks the graph of a training step before it runs.
     """
@@ -44,6 +46,7 @@ class SynchronousSteps(TrainingSteps):
         *,
         create_variable: Callable[..., Any],
         plan: Plan | None = None,
+        shards: OptimizerShards | None = None,
         is_apart: bool = False,
         check_trace: Callable[[Any], None] = lambda graph: None,
     ):
@@ -62,6 +65,7 @@ class SynchronousSteps(TrainingSteps):
             options,
             create_variable=create_variable,
             plan=plan,
+            shards=shards,
             is_apart=is_apart,
             is_chief=workers.is_chief or not is_apart,
         )
