@@ -22,6 +22,7 @@ def _read(path: pathlib.Path) -> dict:
 def test_the_notebooks_are_there():
     assert {path.stem for path in NOTEBOOKS} == {
         "cluster",
+        "model_parallel",
         "own_model_and_data",
         "quick_start",
         "strategies",
