@@ -213,6 +213,41 @@ def test_a_strangers_program_is_equal_or_refused(name):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+class _GradientPenalty(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = self(x, training=True)
+                total = tf.reduce_sum(outputs)
+            slope = inner.gradient(total, x)
+            loss = tf.reduce_mean((outputs - y) ** 2) + tf.reduce_mean(slope**2)
+        gradients = outer.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("options", [{"placement": Layers()}, {"rematerialize": True}])
+def test_gradients_of_gradients(float64, options):
+    def build():
+        given = keras.Input((6,))
+        x = keras.layers.Dense(8, "tanh", kernel_initializer=zoo.seeded(1))(given)
+        x = keras.layers.Dense(5, "tanh", kernel_initializer=zoo.seeded(2))(x)
+        model = _GradientPenalty(given, keras.layers.Dense(2, kernel_initializer=zoo.seeded(3))(x))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def train(**options):
+        trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["one_device"](), **options)
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(32, 6)), rng.normal(size=(32, 2))
+        trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+        return [weight.numpy() for weight in trainer.model.weights]
+
+    assert zoo.largest_difference(train(**options), train()) < 1e-14
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
