@@ -24,9 +24,11 @@ def verify():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
 
-    def run(build, strategies=("mirrored",)):
+    def run(build, strategies=("mirrored",), *, shards=False):
         options = VerifyOptions(
-            verification=VerificationOptions(strategies=strategies, steps=3),
+            verification=VerificationOptions(
+                strategies=strategies, steps=3, shard_optimizer=shards
+            ),
             model=VerifiedModelOptions(model=f"{MODULE}:{build}"),
         )
         return list(runs.run_strategies(options, lambda name, step: None))
@@ -66,6 +68,13 @@ def test_local_sgd_is_not_compared_where_a_layer_sees_the_batch(verify):
     assert verdict.holds
     assert "not comparable" in format_table([verdict])
     assert "'batch_normalization'" in verdict.problem
+
+
+def test_a_divided_optimizer_is_equal(verify):
+    verdicts = verify("build_right", ("one_device", "mirrored", "central_storage"), shards=True)
+    texts = [format_table([verdict]) for verdict in verdicts]
+    assert [verdict.holds for verdict in verdicts] == [True] * 3, texts
+    assert "not supported" in texts[2]
 
 
 @pytest.mark.cluster

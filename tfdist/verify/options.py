@@ -10,6 +10,7 @@ from tfdist.strategies.registry import STRATEGIES, list_names
 from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import RunOptions, TrainingOptions
+from tfdist.training.step_options import StepOptions
 
 # For commands that accept only a number, not auto.
 FIXED_BATCH_SIZE: dict[str, Any] = {
@@ -39,6 +40,7 @@ class VerificationOptions(OptionGroup):
         minimum=2,
     )
     workers: int = option(2, "workers of the strategies with several processes", minimum=2)
+    shard_optimizer: bool = inherit(StepOptions, "shard_optimizer")
     timeout_s: float = option(
         300.0, "seconds after which a cluster that has not finished counts as failed", above=0
     )

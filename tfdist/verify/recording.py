@@ -68,6 +68,7 @@ def record(
     *,
     steps: int,
     placement: Placement | None = None,
+    shard_optimizer: bool = False,
     report: Callable[[int], None] = lambda step: None,
 ) -> Recording:
     """Trains under a strategy and returns the recording; all workers must call this.
@@ -77,11 +78,19 @@ def record(
       strategy: the strategy to train under.
       steps: the number of steps.
       placement: how the model of a replica is divided, if at all.
+      shard_optimizer: whether the optimizer's state is divided over the replicas.
       report: called after every step, with its number.
     """
     recording = Recording()
     observer = _Observer(recording, report)
-    trainer = _train(problem, strategy, steps=steps, placement=placement, callbacks=[observer])
+    trainer = _train(
+        problem,
+        strategy,
+        steps=steps,
+        placement=placement,
+        shard_optimizer=shard_optimizer,
+        callbacks=[observer],
+    )
     x, y, sample_weight = (*problem.evaluation, None, None)[:3]
     recording.evaluation = trainer.evaluate(
         x,
@@ -162,6 +171,7 @@ def _train(
     *,
     steps: int,
     placement: Placement | None,
+    shard_optimizer: bool,
     callbacks: list[Any],
 ) -> Trainer:
     def build_model() -> keras.Model:
@@ -172,7 +182,7 @@ def _train(
     problem.reset_process()
     chosen = find_options(strategy)
     exact_steps = chosen.exact_steps if chosen else {}
-    step_options = StepOptions(check="off", **exact_steps)
+    step_options = StepOptions(check="off", shard_optimizer=shard_optimizer, **exact_steps)
     trainer = Trainer(
         build_model,
         strategy=strategy,

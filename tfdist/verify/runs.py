@@ -16,6 +16,7 @@ from tfdist.launch import run_local_cluster
 from tfdist.launch.logs import last_lines
 from tfdist.placement.options import Placement
 from tfdist.runs import processes
+from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_strategy, make_strategy
 from tfdist.strategies.servers import run_server
 from tfdist.verify.comparison import TOLERANCES, Comparison, compare
@@ -81,16 +82,15 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
                     continue
                 expected = _record("one_device", chosen, one_device, options, report)
             form = _describe_form(name, options, chosen)
-            if find_placement(options) and (traits.has_servers or traits.shares_variables):
-                text = "it decides itself where variables are, so a placement is refused."
-                yield Verdict(name, form, problem=text, skip_reason="not supported")
+            refusal = _find_refusal(traits, options)
+            if refusal:
+                yield Verdict(name, form, problem=refusal, skip_reason="not supported")
                 continue
             if name == "one_device" and not find_placement(options):
                 found = reference
             elif not traits.has_processes:
                 strategy = _make_strategy(name, options)
-                placement = find_placement(options)
-                found = _record(name, chosen, strategy, options, report, placement=placement)
+                found = _record(name, chosen, strategy, options, report, is_tested=True)
             else:
                 found = _run_cluster(name, options, report)
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
@@ -104,6 +104,16 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
             several = _make_strategy("mirrored", options)
             cause = diagnose(chosen, comparison, (one_device, several), tolerance)
         yield Verdict(name, form, comparison, cause)
+
+
+def _find_refusal(traits: Traits, options: VerifyOptions) -> str:
+    """Returns why a strategy cannot divide a model or an optimizer; empty if it can."""
+    if find_placement(options) and (traits.has_servers or traits.shares_variables):
+        return "it decides itself where variables are, so a placement is refused."
+    is_shared = traits.is_single or (traits.is_local and traits.copies_variables)
+    if options.verification.shard_optimizer and not is_shared:
+        return "only replicas of one process with copies of the weights divide an optimizer."
+    return ""
 
 
 def make_local_problem(options: VerifyOptions) -> Problem:
@@ -193,14 +203,17 @@ def _record(
     strategy: tf.distribute.Strategy,
     options: VerifyOptions,
     report: Report,
-    placement: Placement | None = None,
+    *,
+    is_tested: bool = False,
 ) -> Recording:
-    steps = options.verification.steps
+    """Trains under a strategy; only a tested one is divided as the options say."""
+    is_single = find_strategy(name).traits.is_single
     return record(
         problem,
         strategy,
-        steps=steps,
-        placement=placement,
+        steps=options.verification.steps,
+        placement=find_placement(options) if is_tested else None,
+        shard_optimizer=is_tested and not is_single and options.verification.shard_optimizer,
         report=functools.partial(report, name),
     )
 
