@@ -204,7 +204,8 @@ class StagedCall:
             return tape.gradient(results, copies, upstream)
 
         given = [*(taken[number] for number in moving), *read]
-        results = iter(tf.custom_gradient(forward)(*given) if given else forward()[0])
+        with tf.device(device):  # TensorFlow copies all inputs and results to where it is called
+            results = iter(tf.custom_gradient(forward)(*given) if given else forward()[0])
         for number, taker in stage.outputs:
             value = found[number]
             mask = get_mask(value)
