@@ -220,7 +220,7 @@ def test_a_strangers_program_is_equal_or_refused(name):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-class _GradientPenalty(keras.Model):
+class GradientPenalty(keras.Model):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as outer:
@@ -241,7 +241,7 @@ def test_gradients_of_gradients(float64, options):
         given = keras.Input((6,))
         x = keras.layers.Dense(8, "tanh", kernel_initializer=zoo.seeded(1))(given)
         x = keras.layers.Dense(5, "tanh", kernel_initializer=zoo.seeded(2))(x)
-        model = _GradientPenalty(given, keras.layers.Dense(2, kernel_initializer=zoo.seeded(3))(x))
+        model = GradientPenalty(given, keras.layers.Dense(2, kernel_initializer=zoo.seeded(3))(x))
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
