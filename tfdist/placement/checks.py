@@ -28,19 +28,8 @@ def check_stages(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
     for operation in make_graph(model).operations:
         if isinstance(operation.layer, keras.Layer) and operation.layer.metrics_variables:
             raise _make_error(model, f"the layer {operation.name!r} has a metric")
-    changed: list[keras.Variable] = []
-
-    @tf.function(autograph=False)
-    def call(x: Any, values: list[tf.Tensor]) -> None:
-        mapping = zip(model.variables, values, strict=True)
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            before = [(v, scope.get_current_value(v)) for v in model.trainable_variables]
-            model(x, training=True)
-        changed.extend(v for v, value in before if scope.get_current_value(v) is not value)
-
-    # The values are unknown while this is traced, so that no layer can depend on them.
-    specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
-    graph = call.get_concrete_function(x_spec, specs).graph
+    graph, updated = trace_call(model, x_spec)
+    changed = [variable for variable in updated if variable.trainable]
     if changed:
         raise _make_error(model, f"a layer assigns its own weight {changed[0].path}")
     if graph.trainable_variables:
@@ -53,6 +42,27 @@ def check_stages(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
                 f"({operation.type}) has a side effect, or a state outside the layers' weights, so "
                 "it cannot run a second time. Leave out `rematerialize`."
             )
+
+
+def trace_call(model: keras.Model, x_spec: Any) -> tuple[Any, list[keras.Variable]]:
+    """Returns the graph of a model's call in training, and the variables that its layers update.
+
+    Args:
+      model: a built model.
+      x_spec: structure of `tf.TensorSpec` for its inputs.
+    """
+    updated: list[keras.Variable] = []
+
+    @tf.function(autograph=False)
+    def call(x: Any, values: list[tf.Tensor]) -> None:
+        mapping = list(zip(model.variables, values, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            model(x, training=True) if model._call_has_training_arg else model(x)
+        updated.extend(v for v, value in mapping if scope.get_current_value(v) is not value)
+
+    # The values are unknown while this is traced, so that no layer can depend on them.
+    specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
+    return call.get_concrete_function(x_spec, specs).graph, updated
 
 
 def _make_error(model: keras.Model, reason: str) -> TfdistError:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import TfdistError
-from tfdist.internals import Functional, backend, bind_call_context
+from tfdist.internals import Functional, bind_call_context
 
 Values = dict[int, Any]
 """Number of a value -> tensor. Values are numbered from 0, the model's inputs first."""
@@ -107,15 +107,6 @@ def make_graph(model: keras.Model) -> Graph:
     return _Builder().build(functional)
 
 
-def list_consumers(operations: Sequence[Operation]) -> dict[int, list[int]]:
-    """Returns value -> the positions of the operations that take it."""
-    consumers: dict[int, list[int]] = {}
-    for place, operation in enumerate(operations):
-        for number in dict.fromkeys(operation.inputs):
-            consumers.setdefault(number, []).append(place)
-    return consumers
-
-
 class _Builder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
@@ -186,8 +177,3 @@ def _can_be_entered(node: Any, inner: Any) -> bool:
     taken = keras.tree.flatten(args[0])
     are_tensors = all(isinstance(leaf, keras.KerasTensor) for leaf in taken)
     return is_flat and is_plain and are_tensors and len(taken) == len(inner.inputs)
-
-
-def get_mask(tensor: Any) -> Any:
-    """Returns the mask that Keras attached to a tensor; None if there is none."""
-    return backend.get_keras_mask(tensor)

@@ -9,7 +9,6 @@ Source: Rajbhandari et al. 2020 (arXiv:1910.02054), stage 1 of ZeRO.
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
 import keras
@@ -17,6 +16,8 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import UpdateContext
+from tfdist.placement.costs import count_bytes
+from tfdist.placement.variables import call_outside_scopes, group_slots
 from tfdist.replacing import replaced
 
 
@@ -40,12 +41,13 @@ class OptimizerShards:
     ):
         self._strategy = strategy
         self._owners: dict[str, int] = {}
-        slots = {v.path: find_slots(v, variables, optimizers) for v in variables}
+        slots = group_slots(variables, optimizers)
         _check(optimizers, [slot for found in slots.values() for slot in found])
         loads = [0] * strategy.num_replicas_in_sync
-        for variable in sorted(variables, key=_count_bytes, reverse=True):
+        sizes = {id(v): count_bytes(v.shape, v.dtype) for v in variables}
+        for variable in sorted(variables, key=lambda v: sizes[id(v)], reverse=True):
             owner = loads.index(min(loads))
-            loads[owner] += _count_bytes(variable)
+            loads[owner] += sizes[id(variable)]
             self._owners[variable.value._unique_id] = owner
             device = strategy.experimental_local_results(variable.value)[owner].device
             for slot in slots[variable.path]:
@@ -86,31 +88,6 @@ class OptimizerShards:
         return parts[replica] if len(parts) > 1 else parts[0]
 
 
-def find_slots(
-    variable: keras.Variable, variables: Sequence[keras.Variable], optimizers: Sequence[Any]
-) -> list[keras.Variable]:
-    """Returns the optimizers' variables that belong to a weight, which Keras says in their names.
-
-    Args:
-      variable: the weight.
-      variables: all weights, some of whose names may begin alike.
-      optimizers: the optimizers.
-    """
-    prefixes = {_prefix(other): other for other in variables}
-    own = _prefix(variable)
-    return [
-        slot
-        for optimizer in optimizers
-        for slot in optimizer.variables
-        if slot.name.startswith(own)
-        and max((p for p in prefixes if slot.name.startswith(p)), key=len) == own
-    ]
-
-
-def _prefix(variable: keras.Variable) -> str:
-    return f"{variable.path.replace('/', '_')}_"
-
-
 def _check(optimizers: Sequence[Any], slots: Sequence[keras.Variable]) -> None:
     known = {id(slot) for slot in slots}
     for optimizer in optimizers:
@@ -141,10 +118,4 @@ def _keep_on(device: str, slot: keras.Variable, strategy: tf.distribute.Strategy
         with tf.device(device):
             return tf.Variable(tf.convert_to_tensor(old), trainable=False, name=slot.name)
 
-    # In a thread of its own, no scope of the strategy is open.
-    with futures.ThreadPoolExecutor(1) as thread:
-        slot._value = thread.submit(create).result()
-
-
-def _count_bytes(variable: keras.Variable) -> int:
-    return int(variable.shape.num_elements()) * tf.as_dtype(variable.dtype).size
+    slot._value = call_outside_scopes(create)

@@ -79,25 +79,23 @@ def make_plan(
     strategy: tf.distribute.Strategy,
     *,
     recomputes: bool,
-) -> Plan | None:
-    """Returns how a model is computed by stages; None if it is computed as a whole.
+) -> Plan:
+    """Returns how a model is computed by stages.
 
     Args:
       model: a built model.
-      placement: where its parts run.
+      placement: where its parts run; None where the replica runs.
       strategy: the strategy in whose scope it was built.
       recomputes: whether activations are recomputed in the backward pass.
 
     Raises:
       TfdistError: the model cannot be divided, or there are not enough devices.
     """
-    if placement is None and not recomputes:
-        return None
     graph = make_graph(model)
     costs = tuple(estimate_costs(graph))
     if not isinstance(placement, Layers):
         places = stages_module.balance_memory(graph, costs)
-        return Plan(graph, stages_module.cut(graph, places, devices=[0]), {}, recomputes, costs)
+        return Plan(graph, stages_module.cut(graph, places), {}, recomputes, costs)
     groups = find_groups(strategy, placement.devices)
     count = len(next(iter(groups.values())))
     if placement.branches:

@@ -24,8 +24,9 @@ import tensorflow as tf
 
 from tfdist.devices import shorten
 from tfdist.internals import Functional, backend, global_state, record
-from tfdist.placement.graph import Values, get_mask
+from tfdist.placement.graph import Values
 from tfdist.placement.plan import Plan
+from tfdist.placement.stages import Stage
 from tfdist.replacing import replaced
 
 AllReduce = Callable[..., Any]
@@ -71,8 +72,7 @@ class StagedCall:
                 return original(model, inputs, training=training, mask=mask, **context)
             given = model._standardize_inputs(inputs)
             for tensor, known in zip(given, keras.tree.flatten(mask), strict=False):
-                if known is not None:
-                    backend.set_keras_mask(tensor, known)
+                _set_mask(tensor, known)
             flat = self._run(given, training=training, **context)
             packed = keras.tree.pack_sequence_as(model._outputs_struct, flat)
             is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
@@ -141,7 +141,7 @@ class StagedCall:
         trainable = [v for v in stage.variables if v.trainable]
         others = [v for v in stage.variables if not v.trainable]
         taken = {number: run.take(number, position) for number in stage.inputs}
-        masks = {number: get_mask(value) for number, value in taken.items()}
+        masks = {number: backend.get_keras_mask(value) for number, value in taken.items()}
         moving = [number for number, value in taken.items() if _has_gradient(value)]
         with tf.device(device):
             states = [(v, tf.convert_to_tensor(run.states[id(v)])) for v in others]
@@ -154,8 +154,7 @@ class StagedCall:
         def compute(given: Sequence[tf.Tensor], reduce: AllReduce | None) -> tuple[list[Any], Any]:
             local = taken | dict(zip(moving, given, strict=False))
             for number, mask in masks.items():
-                if mask is not None:
-                    backend.set_keras_mask(local[number], mask)
+                _set_mask(local[number], mask)
             mapping = [*zip(trainable, given[len(moving) :], strict=True), *states]
             with _autocasting(None):  # Keras would cast the values right away
                 scope = keras.StatelessScope(mapping, collect_losses=True)
@@ -205,16 +204,8 @@ class StagedCall:
 
         given = [*(taken[number] for number in moving), *read]
         with tf.device(device):  # TensorFlow copies all inputs and results to where it is called
-            results = iter(tf.custom_gradient(forward)(*given) if given else forward()[0])
-        for number, taker in stage.outputs:
-            value = found[number]
-            mask = get_mask(value)
-            if _has_gradient(value):
-                value = next(results)
-            if mask is not None:
-                backend.set_keras_mask(value, mask)
-            run.passed[number, taker] = value
-        run.penalties += results
+            results = tf.custom_gradient(forward)(*given) if given else forward()[0]
+        run.pass_on(stage, found, results)
 
     def _is_kept(self, position: int) -> bool:
         """Returns whether the activations of a stage stay in memory for its backward pass."""
@@ -265,6 +256,26 @@ class _Run:
         if (number, stage) in self.passed:
             return self.passed[number, stage]
         return self.inputs[number]
+
+    def pass_on(self, stage: Stage, found: Values, results: Sequence[tf.Tensor]) -> None:
+        """Keeps what a stage gives to others, and its penalties.
+
+        Args:
+          stage: the stage.
+          found: the values that it computed.
+          results: those of its outputs that have a gradient, and then the penalties.
+        """
+        left = iter(results)
+        for number, taker in stage.outputs:
+            value = next(left) if _has_gradient(found[number]) else found[number]
+            _set_mask(value, backend.get_keras_mask(found[number]))
+            self.passed[number, taker] = value
+        self.penalties += left
+
+
+def _set_mask(tensor: Any, mask: Any) -> None:
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)
 
 
 def _has_gradient(value: Any) -> bool:

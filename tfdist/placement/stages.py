@@ -48,21 +48,16 @@ class Stage:
         return list({id(v): v for v in found}.values())
 
 
-def cut(
-    graph: Graph, places: Sequence[int], *, devices: Sequence[int] | None = None
-) -> tuple[Stage, ...]:
-    """Returns stages that follow one another.
+def cut(graph: Graph, places: Sequence[int]) -> tuple[Stage, ...]:
+    """Returns stages that follow one another, each on the next device.
 
     Args:
       graph: the model's operations.
       places: the positions of the first operations of all stages but the first.
-      devices: the numbers of their devices, from the first again after the last; by default, each
-        stage has a device of its own.
     """
     bounds = [0, *places, len(graph.operations)]
     parts = [graph.operations[a:b] for a, b in itertools.pairwise(bounds)]
-    order = range(len(parts)) if devices is None else devices
-    return connect(graph, parts, [order[place % len(order)] for place in range(len(parts))])
+    return connect(graph, parts, range(len(parts)))
 
 
 def connect(
@@ -104,13 +99,13 @@ def find_starts(graph: Graph, names: Sequence[str]) -> list[int]:
     return places
 
 
-def assign(graph: Graph, devices: Mapping[str, int], *, default: int = 0) -> tuple[Stage, ...]:
+def assign(graph: Graph, devices: Mapping[str, int]) -> tuple[Stage, ...]:
     """Returns stages of which each has the operations of one device that can run together.
 
     Args:
       graph: the model's operations.
-      devices: pattern of names, such as `branch_1_*` -> number of a device.
-      default: the device of all other operations.
+      devices: pattern of names, such as `branch_1_*` -> number of a device; all other operations
+        are computed on the first.
 
     Raises:
       TfdistError: a pattern fits no operation.
@@ -120,8 +115,7 @@ def assign(graph: Graph, devices: Mapping[str, int], *, default: int = 0) -> tup
         if not fnmatch.filter(names, pattern):
             raise make_unknown_name_error("`branches`", pattern, names)
     chosen = [
-        next((d for p, d in devices.items() if fnmatch.fnmatchcase(name, p)), default)
-        for name in names
+        next((d for p, d in devices.items() if fnmatch.fnmatchcase(name, p)), 0) for name in names
     ]
     left = list(range(len(names)))
     known = set(graph.inputs)
@@ -144,8 +138,7 @@ def assign(graph: Graph, devices: Mapping[str, int], *, default: int = 0) -> tup
 def balance(costs: Sequence[Cost], count: int) -> list[int]:
     """Returns where to cut so that the largest share of a stage is as small as possible.
 
-    The share of a stage is its part of the work, or of the activations if that is more. The
-    weights count as much as the activations of a few examples do.
+    The share of a stage is its part of the work, or of the activations if that is more.
 
     Args:
       costs: of the operations, in order.
@@ -165,12 +158,10 @@ def balance(costs: Sequence[Cost], count: int) -> list[int]:
 def balance_memory(graph: Graph, costs: Sequence[Cost]) -> list[int]:
     """Returns where to cut so that rematerialization keeps as little as possible in memory."""
     sizes = _add_up([cost.activations for cost in costs])
-    least = min(len(costs), MOST_STAGES)
-    found = {
-        count: _divide(len(costs), count, functools.partial(_part, sizes))
-        for count in _list_counts(least)
-    }
-    return min(found.values(), key=lambda places: count_kept(cut(graph, places), costs, graph))
+    most = min(len(costs), MOST_STAGES)
+    counts = [count for count in range(1, most + 1) if count <= 16 or count % 8 == 0]
+    found = [_divide(len(costs), count, functools.partial(_part, sizes)) for count in counts]
+    return min(found, key=lambda places: count_kept(cut(graph, places), costs, graph))
 
 
 def count_kept(stages: Sequence[Stage], costs: Sequence[Cost], graph: Graph) -> float:
@@ -205,10 +196,6 @@ def _add_up(values: Sequence[float]) -> list[float]:
 
 def _part(sums: Sequence[float], first: int, end: int) -> float:
     return (sums[end] - sums[first]) / (sums[-1] or 1.0)
-
-
-def _list_counts(least: int) -> list[int]:
-    return [count for count in range(1, least + 1) if count <= 16 or count % 8 == 0]
 
 
 def _divide(length: int, count: int, share: Share) -> list[int]:

@@ -1,9 +1,9 @@
 """Puts a model's variables on the devices of its stages."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -12,13 +12,15 @@ from tfdist.devices import shorten
 from tfdist.placement.stages import Stage
 from tfdist.replacing import replaced
 
+Result = TypeVar("Result")
+
 
 def place_variables(
     stages: Sequence[Stage],
     strategy: tf.distribute.Strategy,
     groups: Mapping[str, Sequence[str]],
     *,
-    slots: Sequence[keras.Variable],
+    optimizers: Sequence[Any],
 ) -> None:
     """Moves the variables of each stage to its device.
 
@@ -30,23 +32,49 @@ def place_variables(
       stages: the stages.
       strategy: the strategy in whose scope the variables were created.
       groups: the first device of each replica -> all devices of the replica.
-      slots: the variables of the optimizers that are built.
+      optimizers: the optimizers that are built.
     """
 
-    def place() -> None:
-        placed: set[int] = set()
-        for stage in stages:
-            devices = [group[stage.device] for group in groups.values()]
-            for variable in stage.variables:
-                if id(variable) not in placed:
-                    placed.add(id(variable))
-                    prefix = f"{variable.path.replace('/', '_')}_"  # as Keras names them
-                    for moved in (variable, *(s for s in slots if s.name.startswith(prefix))):
-                        _move(moved, strategy, devices)
+    devices: dict[int, list[str]] = {}
+    variables: dict[int, keras.Variable] = {}
+    for stage in stages:
+        for variable in stage.variables:
+            variables.setdefault(id(variable), variable)
+            devices.setdefault(id(variable), [group[stage.device] for group in groups.values()])
+    slots = group_slots(list(variables.values()), optimizers)
 
-    # In a thread of its own, no scope of the strategy is open.
+    def place() -> None:
+        for key, variable in variables.items():
+            for moved in (variable, *slots[variable.path]):
+                _move(moved, strategy, devices[key])
+
+    call_outside_scopes(place)
+
+
+def group_slots(
+    variables: Sequence[keras.Variable], optimizers: Sequence[Any]
+) -> dict[str, list[keras.Variable]]:
+    """Returns path of a weight -> the optimizers' variables that belong to it.
+
+    Keras says in their names which weight that is.
+
+    Args:
+      variables: the weights, some of whose paths may begin alike.
+      optimizers: the optimizers, which are built.
+    """
+    found: dict[str, list[keras.Variable]] = {variable.path: [] for variable in variables}
+    prefixes = {f"{path.replace('/', '_')}_": path for path in found}
+    for slot in (slot for optimizer in optimizers for slot in optimizer.variables):
+        fitting = [prefix for prefix in prefixes if slot.name.startswith(prefix)]
+        if fitting:
+            found[prefixes[max(fitting, key=len)]].append(slot)
+    return found
+
+
+def call_outside_scopes(function: Callable[[], Result]) -> Result:
+    """Calls a function in a thread of its own, in which no scope of a strategy is open."""
     with futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(place).result()
+        return thread.submit(function).result()
 
 
 def _move(

@@ -330,9 +330,9 @@ class Engine:
         self._plan = make_plan(
             self.model, self._placement, self._strategy, recomputes=self.options.rematerialize
         )
-        if self._plan is not None and self._plan.groups:
-            slots = [v for o in list_optimizers(self.model) if o.built for v in o.variables]
-            place_variables(self._plan.stages, self._strategy, self._plan.groups, slots=slots)
+        if self._plan.groups:
+            built = [optimizer for optimizer in list_optimizers(self.model) if optimizer.built]
+            place_variables(self._plan.stages, self._strategy, self._plan.groups, optimizers=built)
 
     def _has_own_functions(self) -> bool:
         return bool(overrides(self.model, *FUNCTION_METHODS))

@@ -10,7 +10,7 @@ from tfdist.internals import backend
 from tfdist.placement.staged_call import StagedCall
 from tfdist.training.division import Division
 from tfdist.training.micro_batches import (
-    add_slices,
+    add_gradients,
     check_enough,
     sum_over_micro_batches,
     take_micro_batch,
@@ -213,15 +213,5 @@ class OwnStep:
                 with self._division.narrowed(first, rows, parts=count), tf.device(last):
                     found = tape.gradient(scaled, [variable.value for variable in variables])
                 scaled_by_rows = [scale_gradient(gradient, rows) for gradient in found]
-                total = [_add(a, b) for a, b in zip(total, scaled_by_rows, strict=True)]
+                total = [add_gradients(a, b) for a, b in zip(total, scaled_by_rows, strict=True)]
         return total, counts
-
-
-def _add(total: Any, part: Any) -> Any:
-    """Returns the sum of two gradients, where they are; None is zero."""
-    if total is None or part is None:
-        return part if total is None else total
-    with tf.device(part.device):
-        if isinstance(part, tf.IndexedSlices) and isinstance(total, tf.IndexedSlices):
-            return add_slices(total, part)
-        return tf.convert_to_tensor(total) + tf.convert_to_tensor(part)

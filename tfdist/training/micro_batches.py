@@ -95,10 +95,15 @@ def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
     )
 
 
-def add_slices(total: tf.IndexedSlices, part: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the sum of two sparse gradients, as TensorFlow makes them of one batch."""
-    pair = _add((total.values, total.indices), part)
-    return tf.IndexedSlices(*pair, part.dense_shape)
+def add_gradients(total: Any, part: Any) -> Any:
+    """Returns the sum of two gradients, on their device; None is zero."""
+    if total is None or part is None:
+        return part if total is None else total
+    with tf.device(part.device):
+        if isinstance(part, tf.IndexedSlices) and isinstance(total, tf.IndexedSlices):
+            pair = _add((total.values, total.indices), part)
+            return tf.IndexedSlices(*pair, part.dense_shape)
+        return tf.convert_to_tensor(total) + tf.convert_to_tensor(part)
 
 
 def _add(total: Any, part: Any) -> Any:

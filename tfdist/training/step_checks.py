@@ -6,7 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.placement.checks import check_stages
+from tfdist.placement.checks import check_stages, trace_call
+from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
 from tfdist.training.loss_scaling import get_inner_optimizer
@@ -83,6 +84,16 @@ def check_strategy(
         raise TfdistError(
             f"`gather_outputs` cannot be combined with {other}. Leave one of them out."
         )
+    _check_placement(options, traits, name, is_placed=is_placed)
+    if options.rematerialize and traits.has_servers:
+        raise TfdistError(
+            f"{name} does not support `rematerialize`: a worker computes its whole model at once. "
+            "Leave it out, or use another strategy."
+        )
+
+
+def _check_placement(options: StepOptions, traits: Traits, name: str, *, is_placed: bool) -> None:
+    """Checks that a strategy leaves the places of variables to a placement, if there is one."""
     if is_placed and (traits.has_servers or traits.shares_variables or traits.fixes_shapes):
         raise TfdistError(
             f"{name} does not support `placement`, because it decides itself where variables are. "
@@ -98,11 +109,6 @@ def check_strategy(
         raise TfdistError(
             "`placement` cannot be combined with `jit_compile`: XLA compiles for one device. Leave "
             "one of them out."
-        )
-    if options.rematerialize and traits.has_servers:
-        raise TfdistError(
-            f"{name} does not support `rematerialize`: a worker computes its whole model at once. "
-            "Leave it out, or use another strategy."
         )
 
 
@@ -247,7 +253,8 @@ def _trains_apart(strategy: tf.distribute.Strategy, num_workers: int) -> bool:
 def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
     """Returns the first layer that updates a variable other than a seed in training, if any."""
     seeds = {id(generator.state) for generator in list_seed_generators(model)}
-    updated = {id(variable) for variable in find_updated(model, x_spec)} - seeds
+    _, changed = trace_call(model, x_spec)
+    updated = {id(variable) for variable in changed} - seeds
     layers = model._flatten_layers(include_self=False)
     owners = (layer for layer in layers if any(id(v) in updated for v in _list_own(layer)))
     return next(owners, None)
@@ -255,25 +262,3 @@ def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Laye
 
 def _list_own(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
-def find_updated(model: keras.Model, x_spec: Any) -> list[keras.Variable]:
-    """Returns the variables that a model's layers update when it is called in training.
-
-    Args:
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
-    """
-    updated: list[keras.Variable] = []
-
-    @tf.function(autograph=False)
-    def call(x: Any, values: list[tf.Tensor]) -> None:
-        mapping = list(zip(model.variables, values, strict=True))
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            model(x, training=True) if model._call_has_training_arg else model(x)
-        updated.extend(v for v, value in mapping if scope.get_current_value(v) is not value)
-
-    # The values are unknown while this is traced, so that no layer can depend on them.
-    specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in model.variables]
-    call.get_concrete_function(x_spec, specs)
-    return updated
