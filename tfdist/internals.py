@@ -5,6 +5,7 @@
 
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -50,6 +51,7 @@ __all__ = [
     "custom_gradient",
     "data_adapters",
     "device_lib",
+    "get_stateless_scope",
     "global_state",
     "is_op_determinism_enabled",
     "keras_random",

@@ -1,6 +1,5 @@
 """A model divided over devices is trained to the weights of one device."""
 
-import functools
 import subprocess
 import sys
 import textwrap
@@ -12,12 +11,12 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tests.placement.training import find_devices, make_adam, train, train_whole
 from tests.training.programs import INDIVISIBLE, PROGRAMS
 from tfdist.devices import shorten
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers
 
-ADAM = lambda: keras.optimizers.Adam(1e-2, clipnorm=1.0)  # noqa: E731
 PLACEMENTS = {
     "two": {"placement": Layers(devices=2)},
     "three": {"placement": Layers()},
@@ -27,38 +26,18 @@ PLACEMENTS = {
 STATELESS = ("dense", "two_inputs", "transformer", "random")
 
 
-def _train(name, **options):
-    example = zoo.EXAMPLES[name]
-    options.setdefault("strategy", zoo.STRATEGIES["one_device"]())
-    trainer = zoo.make_trainer(lambda: example.build(ADAM()), **options)
-    history = trainer.fit(
-        *example.data,
-        sample_weight=example.sample_weight,
-        batch_size=15,
-        max_steps=4,
-        steps_per_epoch=2,
-        verbose=0,
-    )
-    return trainer, history.history, [v.numpy() for v in trainer.model.variables]
-
-
-@functools.cache
-def _train_whole(name):
-    return _train(name)
-
-
 @pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", zoo.EXAMPLES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_ends_where_one_device_ends(float64, name, placement):
-    _, expected, weights = _train_whole(name)
-    trainer, history, found = _train(name, **PLACEMENTS[placement])
+    _, expected, weights = train_whole(name)
+    trainer, history, found = train(name, **PLACEMENTS[placement])
     assert zoo.largest_difference(found, weights) < 1e-12
     assert history.keys() == expected.keys()
     for key, values in expected.items():
         np.testing.assert_allclose(history[key], values, rtol=1e-12, err_msg=key)
     x, _ = zoo.EXAMPLES[name].data
-    whole = keras.tree.flatten(_train_whole(name)[0].predict(x, verbose=0))
+    whole = keras.tree.flatten(train_whole(name)[0].predict(x, verbose=0))
     for ours, theirs in zip(keras.tree.flatten(trainer.predict(x, verbose=0)), whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
@@ -66,8 +45,8 @@ def test_ends_where_one_device_ends(float64, name, placement):
 @pytest.mark.parametrize("name", STATELESS)
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_micro_batches_are_pipelined_to_the_same_weights(float64, name, recomputes):
-    _, expected, weights = _train_whole(name)
-    _, history, found = _train(name, placement=Layers(), micro_batches=3, rematerialize=recomputes)
+    _, expected, weights = train_whole(name)
+    _, history, found = train(name, placement=Layers(), micro_batches=3, rematerialize=recomputes)
     assert zoo.largest_difference(found, weights) < 1e-12
     for key, values in expected.items():
         np.testing.assert_allclose(history[key], values, rtol=1e-12, err_msg=key)
@@ -76,14 +55,14 @@ def test_micro_batches_are_pipelined_to_the_same_weights(float64, name, recomput
 def test_half_precision_to_the_bit():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        weights, found = _train("unet")[2], _train("unet", placement=Layers())[2]
+        weights, found = train("unet")[2], train("unet", placement=Layers())[2]
     finally:
         keras.config.set_dtype_policy("float32")
     assert zoo.largest_difference(found, weights) < 1e-6
 
 
 def test_weights_and_slots_live_where_their_stage_runs():
-    trainer, _, _ = _train("unet", placement=Layers(devices=2))
+    trainer, _, _ = train("unet", placement=Layers(devices=2))
     by_device = {"CPU:0": 0, "CPU:1": 0}
     where = {v.path: shorten(v.value.device) for v in trainer.model.variables}
     for device in where.values():
@@ -96,18 +75,9 @@ def test_weights_and_slots_live_where_their_stage_runs():
                 assert shorten(slot.value.device) == where[variable.path]
 
 
-def _find_devices(trainer):
-    """Returns the kind of an operation, and the devices that it runs on in the traced step."""
-    (_, trace), *_ = trainer.engine._steps._traces.values()
-    found = {}
-    for operation in trace.graph.get_operations():
-        found.setdefault(operation.type, set()).add(shorten(operation.device))
-    return found
-
-
 def test_forward_backward_and_updates_run_on_the_devices_of_the_stages():
-    trainer, _, _ = _train("unet", placement=Layers(devices=2))
-    kinds = _find_devices(trainer)
+    trainer, _, _ = train("unet", placement=Layers(devices=2))
+    kinds = find_devices(trainer)
     # The first of these passes the results of a stage on, by way of where it is.
     for kind in (
         "IdentityN",
@@ -120,7 +90,7 @@ def test_forward_backward_and_updates_run_on_the_devices_of_the_stages():
 
 
 def test_the_summary_says_what_lies_where():
-    trainer, _, _ = _train("unet", placement=Layers(devices=2))
+    trainer, _, _ = train("unet", placement=Layers(devices=2))
     found = trainer.engine.summarize_placement()
     assert [stage["device"] for stage in found["placement"]] == ["CPU:0", "CPU:1"]
     assert sum(stage["work_share"] for stage in found["placement"]) == pytest.approx(1, abs=1e-3)
@@ -133,7 +103,7 @@ def test_the_summary_says_what_lies_where():
 
 def test_micro_batches_make_the_bubble_smaller():
     shares = [
-        _train("dense", placement=Layers(devices=2), micro_batches=count)[
+        train("dense", placement=Layers(devices=2), micro_batches=count)[
             0
         ].engine.summarize_placement()["bubble_share"]
         for count in (1, 3)
@@ -143,7 +113,7 @@ def test_micro_batches_make_the_bubble_smaller():
 
 def test_a_built_optimizer_moves_along():
     with zoo.STRATEGIES["one_device"]().scope():
-        model = zoo.EXAMPLES["dense"].build(ADAM())
+        model = zoo.EXAMPLES["dense"].build(make_adam())
         model.optimizer.build(model.trainable_variables)
     trainer = tfdist.Trainer(model, placement=Layers(devices=2))
     trainer.fit(*zoo.EXAMPLES["dense"].data, batch_size=8, max_steps=1, verbose=0)
@@ -155,7 +125,7 @@ def test_a_checkpoint_goes_from_one_placement_to_another(tmp_path):
     def run(steps, **options):
         example = zoo.EXAMPLES["unet"]
         trainer = tfdist.Trainer(
-            lambda: example.build(ADAM()),
+            lambda: example.build(make_adam()),
             strategy=zoo.STRATEGIES["one_device"](),
             checkpoint_dir=f"{tmp_path}/run",
             **options,
@@ -177,7 +147,9 @@ def test_a_checkpoint_goes_from_one_placement_to_another(tmp_path):
 
 def _train_steps(steps):
     example = zoo.EXAMPLES["unet"]
-    trainer = tfdist.Trainer(lambda: example.build(ADAM()), strategy=zoo.STRATEGIES["one_device"]())
+    trainer = tfdist.Trainer(
+        lambda: example.build(make_adam()), strategy=zoo.STRATEGIES["one_device"]()
+    )
     trainer.fit(*example.data, batch_size=8, max_steps=steps, steps_per_epoch=2, verbose=0)
     return [v.numpy() for v in trainer.model.variables]
 
@@ -266,13 +238,13 @@ def test_gradients_of_gradients(float64, options):
 )
 def test_what_does_not_fit_costs_one_line(options, message):
     with pytest.raises(TfdistError, match=message) as caught:
-        _train("dense", **options)
+        train("dense", **options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_strategy_with_its_own_places_is_refused():
     with pytest.raises(TfdistError, match="CentralStorageStrategy does not support `placement`"):
-        _train("dense", strategy=zoo.STRATEGIES["central_storage-2"](), placement=Layers())
+        train("dense", strategy=zoo.STRATEGIES["central_storage-2"](), placement=Layers())
 
 
 # The examples of the field's guides, which need more devices than the other tests.
@@ -362,6 +334,6 @@ def test_the_examples_of_the_guides_and_a_mesh():
 def test_the_default_strategy_will_do():
     example = zoo.EXAMPLES["dense"]
     assert isinstance(tf.distribute.get_strategy(), tf.distribute.Strategy)
-    trainer = tfdist.Trainer(lambda: example.build(ADAM()), placement=Layers())
+    trainer = tfdist.Trainer(lambda: example.build(make_adam()), placement=Layers())
     trainer.fit(*example.data, batch_size=8, max_steps=2, verbose=0)
     assert {shorten(v.value.device) for v in trainer.model.variables} == {"CPU:0", "CPU:1"}

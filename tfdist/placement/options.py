@@ -1,6 +1,7 @@
 """Where the parts of a model are computed; standard library only."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from tfdist.errors import TfdistError
@@ -15,12 +16,14 @@ class Placement(OptionGroup):
 
     Attributes:
       name: the value of `--placement`.
+      has_stages: whether the model is computed by stages.
 
     Args:
       devices: see `Layers`.
     """
 
     name: ClassVar[str]
+    has_stages: ClassVar[bool] = False
 
     devices: int = option(
         0, "devices of each replica; 0: all devices, divided over the replicas", minimum=0
@@ -45,6 +48,7 @@ class Layers(Placement):
     """
 
     name: ClassVar[str] = "layers"
+    has_stages: ClassVar[bool] = True
 
     stages: tuple[str, ...] = option(
         (),
@@ -87,7 +91,76 @@ class Layers(Placement):
         return parsed
 
 
-PLACEMENTS: dict[str, type[Placement]] = {Layers.name: Layers}
+@dataclass(frozen=True, kw_only=True)
+class Shards(Placement):
+    """The units of layers, such as the filters of a convolution, divided over the devices.
+
+    Each device has its part of the weights and of the optimizer's state.
+
+    Args:
+      devices: as for `Layers`.
+      layout: the weights to divide, as patterns of their paths (regular expressions, which must fit
+        the whole path) with the axis to divide, such as `.*dense.*kernel:1`; or a
+        `keras.distribution.LayoutMap`, whose layouts name one axis each. A layer's bias is divided
+        with its kernel. By default, all layers whose kind can be divided are.
+    """
+
+    name: ClassVar[str] = "shards"
+
+    layout: tuple[str, ...] = option(
+        (),
+        "placement=shards: patterns of weights' paths, each with the axis to divide; by default, "
+        "all layers that can be divided",
+        metavar="PATTERN:AXIS,PATTERN:AXIS",
+        result=False,
+    )
+
+    def __post_init__(self) -> None:
+        if hasattr(self.layout, "items"):
+            object.__setattr__(self, "layout", _parse_layout_map(self.layout))
+        super().__post_init__()
+        self.parse_layout()
+
+    def parse_layout(self) -> dict[str, int]:
+        """Returns pattern of weights' paths -> axis.
+
+        >>> Shards(layout=(".*kernel:-1",)).parse_layout()
+        {'.*kernel': -1}
+
+        Raises:
+          TfdistError: a pattern has no axis, or is not a regular expression.
+        """
+        parsed = {}
+        for text in self.layout:
+            pattern, _, axis = text.rpartition(":")
+            try:
+                re.compile(pattern)
+                parsed[pattern] = int(axis)
+            except (ValueError, re.error):
+                pattern = ""
+            if not pattern:
+                raise TfdistError(
+                    f"`layout={text}` is not a regular expression and an axis. Write "
+                    ".*dense.*kernel:1."
+                )
+        return parsed
+
+
+def _parse_layout_map(layout: Any) -> tuple[str, ...]:
+    """Returns the patterns and axes of a `keras.distribution.LayoutMap`."""
+    found = []
+    for pattern, tensor_layout in layout.items():
+        named = [axis for axis, name in enumerate(tensor_layout.axes) if name is not None]
+        if len(named) > 1:
+            raise TfdistError(
+                f"The layout {tensor_layout.axes} of {pattern!r} names {len(named)} axes, but a "
+                "weight can be divided along one axis only."
+            )
+        found += [f"{pattern}:{axis}" for axis in named]
+    return tuple(found)
+
+
+PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Layers, Shards)}
 """Value of `--placement` -> class."""
 
 
@@ -97,7 +170,8 @@ class PlacementOptions(OptionGroup):
 
     placement: str = option(
         NONE,
-        "divide the model of each replica over several devices; layers: stages of layers",
+        "divide the model of each replica over several devices; layers: stages of layers; shards: "
+        "the units of layers",
         choices=(NONE, *PLACEMENTS),
         result=False,
         alike=True,
@@ -111,6 +185,7 @@ class PlacementOptions(OptionGroup):
     )
     stages: tuple[str, ...] = inherit(Layers, "stages")
     branches: tuple[str, ...] = inherit(Layers, "branches")
+    layout: tuple[str, ...] = inherit(Shards, "layout")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,13 +218,17 @@ class PlacementOptions(OptionGroup):
         Raises:
           TfdistError: an option is given that has no effect without a placement.
         """
-        given: dict[str, Any] = {"stages": self.stages, "branches": self.branches}
-        if self.placement != NONE:
-            return Layers(devices=self.parse_mesh()["model"], **given)
-        for name, value in {**given, "mesh": self.mesh}.items():
-            if value:
+        kind = PLACEMENTS.get(self.placement)
+        own = [item.name for item in fields(kind)] if kind else []
+        for name in ("stages", "branches", "layout", "mesh"):
+            fits = name in own or (name == "mesh" and kind is not None)
+            if getattr(self, name) and not fits:
+                users = [p for p, k in PLACEMENTS.items() if name == "mesh" or hasattr(k, name)]
                 raise TfdistError(
-                    f"`{name}={','.join(value)}` has no effect without `placement=layers`. Leave "
-                    "it out."
+                    f"`{name}={','.join(getattr(self, name))}` has no effect without "
+                    f"`placement={' or '.join(users)}`. Leave it out."
                 )
-        return None
+        if kind is None:
+            return None
+        options = {name: getattr(self, name) for name in own if name != "devices"}
+        return kind(devices=self.parse_mesh()["model"], **options)

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.devices import shorten
 from tfdist.internals import Functional, backend, global_state, record
 from tfdist.placement.graph import Values
 from tfdist.placement.plan import Plan
 from tfdist.placement.stages import Stage
+from tfdist.placement.variables import find_own_group
 from tfdist.replacing import replaced
 
 AllReduce = Callable[..., Any]
@@ -103,10 +103,7 @@ class StagedCall:
         """Returns the device of a stage of this replica; None for the replica's own."""
         if not self._groups:
             return None
-        with tf.control_dependencies(None):
-            here = tf.no_op().device
-        group = self._groups.get(shorten(here)) or next(iter(self._groups.values()))
-        return f"/device:{group[self._stages[stage].device]}"
+        return f"/device:{find_own_group(self._groups)[self._stages[stage].device]}"
 
     def _run(self, inputs: Sequence[Any], *, training: bool | None, **context: Any) -> list[Any]:
         values: Values = dict(zip(self._graph.inputs, inputs, strict=True))

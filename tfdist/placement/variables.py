@@ -77,6 +77,17 @@ def call_outside_scopes(function: Callable[[], Result]) -> Result:
         return thread.submit(function).result()
 
 
+def find_own_group(groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Returns the devices of the replica that is being traced.
+
+    Args:
+      groups: the first device of each replica -> all devices of the replica.
+    """
+    with tf.control_dependencies(None):
+        here = tf.no_op().device
+    return groups.get(shorten(here)) or next(iter(groups.values()))
+
+
 def _move(
     variable: keras.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> None:
@@ -85,6 +96,20 @@ def _move(
     copies = strategy.experimental_local_results(old)
     if [shorten(copy.device) for copy in copies] == list(devices):
         return
+    variable._value = create_copies(tf.convert_to_tensor(copies[0]), old, strategy, devices)
+
+
+def create_copies(
+    value: tf.Tensor, old: Any, strategy: tf.distribute.Strategy, devices: Sequence[str]
+) -> Any:
+    """Returns a variable of a strategy that takes the place of another one, on other devices.
+
+    Args:
+      value: its value.
+      old: the other one.
+      strategy: the strategy in whose scope that one was created.
+      devices: the device of each local replica's copy.
+    """
     left: Iterator[str] = iter(devices)
 
     def create(next_creator: Any, **arguments: Any) -> Any:
@@ -94,16 +119,17 @@ def _move(
     # The strategy calls the creators of outer scopes once for each of its replicas.
     with tf.variable_creator_scope(create), strategy.scope():
         new = tf.Variable(
-            tf.convert_to_tensor(copies[0]),
+            value,
             trainable=old.trainable,
             name=old.name.partition(":")[0],
             dtype=old.dtype,
             aggregation=old.aggregation,
         )
     # Optimizers find a variable by this.
-    for copy, former in zip(strategy.experimental_local_results(new), copies, strict=True):
+    locals_of = strategy.experimental_local_results
+    for copy, former in zip(locals_of(new), locals_of(old), strict=True):
         copy._unique_id = former._unique_id
-    variable._value = new
+    return new
 
 
 @contextlib.contextmanager

@@ -82,6 +82,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
     )()
     x_spec = _find_inputs(model, data)
+    placement = options.placement.select()
     if not all(layer.built for layer in model._flatten_layers()):
         build_outputs(model, x_spec)
     check_model(
@@ -90,7 +91,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         x_spec,
         is_mirrored=plan.traits.copies_variables,
         num_replicas=sharing,
-        has_stages=step.rematerialize or options.placement.select() is not None,
+        has_stages=step.rematerialize or (placement is not None and placement.has_stages),
     )
     memory = estimate_memory(
         model, math.ceil(rows / step.micro_batches), rematerialize=step.rematerialize

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -13,8 +14,9 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.optimizer_shards import OptimizerShards
-from tfdist.placement.options import Placement
-from tfdist.placement.plan import Plan, make_plan
+from tfdist.placement.options import Placement, Shards
+from tfdist.placement.plan import Plan, find_groups, make_plan
+from tfdist.placement.unit_shards import UnitShards
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
 from tfdist.strategies.servers import make_placement
@@ -79,9 +81,7 @@ class Engine:
         self._strategy, self.workers, self.options = strategy, workers, options
         self._placement = placement
         self._traits = find_traits(strategy)
-        check_strategy(
-            options, strategy, num_workers=workers.count, is_placed=placement is not None
-        )
+        check_strategy(options, strategy, num_workers=workers.count, placement=placement)
         self._create_variable = (
             make_placement(strategy) if self._traits.has_servers else aggregate_state
         )
@@ -107,7 +107,7 @@ class Engine:
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
         self._plan: Plan | None = None
-        self._shards: OptimizerShards | None = None
+        self._shards: OptimizerShards | UnitShards | None = None
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -148,7 +148,9 @@ class Engine:
         return self._steps.summarize() if self._steps else {}
 
     def summarize_placement(self) -> dict[str, Any]:
-        """Returns the entries of a summary that say where the model's stages run; see `Plan`."""
+        """Returns the entries of a summary that say where the model's parts are; see `Plan`."""
+        if isinstance(self._shards, UnitShards):
+            return self._shards.summarize()
         micro_batches = self.options.micro_batches
         return self._plan.summarize(micro_batches=micro_batches) if self._plan else {}
 
@@ -171,7 +173,7 @@ class Engine:
             self.model,
             self._strategy,
             num_workers=self.workers.count,
-            has_stages=self._has_stages,
+            is_placed=self._is_placed,
         )
 
     def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
@@ -215,7 +217,7 @@ class Engine:
             must_be_built = (
                 self._traits.has_servers
                 or self.options.changes_gradient
-                or self._has_stages
+                or self._is_placed
                 or self.options.shard_optimizer
                 or self._has_own_functions()
             )
@@ -223,7 +225,8 @@ class Engine:
             with explain_data_errors(adapter.batch_spec):
                 if all(layer.built for layer in self.model._flatten_layers()):
                     self._divide_model()
-                build_model(self.model, adapter.batch_spec, can_wait=can_wait)
+                with self._building():
+                    build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         self._divide_model()
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
@@ -321,10 +324,31 @@ class Engine:
 
     @property
     def _has_stages(self) -> bool:
+        has_stages = self._placement is not None and self._placement.has_stages
+        return has_stages or self.options.rematerialize
+
+    @property
+    def _is_placed(self) -> bool:
         return self._placement is not None or self.options.rematerialize
 
+    @contextlib.contextmanager
+    def _building(self) -> Iterator[None]:
+        """Divides the variables of optimizers as the weights are divided."""
+        with contextlib.ExitStack() as stack:
+            if isinstance(self._shards, UnitShards):
+                stack.enter_context(self._shards.building())
+            yield
+
     def _divide_model(self) -> None:
-        """Divides the model into stages, and puts their variables where they run."""
+        """Divides the model, and puts its variables where they are used."""
+        if isinstance(self._placement, Shards) and self._shards is None:
+            self._shards = UnitShards(
+                self.model,
+                self._placement,
+                self._strategy,
+                find_groups(self._strategy, self._placement.devices),
+                find_optimizers=functools.partial(list_optimizers, self.model),
+            )
         if self._plan is not None or not self._has_stages:
             return
         self._plan = make_plan(

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import BaseOptimizer, TFOptimizer
+from tfdist.placement.divided import flatten_parts
 from tfdist.replacing import list_subclasses, replaced
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
@@ -137,7 +138,8 @@ class _Reducer:
     def _reduce(self, grads: Gradients) -> list[Any]:
         part = self._division.part
         assert part is not None
-        weighted = [scale_gradient(g, part.weight) for g in grads if g is not None]
+        flat, restore = flatten_parts(grads)
+        weighted = [scale_gradient(g, part.weight) for g in flat if g is not None]
         # Table rows that do not depend on examples, such as positions, are the same on all
         # replicas. They need a single gradient, as on one device: optimizers square each one.
         is_common = [part.static_rows is None and _has_known_rows(g) for g in weighted]
@@ -147,7 +149,7 @@ class _Reducer:
             tf.IndexedSlices(total, g.indices, g.dense_shape) if common else total
             for total, g, common in zip(sums, weighted, is_common, strict=True)
         )
-        return [None if g is None else next(whole) for g in grads]
+        return restore([None if g is None else next(whole) for g in flat])
 
 
 def _has_known_rows(gradient: Any) -> bool:
@@ -173,7 +175,11 @@ def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable
     Keras overwrites the weights with their average under a condition, where no strategy allows a
     replica to update a variable.
     """
-    grads = optimizer._clip_gradients(grads)
+    if optimizer.clipnorm is None:
+        flat, restore = flatten_parts(grads)
+        grads = restore(optimizer._clip_gradients(flat))
+    else:  # the norm of each whole gradient
+        grads = optimizer._clip_gradients(grads)
     optimizer._apply_weight_decay(variables)
     optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
     if not optimizer.use_ema:

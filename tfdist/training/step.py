@@ -18,6 +18,7 @@ from tfdist.internals import is_op_determinism_enabled
 from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.plan import Plan
 from tfdist.placement.staged_call import StagedCall
+from tfdist.placement.unit_shards import UnitShards
 from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
@@ -60,7 +61,7 @@ class Steps:
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
       plan: the model's stages, if it is computed by stages.
-      shards: divides the optimizer's state over the replicas, if it is divided.
+      shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
     """
@@ -73,7 +74,7 @@ class Steps:
         *,
         create_variable: Callable[..., Any],
         plan: Plan | None = None,
-        shards: OptimizerShards | None = None,
+        shards: OptimizerShards | UnitShards | None = None,
         is_apart: bool = False,
         is_chief: bool = True,
     ):
@@ -88,6 +89,7 @@ class Steps:
             or is_apart
             or options.changes_gradient
             or plan is not None
+            or shards is not None
         )
         self._division = Division(
             model,

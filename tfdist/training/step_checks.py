@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.checks import check_stages, trace_call
+from tfdist.placement.options import Placement, Shards
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
@@ -28,7 +29,7 @@ def check_strategy(
     strategy: tf.distribute.Strategy,
     *,
     num_workers: int,
-    is_placed: bool = False,
+    placement: Placement | None = None,
 ) -> None:
     """Checks that a strategy can compute its steps as the options say.
 
@@ -36,7 +37,7 @@ def check_strategy(
       options: how steps are computed.
       strategy: the strategy.
       num_workers: the number of processes that train together.
-      is_placed: whether the model of a replica is divided over several devices.
+      placement: how the model of a replica is divided over several devices; None if it is not.
 
     Raises:
       TfdistError: it cannot.
@@ -84,7 +85,7 @@ def check_strategy(
         raise TfdistError(
             f"`gather_outputs` cannot be combined with {other}. Leave one of them out."
         )
-    _check_placement(options, traits, name, is_placed=is_placed)
+    _check_placement(options, traits, name, placement)
     if options.rematerialize and traits.has_servers:
         raise TfdistError(
             f"{name} does not support `rematerialize`: a worker computes its whole model at once. "
@@ -92,8 +93,11 @@ def check_strategy(
         )
 
 
-def _check_placement(options: StepOptions, traits: Traits, name: str, *, is_placed: bool) -> None:
+def _check_placement(
+    options: StepOptions, traits: Traits, name: str, placement: Placement | None
+) -> None:
     """Checks that a strategy leaves the places of variables to a placement, if there is one."""
+    is_placed = placement is not None
     if is_placed and (traits.has_servers or traits.shares_variables or traits.fixes_shapes):
         raise TfdistError(
             f"{name} does not support `placement`, because it decides itself where variables are. "
@@ -105,6 +109,11 @@ def _check_placement(options: StepOptions, traits: Traits, name: str, *, is_plac
             f"{name} does not support `shard_optimizer`, which divides the optimizer's state over "
             "the replicas of one process. Leave it out, or use `strategy=mirrored`."
         )
+    for other in ("shard_optimizer", "rematerialize"):
+        if isinstance(placement, Shards) and getattr(options, other):
+            raise TfdistError(
+                f"`placement=shards` cannot be combined with `{other}`. Leave one of them out."
+            )
     if is_placed and options.jit_compile:
         raise TfdistError(
             "`placement` cannot be combined with `jit_compile`: XLA compiles for one device. Leave "
@@ -118,7 +127,7 @@ def check_program(
     strategy: tf.distribute.Strategy,
     *,
     num_workers: int,
-    has_stages: bool = False,
+    is_placed: bool = False,
 ) -> None:
     """Checks that a strategy can run the program of a model's class and optimizer.
 
@@ -127,7 +136,7 @@ def check_program(
       model: a compiled model.
       strategy: the strategy.
       num_workers: the number of processes that train together.
-      has_stages: whether the model is computed by stages.
+      is_placed: whether the model is computed by parts.
 
     Raises:
       TfdistError: it cannot.
@@ -136,7 +145,7 @@ def check_program(
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
     functions = overrides(model, *FUNCTION_METHODS)
-    changes = options.changes_gradient or has_stages
+    changes = options.changes_gradient or is_placed
     if functions and (has_replicas or changes or options.steps_per_loop > 1):
         reason = (
             "does not support replicas"
@@ -165,7 +174,7 @@ def check_program(
             f"{type(model).__name__} overrides train_step, which micro_batches and jit_compile "
             "cannot change. Leave out these options."
         )
-    if has_stages and model.run_eagerly:
+    if is_placed and model.run_eagerly:
         raise TfdistError(
             "`placement` and `rematerialize` need compiled steps. Leave out run_eagerly in "
             "compile()."
