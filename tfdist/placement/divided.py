@@ -158,8 +158,8 @@ def join(parts: Sequence[Any], variable: DividedVariable) -> Any:
     Whoever needs only the parts does not compute the whole.
 
     Args:
-      parts: the gradients of the parts of a variable, tensors or `tf.IndexedSlices`. Slices that are
-        divided along another axis than the first have the same indices.
+      parts: the gradients of the parts of a variable, tensors or `tf.IndexedSlices`. Slices that
+        are divided along another axis than the first have the same indices.
       variable: the variable.
     """
     axis = variable.axis

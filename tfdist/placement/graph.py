@@ -79,6 +79,12 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables that the operations read or update, each once."""
+        found = (v for operation in self.operations for v in operation.variables)
+        return list({id(v): v for v in found}.values())
+
 
 def find_functional(model: Any) -> Any:
     """Returns the functional model that computes a model's outputs; None if there is none."""

@@ -16,7 +16,7 @@ class Placement(OptionGroup):
 
     Attributes:
       name: the value of `--placement`.
-      has_stages: whether the model is computed by stages.
+      has_stages: whether a functional model is computed in another way than Keras does.
 
     Args:
       devices: see `Layers`.
@@ -146,6 +146,20 @@ class Shards(Placement):
         return parsed
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strips(Placement):
+    """The rows of images, divided over the devices: each computes a strip of every image.
+
+    Each device has the activations of its rows. The weights are on the first device.
+
+    Args:
+      devices: as for `Layers`.
+    """
+
+    name: ClassVar[str] = "strips"
+    has_stages: ClassVar[bool] = True
+
+
 def _parse_layout_map(layout: Any) -> tuple[str, ...]:
     """Returns the patterns and axes of a `keras.distribution.LayoutMap`."""
     found = []
@@ -160,7 +174,7 @@ def _parse_layout_map(layout: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Layers, Shards)}
+PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Layers, Shards, Strips)}
 """Value of `--placement` -> class."""
 
 
@@ -171,7 +185,7 @@ class PlacementOptions(OptionGroup):
     placement: str = option(
         NONE,
         "divide the model of each replica over several devices; layers: stages of layers; shards: "
-        "the units of layers",
+        "the units of layers; strips: the rows of images",
         choices=(NONE, *PLACEMENTS),
         result=False,
         alike=True,

@@ -22,12 +22,18 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.internals import Functional, backend, global_state, record
+from tfdist.internals import backend, record
 from tfdist.placement.graph import Values
 from tfdist.placement.plan import Plan
 from tfdist.placement.stages import Stage
+from tfdist.placement.tracing import (
+    add_penalties,
+    autocasting,
+    has_gradient,
+    intercepting,
+    set_mask,
+)
 from tfdist.placement.variables import find_own_group
-from tfdist.replacing import replaced
 
 AllReduce = Callable[..., Any]
 """`tf.distribute.ReplicaContext.all_reduce`."""
@@ -63,22 +69,7 @@ class StagedCall:
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
         """Replaces the call of the model. Must be opened around all replicas."""
-        original = Functional.call
-
-        def call(
-            model: Any, inputs: Any, training: Any = None, mask: Any = None, **context: Any
-        ) -> Any:
-            if model is not self._graph.model:
-                return original(model, inputs, training=training, mask=mask, **context)
-            given = model._standardize_inputs(inputs)
-            for tensor, known in zip(given, keras.tree.flatten(mask), strict=False):
-                _set_mask(tensor, known)
-            flat = self._run(given, training=training, **context)
-            packed = keras.tree.pack_sequence_as(model._outputs_struct, flat)
-            is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
-            return packed[0] if is_single else packed
-
-        with replaced(Functional, "call", call):
+        with intercepting(self._graph.model, self._run):
             yield
 
     @contextlib.contextmanager
@@ -113,9 +104,9 @@ class StagedCall:
                     for operation in stage.operations:
                         operation.run(values, training=training, **context)
             return [values[number] for number in self._graph.outputs]
-        variables = list({id(v): v for stage in self._stages for v in stage.variables}.values())
+        variables = self._graph.variables
         autocast = backend.get_autocast_scope()
-        with _autocasting(None):
+        with autocasting(None):
             olds = {id(v): v.value for v in variables}
         run = _Run(values, context, dict(olds), autocast)
         for position in range(len(self._stages)):
@@ -123,12 +114,7 @@ class StagedCall:
         for variable in variables:
             if run.states[id(variable)] is not olds[id(variable)]:
                 variable.assign(run.states[id(variable)])
-        model = self._graph.model
-        model._clear_losses()
-        if run.penalties:
-            layers = [op.layer for op in self._graph.operations if op.node is not None]
-            layer = next(layer for layer in layers if isinstance(layer, keras.Layer))
-            layer.add_loss(run.penalties)  # a functional model rejects add_loss
+        add_penalties(self._graph, run.penalties)
         return [run.take(number, len(self._stages)) for number in self._graph.outputs]
 
     def _run_stage(self, position: int, run: "_Run") -> None:
@@ -139,7 +125,7 @@ class StagedCall:
         others = [v for v in stage.variables if not v.trainable]
         taken = {number: run.take(number, position) for number in stage.inputs}
         masks = {number: backend.get_keras_mask(value) for number, value in taken.items()}
-        moving = [number for number, value in taken.items() if _has_gradient(value)]
+        moving = [number for number, value in taken.items() if has_gradient(value)]
         with tf.device(device):
             states = [(v, tf.convert_to_tensor(run.states[id(v)])) for v in others]
             read = [tf.convert_to_tensor(run.states[id(v)]) for v in trainable]
@@ -151,16 +137,16 @@ class StagedCall:
         def compute(given: Sequence[tf.Tensor], reduce: AllReduce | None) -> tuple[list[Any], Any]:
             local = taken | dict(zip(moving, given, strict=False))
             for number, mask in masks.items():
-                _set_mask(local[number], mask)
+                set_mask(local[number], mask)
             mapping = [*zip(trainable, given[len(moving) :], strict=True), *states]
-            with _autocasting(None):  # Keras would cast the values right away
+            with autocasting(None):  # Keras would cast the values right away
                 scope = keras.StatelessScope(mapping, collect_losses=True)
-            with _autocasting(run.autocast), scope, _reducing_by(reduce):
+            with autocasting(run.autocast), scope, _reducing_by(reduce):
                 for operation in stage.operations:
                     operation.run(local, training=True, **run.context)
             found.update(local)
             outputs = [local[number] for number, _ in stage.outputs]
-            return [*filter(_has_gradient, outputs), *scope.losses], scope
+            return [*filter(has_gradient, outputs), *scope.losses], scope
 
         def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
             tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
@@ -264,30 +250,10 @@ class _Run:
         """
         left = iter(results)
         for number, taker in stage.outputs:
-            value = next(left) if _has_gradient(found[number]) else found[number]
-            _set_mask(value, backend.get_keras_mask(found[number]))
+            value = next(left) if has_gradient(found[number]) else found[number]
+            set_mask(value, backend.get_keras_mask(found[number]))
             self.passed[number, taker] = value
         self.penalties += left
-
-
-def _set_mask(tensor: Any, mask: Any) -> None:
-    if mask is not None:
-        backend.set_keras_mask(tensor, mask)
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating
-
-
-@contextlib.contextmanager
-def _autocasting(scope: Any) -> Iterator[None]:
-    """Opens a Keras autocast scope again; None casts nothing."""
-    before = backend.get_autocast_scope()
-    global_state.set_global_attribute("autocast_scope", scope)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute("autocast_scope", before)
 
 
 @contextlib.contextmanager

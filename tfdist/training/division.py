@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
+from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import replaced
 from tfdist.training.added_losses import losses_by_thread
 from tfdist.training.global_norm import list_norm_replacements
@@ -73,6 +74,12 @@ class Division:
     def part(self) -> Part | None:
         """This thread's part of the global batch; None outside of `of`."""
         return getattr(self._of_thread, "part", None)
+
+    def pool(self, moments: Moments) -> Moments:
+        """Returns the moments of the global batch, given those of this replica's part."""
+        if self.part is None or self._batch_norm != "global":
+            return moments
+        return pool_moments(moments, Replicas(self.part.weight))
 
     @contextlib.contextmanager
     def of(self, part: Part, *, draws_rows: bool) -> Iterator[None]:

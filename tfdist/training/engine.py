@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.optimizer_shards import OptimizerShards
-from tfdist.placement.options import Placement, Shards
+from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.placement.plan import Plan, find_groups, make_plan
+from tfdist.placement.striped_call import StripPlan, make_strip_plan
 from tfdist.placement.unit_shards import UnitShards
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
@@ -106,7 +107,7 @@ class Engine:
         self._checked: set[str] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
-        self._plan: Plan | None = None
+        self._plan: Plan | StripPlan | None = None
         self._shards: OptimizerShards | UnitShards | None = None
 
     @contextlib.contextmanager
@@ -151,6 +152,8 @@ class Engine:
         """Returns the entries of a summary that say where the model's parts are; see `Plan`."""
         if isinstance(self._shards, UnitShards):
             return self._shards.summarize()
+        if isinstance(self._plan, StripPlan):
+            return self._plan.summarize()
         micro_batches = self.options.micro_batches
         return self._plan.summarize(micro_batches=micro_batches) if self._plan else {}
 
@@ -350,6 +353,10 @@ class Engine:
                 find_optimizers=functools.partial(list_optimizers, self.model),
             )
         if self._plan is not None or not self._has_stages:
+            return
+        if isinstance(self._placement, Strips):
+            groups = find_groups(self._strategy, self._placement.devices)
+            self._plan = make_strip_plan(self.model, groups)
             return
         self._plan = make_plan(
             self.model, self._placement, self._strategy, recomputes=self.options.rematerialize

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.internals import backend
 from tfdist.placement.staged_call import StagedCall
+from tfdist.placement.striped_call import StripedCall
 from tfdist.training.division import Division
 from tfdist.training.micro_batches import (
     add_gradients,
@@ -48,7 +49,7 @@ class OwnStep:
       options: how the gradient is computed.
       division: divides the global batch over the replicas.
       metrics: the replicas' metrics.
-      staged: computes the model by stages, if it has any.
+      staged: computes the model by stages or strips, if it has any.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class OwnStep:
         *,
         division: Division,
         metrics: ReplicaMetrics,
-        staged: StagedCall | None = None,
+        staged: StagedCall | StripedCall | None = None,
     ):
         self._model = model
         self._options = options
@@ -149,8 +150,8 @@ class OwnStep:
             weighted = [scale_gradient(gradient, count) for gradient in gradients]
             return weighted, [*counts.values(), *more.values()]
 
-        if self._staged is not None and self._staged.is_pipelined:
-            gradients, counts = self._pipeline(batch, known, keys)
+        if isinstance(self._staged, StagedCall) and self._staged.is_pipelined:
+            gradients, counts = self._pipeline(self._staged, batch, known, keys)
         else:
             gradients, counts = sum_over_micro_batches(
                 compute, batch, micro_batches=self._options.micro_batches
@@ -161,7 +162,7 @@ class OwnStep:
         return [scale_gradient(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
 
     def _pipeline(
-        self, batch: Any, known: Any, keys: list[int]
+        self, staged: StagedCall, batch: Any, known: Any, keys: list[int]
     ) -> tuple[list[Any], list[tf.Tensor]]:
         """Returns the sums over the micro-batches, computed by several devices at the same time.
 
@@ -169,12 +170,11 @@ class OwnStep:
         passes from the last one to the first.
 
         Args:
+          staged: computes the model by stages.
           batch: a replica's batch.
           known: the normalizers of the global batch.
           keys: is set to the keys of the counts that are returned.
         """
-        staged = self._staged
-        assert staged is not None
         model, count = self._model, self._options.micro_batches
         variables = model.trainable_variables
         last = staged.find_device(-1)

@@ -18,6 +18,7 @@ from tfdist.internals import is_op_determinism_enabled
 from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.plan import Plan
 from tfdist.placement.staged_call import StagedCall
+from tfdist.placement.striped_call import StripedCall, StripPlan
 from tfdist.placement.unit_shards import UnitShards
 from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
@@ -60,7 +61,7 @@ class Steps:
       strategy: the strategy it was built under.
       options: how a training step is computed.
       create_variable: the creator of the model's variables.
-      plan: the model's stages, if it is computed by stages.
+      plan: the model's stages or strips, if it is computed by them.
       shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
@@ -73,7 +74,7 @@ class Steps:
         options: StepOptions,
         *,
         create_variable: Callable[..., Any],
-        plan: Plan | None = None,
+        plan: Plan | StripPlan | None = None,
         shards: OptimizerShards | UnitShards | None = None,
         is_apart: bool = False,
         is_chief: bool = True,
@@ -99,7 +100,7 @@ class Steps:
             is_chief=is_chief,
         )
         self._shards = shards
-        self._staged = StagedCall(plan, draws=self._division.draws) if plan else None
+        self._staged = self._make_call(plan)
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
@@ -123,6 +124,11 @@ class Steps:
         }
         self._write = self._compile(self._write_states)
         self._reset = self._compile(self.metrics.reset)
+
+    def _make_call(self, plan: Plan | StripPlan | None) -> StagedCall | StripedCall | None:
+        if isinstance(plan, StripPlan):
+            return StripedCall(plan, pool=self._division.pool)
+        return StagedCall(plan, draws=self._division.draws) if plan else None
 
     @property
     def generators(self) -> list[keras.random.SeedGenerator]:

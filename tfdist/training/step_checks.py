@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.checks import check_stages, trace_call
-from tfdist.placement.options import Placement, Shards
+from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
@@ -109,10 +109,12 @@ def _check_placement(
             f"{name} does not support `shard_optimizer`, which divides the optimizer's state over "
             "the replicas of one process. Leave it out, or use `strategy=mirrored`."
         )
-    for other in ("shard_optimizer", "rematerialize"):
-        if isinstance(placement, Shards) and getattr(options, other):
+    refused = {Shards: ("shard_optimizer", "rematerialize"), Strips: ("rematerialize",)}
+    for other in refused.get(type(placement), ()):
+        if placement is not None and getattr(options, other):
             raise TfdistError(
-                f"`placement=shards` cannot be combined with `{other}`. Leave one of them out."
+                f"`placement={placement.name}` cannot be combined with `{other}`. Leave one of "
+                "them out."
             )
     if is_placed and options.jit_compile:
         raise TfdistError(

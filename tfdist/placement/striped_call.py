@@ -1,0 +1,339 @@
+"""Runs a model on strips of its images, in place of Keras's call of its layers.
+
+Each device computes its rows of every layer that has a rule (`strip_rules`). Where a layer needs
+rows of a neighbor, these travel. Any other layer is computed whole on the replica's first device,
+and its output is divided again if it is an image. Weights live on the first device, and are copied
+to the others in every step.
+
+Source: Shazeer et al. 2018 (arXiv:1811.02084), section 3, for dividing images by space; Dryden et
+al. 2019 (arXiv:1903.06681) for the exchange of rows.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.internals import backend
+from tfdist.models.batch_norm import Moments
+from tfdist.placement.cells import Cells
+from tfdist.placement.graph import Graph, Operation, Values, make_graph
+from tfdist.placement.strip_rules import find_rule, is_picture
+from tfdist.placement.strips import StripedImage, divide_rows, find_overlaps
+from tfdist.placement.tracing import (
+    add_penalties,
+    autocasting,
+    has_gradient,
+    intercepting,
+    set_mask,
+)
+from tfdist.placement.variables import find_own_group
+
+Pool = Callable[[Moments], Moments]
+"""Returns the moments over all replicas."""
+
+
+@dataclass(frozen=True, eq=False)
+class StripPlan:
+    """How a model is computed by strips.
+
+    Attributes:
+      graph: the model's operations.
+      groups: the first device of each local replica -> all devices of the replica.
+    """
+
+    graph: Graph
+    groups: Mapping[str, Sequence[str]]
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns the entry `placement` of a run's summary: devices, and layers without a rule."""
+        layers = [op for op in self.graph.operations if op.node is not None and _has_picture(op)]
+        return {
+            "placement": [{"device": device} for device in next(iter(self.groups.values()))],
+            "whole_layers": [op.name for op in layers if find_rule(op) is None],
+        }
+
+
+def _has_picture(operation: Operation) -> bool:
+    return any(is_picture(spec) for spec in operation.node.arguments.keras_tensors)
+
+
+def make_strip_plan(model: keras.Model, groups: Mapping[str, Sequence[str]]) -> StripPlan:
+    """Returns how a model is computed by strips.
+
+    Raises:
+      TfdistError: it is neither functional nor sequential, or no layer can be divided.
+    """
+    graph = make_graph(model)
+    pictures = [spec for spec in graph.model.inputs if is_picture(spec)]
+    if not pictures or not any(find_rule(operation) for operation in graph.operations):
+        raise TfdistError(
+            f"`placement=strips` has nothing to divide: {model.name!r} has no input [height, "
+            "width, channels] with a known height, or no layer with a rule. Leave it out."
+        )
+    return StripPlan(graph, groups)
+
+
+class StripedCall:
+    """Runs a functional model on strips of its images.
+
+    Args:
+      plan: the model's operations and devices.
+      pool: returns moments over all replicas, for batch normalization.
+    """
+
+    def __init__(self, plan: StripPlan, *, pool: Pool):
+        self._graph = plan.graph
+        self._groups = plan.groups
+        self._pool = pool
+
+    @contextlib.contextmanager
+    def intercept(self) -> Iterator[None]:
+        """Replaces the call of the model. Must be opened around all replicas."""
+        with intercepting(self._graph.model, self._run):
+            yield
+
+    def _run(self, inputs: Sequence[Any], *, training: bool | None, **context: Any) -> list[Any]:
+        devices = [f"/device:{name}" for name in find_own_group(self._groups)]
+        autocast = backend.get_autocast_scope()
+        with autocasting(None):
+            read = {id(v): (v, tf.convert_to_tensor(v.value)) for v in self._graph.variables}
+        weights = {key: value for key, (v, value) in read.items() if v.trainable}
+        states = {key: value for key, (v, value) in read.items() if not v.trainable}
+        moving = [place for place, value in enumerate(inputs) if has_gradient(value)]
+        passes: list[Pass] = []
+
+        def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            local = list(inputs)
+            for place, value in zip(moving, given, strict=False):
+                set_mask(value, backend.get_keras_mask(inputs[place]))
+                local[place] = value
+            own = dict(zip(weights, given[len(moving) :], strict=True))
+            cells = Cells(is_recorded=bool(training))
+            new = Pass(self._graph, devices, self._pool, cells, training, context, autocast)
+            passes.append(new)
+            new.run(local, own, dict(states))
+            results = [*filter(has_gradient, new.outputs), *new.penalties]
+
+            def backward(*upstream: tf.Tensor) -> list[Any]:
+                return cells.differentiate(results, upstream, given)
+
+            return [tf.identity(result) for result in results], backward
+
+        given = [*(inputs[place] for place in moving), *weights.values()]
+        is_differentiated = training and given
+        results = iter(
+            tf.custom_gradient(forward)(*given) if is_differentiated else forward(*given)[0]
+        )
+        for key, value in passes[0].states.items():
+            if value is not states[key]:
+                read[key][0].assign(value)
+        found = passes[0].outputs
+        outputs = [next(results) if has_gradient(value) else value for value in found]
+        for output, value in zip(outputs, found, strict=True):
+            set_mask(output, backend.get_keras_mask(value))
+        add_penalties(self._graph, list(results))
+        return outputs
+
+
+class Pass:
+    """One forward pass.
+
+    Args:
+      graph: the model's operations.
+      devices: the devices of the replica.
+      pool: returns moments over all replicas.
+      cells: run functions.
+      training: as in the call of the model.
+      context: the arguments that all layers get.
+      autocast: the scope that decides to which dtype variables are cast, if any.
+
+    Attributes:
+      states: id of a variable that is not trained -> its value.
+      outputs: the model's outputs, flat.
+      penalties: the losses that layers have added.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        devices: Sequence[str],
+        pool: Pool,
+        cells: Cells,
+        training: bool | None,
+        context: Mapping[str, Any],
+        autocast: Any,
+    ):
+        self.devices, self.cells, self.pool = devices, cells, pool
+        self.states: dict[int, tf.Tensor] = {}
+        self.outputs: list[Any] = []
+        self.penalties: list[tf.Tensor] = []
+        self._graph, self._training, self._context = graph, training, context
+        self._autocast = autocast
+        self._weights: Mapping[int, tf.Tensor] = {}
+        self._values: dict[int, StripedImage | Any] = {}
+        self._whole: Values = {}
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        weights: Mapping[int, tf.Tensor],
+        states: dict[int, tf.Tensor],
+    ) -> None:
+        """Computes the model's outputs.
+
+        Args:
+          inputs: the model's inputs, flat.
+          weights: id of a trainable variable -> its value.
+          states: id of another variable -> its value.
+        """
+        self._weights, self.states = weights, states
+        for number, given, spec in zip(
+            self._graph.inputs, inputs, self._graph.model.inputs, strict=True
+        ):
+            self._values[number] = self.divide(given, spec)
+        for operation in self._graph.operations:
+            taken = [self._values[number] for number in operation.inputs]
+            is_striped = any(isinstance(value, StripedImage) for value in taken)
+            rule = find_rule(operation) if is_striped else None
+            outputs = rule(self, operation, taken) if rule is not None else None
+            if outputs is None:
+                outputs = self._run_whole(operation, taken)
+            self._values.update(zip(operation.outputs, outputs, strict=True))
+        self.outputs = [self._join(self._values[number]) for number in self._graph.outputs]
+
+    def is_training(self, operation: Operation) -> bool:
+        """Returns whether a layer is called as in training."""
+        given = [
+            self._training,
+            operation.training,
+            operation.node.arguments.kwargs.get("training"),
+        ]
+        return bool(next((value for value in given if value is not None), False))
+
+    def read(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the value of a variable, which is not cast."""
+        key = id(variable)
+        return self._weights[key] if key in self._weights else self.states[key]
+
+    def divide(self, value: Any, spec: Any) -> Any:
+        """Returns the strips of an image; any other value as it is."""
+        count = len(self.devices)
+        if not is_picture(spec) or spec.shape[1] < count or value.shape[1] != spec.shape[1]:
+            return value
+        bounds = divide_rows(spec.shape[1], count)
+        parts = self.cells.run(
+            None, lambda x: [x[:, a:b] for a, b in itertools.pairwise(bounds)], [value]
+        )
+        strips = StripedImage(tuple(parts), bounds)
+        self._whole[id(strips.parts[0])] = value
+        return strips
+
+    def take_rows(
+        self, strips: StripedImage, first: int, last: int
+    ) -> tuple[list[tf.Tensor], tuple[int, int]]:
+        """Returns the tensors that some rows consist of, and how many are missing on both sides."""
+        overlaps, before, after = find_overlaps(strips.bounds, first, last)
+        pieces = []
+        for place, low, high in overlaps:
+            part = strips.parts[place]
+            if (low, high) != (0, strips.bounds[place + 1] - strips.bounds[place]):
+                cut = functools.partial(lambda low, high, x: [x[:, low:high]], low, high)
+                part = self.cells.run(self.devices[place], cut, [part])[0]
+            pieces.append(part)
+        return pieces, (before, after)
+
+    def call(
+        self,
+        operation: Operation,
+        tensors: Sequence[tf.Tensor],
+        *,
+        device: str | None,
+        prepare: Callable[..., Sequence[tf.Tensor]] | None = None,
+        finish: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> list[tf.Tensor]:
+        """Returns the outputs of an operation.
+
+        Args:
+          operation: the operation.
+          tensors: what it is computed from: its inputs, unless `prepare` makes them.
+          device: where it runs.
+          prepare: tensors -> the operation's inputs.
+          finish: the operation's output -> what is returned instead.
+          attributes: the attributes that its layer has meanwhile.
+        """
+        variables = operation.variables
+        trained = [v for v in variables if id(v) in self._weights]
+        others = [v for v in variables if id(v) in self.states]
+        scopes: list[keras.StatelessScope] = []
+
+        def compute(*given: tf.Tensor) -> list[tf.Tensor]:
+            own = list(given[: len(tensors)])
+            local = dict(zip(operation.inputs, prepare(*own) if prepare else own, strict=True))
+            mapping = [
+                *zip(trained, given[len(tensors) :], strict=True),
+                *((v, self.states[id(v)]) for v in others),
+            ]
+            with autocasting(None):  # Keras would cast the values right away
+                scope = keras.StatelessScope(mapping, collect_losses=True)
+            scopes.append(scope)
+            with autocasting(self._autocast), scope, _changed(operation.layer, attributes or {}):
+                operation.run(local, training=self._training, **self._context)
+            found = [local[number] for number in operation.outputs]
+            if finish is not None:
+                found = [finish(tensor) for tensor in found]
+            return [*found, *scope.losses]
+
+        read = [self._weights[id(v)] for v in trained]
+        found = self.cells.run(device, compute, [*tensors, *read])
+        self.states |= {id(v): scopes[0].get_current_value(v) for v in others}
+        self.penalties += found[len(operation.outputs) :]
+        return found[: len(operation.outputs)]
+
+    def _run_whole(self, operation: Operation, taken: Sequence[Any]) -> list[Any]:
+        """Computes an operation on the first device, and divides its outputs if it had strips."""
+        if operation.node is None and _are_converted(operation, taken):
+            return list(taken)
+        whole = [self._join(value) for value in taken]
+        outputs = self.call(operation, whole, device=None)
+        if not any(isinstance(value, StripedImage) for value in taken):
+            return outputs
+        pairs = zip(outputs, operation.specs, strict=True)
+        return [self.divide(output, spec) for output, spec in pairs]
+
+    def _join(self, value: Any) -> Any:
+        """Returns the whole image of strips, on the first device."""
+        if not isinstance(value, StripedImage):
+            return value
+        key = id(value.parts[0])
+        if key not in self._whole:
+            self._whole[key] = self.cells.run(
+                None, lambda *parts: [tf.concat(parts, 1)], value.parts
+            )[0]
+        return self._whole[key]
+
+
+def _are_converted(operation: Operation, taken: Sequence[Any]) -> bool:
+    """Returns whether a nested model would leave its inputs as they are."""
+    return all(
+        isinstance(value, StripedImage) and value.parts[0].dtype == spec.dtype
+        for value, spec in zip(taken, operation.specs, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def _changed(layer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Gives a layer other attributes for a while."""
+    before = {name: vars(layer)[name] for name in attributes}
+    vars(layer).update(attributes)
+    try:
+        yield
+    finally:
+        vars(layer).update(before)

@@ -1,0 +1,77 @@
+"""What is needed to run the layers of a functional model in another way, while a step is traced."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals import Functional, backend, global_state
+from tfdist.placement.graph import Graph
+from tfdist.replacing import replaced
+
+
+@contextlib.contextmanager
+def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
+    """Replaces the call of a functional model. Must be opened around all replicas.
+
+    Args:
+      model: the model.
+      run: (inputs, training=..., **context) -> outputs, as flat lists of tensors.
+    """
+    original = Functional.call
+
+    def call(
+        called: Any, inputs: Any, training: Any = None, mask: Any = None, **context: Any
+    ) -> Any:
+        if called is not model:
+            return original(called, inputs, training=training, mask=mask, **context)
+        given = model._standardize_inputs(inputs)
+        for tensor, known in zip(given, keras.tree.flatten(mask), strict=False):
+            set_mask(tensor, known)
+        flat = run(given, training=training, **context)
+        packed = keras.tree.pack_sequence_as(model._outputs_struct, flat)
+        is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
+        return packed[0] if is_single else packed
+
+    with replaced(Functional, "call", call):
+        yield
+
+
+@contextlib.contextmanager
+def autocasting(scope: Any) -> Iterator[None]:
+    """Opens a Keras autocast scope again; None casts nothing."""
+    before = backend.get_autocast_scope()
+    global_state.set_global_attribute("autocast_scope", scope)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", before)
+
+
+def add_penalties(graph: Graph, penalties: list[tf.Tensor]) -> None:
+    """Makes the losses that the layers of a functional model have added those of its call."""
+    graph.model._clear_losses()
+    if penalties:
+        layers = (op.layer for op in graph.operations if op.node is not None)
+        layer = next(layer for layer in layers if isinstance(layer, keras.Layer))
+        layer.add_loss(penalties)  # a functional model rejects add_loss
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Gives a tensor a Keras mask, if there is one."""
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)
+
+
+def copy_with_mask(tensor: Any) -> Any:
+    """Returns a tensor on the current device, with its Keras mask."""
+    copy = tf.identity(tensor)
+    set_mask(copy, backend.get_keras_mask(tensor))
+    return copy
+
+
+def has_gradient(value: Any) -> bool:
+    """Returns whether a value is a floating-point tensor."""
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
