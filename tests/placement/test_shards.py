@@ -14,7 +14,7 @@ from tests.training.programs import INDIVISIBLE, PROGRAMS
 from tfdist.devices import shorten
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers, Shards
-from tfdist.placement.divided import find_divided
+from tfdist.placement.shards.divided import find_divided
 
 OPTIONS = {
     "two": {"placement": Shards(devices=2)},

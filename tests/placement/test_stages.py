@@ -7,9 +7,9 @@ import pytest
 
 from tfdist import models
 from tfdist.errors import TfdistError
-from tfdist.placement import stages
 from tfdist.placement.costs import Cost, estimate_costs
 from tfdist.placement.graph import make_graph
+from tfdist.placement.stages import cutting
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,14 @@ def test_cuts_make_the_largest_share_as_small_as_possible(count):
         bounds = [0, *places, len(works)]
         return max(sum(works[a:b]) for a, b in itertools.pairwise(bounds))
 
-    found = stages.balance([_cost(work) for work in works], count)
+    found = cutting.balance([_cost(work) for work in works], count)
     assert len(found) == count - 1
     every = itertools.combinations(range(1, len(works)), count - 1)
     assert largest(found) == min(largest(places) for places in every)
 
 
 def test_more_devices_than_operations_leave_some_unused():
-    assert stages.balance([_cost(1.0)] * 3, 5) == [1, 2]
+    assert cutting.balance([_cost(1.0)] * 3, 5) == [1, 2]
 
 
 def test_counts_the_operations_of_convolutions():
@@ -54,7 +54,7 @@ def test_counts_the_operations_of_convolutions():
 
 def test_stages_hold_every_operation_once_and_pass_what_others_take(unet):
     graph, costs = unet
-    found = stages.cut(graph, stages.balance(costs, 3))
+    found = cutting.cut(graph, cutting.balance(costs, 3))
     assert [stage.device for stage in found] == [0, 1, 2]
     assert [op for stage in found for op in stage.operations] == list(graph.operations)
     passed = {(number, taker) for stage in found for number, taker in stage.outputs}
@@ -66,11 +66,11 @@ def test_stages_hold_every_operation_once_and_pass_what_others_take(unet):
 
 def test_rematerialization_keeps_less_than_the_stages_by_level(unet):
     graph, costs = unet
-    by_level = stages.find_starts(
+    by_level = cutting.find_starts(
         graph, ["encoder_1", "bottleneck", "decoder_1", "decoder_0", "head"]
     )
-    best = stages.balance_memory(graph, costs)
-    kept = [stages.count_kept(stages.cut(graph, p), costs, graph) for p in (best, by_level)]
+    best = cutting.balance_memory(graph, costs)
+    kept = [cutting.count_kept(cutting.cut(graph, p), costs, graph) for p in (best, by_level)]
     assert kept[0] <= kept[1]
 
 
@@ -79,7 +79,7 @@ def test_branches_run_together_on_their_devices():
     left = keras.layers.Dense(3, name="left_2")(keras.layers.Dense(3, name="left_1")(given))
     right = keras.layers.Dense(3, name="right_2")(keras.layers.Dense(3, name="right_1")(given))
     graph = make_graph(keras.Model(given, keras.layers.Add(name="joined")([left, right])))
-    found = stages.assign(graph, {"right_*": 1})
+    found = cutting.assign(graph, {"right_*": 1})
     assert [(stage.name, stage.device, len(stage.operations)) for stage in found] == [
         ("right_1", 1, 2),
         ("left_1", 0, 3),
@@ -95,5 +95,5 @@ def test_branches_run_together_on_their_devices():
 )
 def test_wrong_stages_cost_one_line(unet, names, message):
     with pytest.raises(TfdistError, match=message) as caught:
-        stages.find_starts(unet[0], names)
+        cutting.find_starts(unet[0], names)
     assert "\n" not in str(caught.value)

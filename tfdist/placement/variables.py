@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.devices import shorten
-from tfdist.placement.stages import Stage
+from tfdist.placement.stages.cutting import Stage
 from tfdist.replacing import replaced
 
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import count_bytes, estimate_costs
 from tfdist.placement.graph import find_functional, make_graph
-from tfdist.placement.stages import balance_memory, count_kept, cut
+from tfdist.placement.stages.cutting import balance_memory, count_kept, cut
 from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import count_steps, make_plan

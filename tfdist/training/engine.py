@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.options import Placement, Shards, Strips
-from tfdist.placement.plan import Plan, find_groups, make_plan
-from tfdist.placement.striped_call import StripPlan, make_strip_plan
-from tfdist.placement.unit_shards import UnitShards
+from tfdist.placement.shards.model import UnitShards
+from tfdist.placement.stages.plan import Plan, find_groups, make_plan
+from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
 from tfdist.strategies.servers import make_placement

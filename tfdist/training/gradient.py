@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import backend
-from tfdist.placement.staged_call import StagedCall
-from tfdist.placement.striped_call import StripedCall
+from tfdist.placement.stages.call import StagedCall
+from tfdist.placement.strips.call import StripedCall
 from tfdist.training.division import Division
 from tfdist.training.micro_batches import (
     add_gradients,

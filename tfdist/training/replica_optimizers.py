@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import BaseOptimizer, TFOptimizer
-from tfdist.placement.divided import flatten_parts
+from tfdist.placement.shards.divided import flatten_parts
 from tfdist.replacing import list_subclasses, replaced
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients

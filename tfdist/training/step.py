@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tfdist.internals import is_op_determinism_enabled
 from tfdist.placement.optimizer_shards import OptimizerShards
-from tfdist.placement.plan import Plan
-from tfdist.placement.staged_call import StagedCall
-from tfdist.placement.striped_call import StripedCall, StripPlan
-from tfdist.placement.unit_shards import UnitShards
+from tfdist.placement.shards.model import UnitShards
+from tfdist.placement.stages.call import StagedCall
+from tfdist.placement.stages.plan import Plan
+from tfdist.placement.strips.call import StripedCall, StripPlan
 from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx

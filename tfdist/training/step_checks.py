@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.placement.checks import check_stages, trace_call
 from tfdist.placement.options import Placement, Shards, Strips
+from tfdist.placement.stages.checks import check_stages, trace_call
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.placement.optimizer_shards import OptimizerShards
-from tfdist.placement.plan import Plan
+from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators

@@ -21,7 +21,8 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import get_stateless_scope
 from tfdist.placement.costs import count_bytes
-from tfdist.placement.divided import (
+from tfdist.placement.options import Shards
+from tfdist.placement.shards.divided import (
     building_parts,
     differentiating_parts,
     divide,
@@ -29,9 +30,8 @@ from tfdist.placement.divided import (
     split,
     updating_parts,
 )
-from tfdist.placement.elementwise import check_optimizer
-from tfdist.placement.options import Shards
-from tfdist.placement.rules import Axes, Rule, find_rule, look_up, splits_activation
+from tfdist.placement.shards.elementwise import check_optimizer
+from tfdist.placement.shards.rules import Axes, Rule, find_rule, look_up, splits_activation
 from tfdist.placement.variables import find_own_group, group_slots, updating_in_place
 
 

@@ -22,10 +22,10 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import backend
 from tfdist.models.batch_norm import Moments
-from tfdist.placement.cells import Cells
 from tfdist.placement.graph import Graph, Operation, Values, make_graph
-from tfdist.placement.strip_rules import find_rule, is_picture
-from tfdist.placement.strips import StripedImage, divide_rows, find_overlaps
+from tfdist.placement.strips.cells import Cells
+from tfdist.placement.strips.image import StripedImage, divide_rows, find_overlaps, is_picture
+from tfdist.placement.strips.rules import find_rule
 from tfdist.placement.tracing import (
     add_penalties,
     autocasting,

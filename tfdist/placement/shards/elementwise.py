@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.placement.divided import building_parts, divide, updating_parts
+from tfdist.placement.shards.divided import building_parts, divide, updating_parts
 from tfdist.placement.variables import call_outside_scopes
 
 _KNOWN = {keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.SGD}

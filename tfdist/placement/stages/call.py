@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from tfdist.internals import backend, record
 from tfdist.placement.graph import Values
-from tfdist.placement.plan import Plan
-from tfdist.placement.stages import Stage
+from tfdist.placement.stages.cutting import Stage
+from tfdist.placement.stages.plan import Plan
 from tfdist.placement.tracing import (
     add_penalties,
     autocasting,

@@ -2,9 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+
+def is_picture(spec: Any) -> bool:
+    """Returns whether a symbolic tensor is [examples, height, width, channels], height known."""
+    return len(spec.shape) == 4 and spec.shape[1] is not None
 
 
 class StripedImage(NamedTuple):

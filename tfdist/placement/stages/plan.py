@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfdist import devices
 from tfdist.errors import TfdistError
-from tfdist.placement import stages as stages_module
 from tfdist.placement.costs import Cost, estimate_costs
 from tfdist.placement.graph import Graph, make_graph
 from tfdist.placement.options import Layers, Placement
-from tfdist.placement.stages import Stage
+from tfdist.placement.stages import cutting
+from tfdist.placement.stages.cutting import Stage
 
 _DEFAULT = type(tf.distribute.get_strategy())  # the strategy outside of all scopes
 
@@ -94,8 +94,8 @@ def make_plan(
     graph = make_graph(model)
     costs = tuple(estimate_costs(graph))
     if not isinstance(placement, Layers):
-        places = stages_module.balance_memory(graph, costs)
-        return Plan(graph, stages_module.cut(graph, places), {}, recomputes, costs)
+        places = cutting.balance_memory(graph, costs)
+        return Plan(graph, cutting.cut(graph, places), {}, recomputes, costs)
     groups = find_groups(strategy, placement.devices)
     count = len(next(iter(groups.values())))
     if placement.branches:
@@ -105,16 +105,16 @@ def make_plan(
                 f"`branches` names the device {max(branches.values())}, but a replica has {count}. "
                 "Number the devices of a replica from 0."
             )
-        found = stages_module.assign(graph, branches)
+        found = cutting.assign(graph, branches)
     elif placement.stages:
-        found = stages_module.cut(graph, stages_module.find_starts(graph, placement.stages))
+        found = cutting.cut(graph, cutting.find_starts(graph, placement.stages))
         if len(found) > count:
             raise TfdistError(
                 f"`stages` makes {len(found)} stages, but a replica has {count} devices. Name "
                 f"{count - 1} layers, or give more devices."
             )
     else:
-        found = stages_module.cut(graph, stages_module.balance(costs, count))
+        found = cutting.cut(graph, cutting.balance(costs, count))
     return Plan(graph, found, groups, recomputes, costs)
 
 

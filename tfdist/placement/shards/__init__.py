@@ -1,0 +1,1 @@
+"""Placement by shards: the output units of layers divided over devices."""

@@ -1,0 +1,1 @@
+"""Placement by strips: the rows of images divided over devices."""

@@ -1,0 +1,150 @@
+"""Layers that need a number from all rows: normalization by moments, global pooling."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.models.batch_norm import Moments, measure_moments
+from tfdist.models.layers import FusedBatchNormalization
+from tfdist.placement.graph import Operation
+from tfdist.placement.strips.elements import Values, compute_elements, map_parts
+from tfdist.placement.strips.image import StripedImage
+
+if TYPE_CHECKING:
+    from tfdist.placement.strips.call import Pass
+
+
+def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+    """The moments of the strips are pooled, and then those of the replicas."""
+    (strips,), layer = taken, operation.layer
+    if not (run.is_training(operation) and layer.trainable):
+        return compute_elements(run, operation, taken)
+    if getattr(layer, "axis", -1) not in (-1, 3) or getattr(layer, "renorm", False):
+        return None
+    dtype = tf.float64 if strips.parts[0].dtype == tf.float64 else tf.float32
+    moments = _measure(run, strips, lambda x: measure_moments(tf.cast(x, dtype)))
+    is_shared = getattr(layer, "synchronized", True) or not isinstance(
+        layer, FusedBatchNormalization
+    )
+
+    def pool(*flat: tf.Tensor) -> list[tf.Tensor]:
+        local = _pool(flat)
+        everywhere = run.pool(local)
+        used = everywhere if is_shared else local
+        return [used.mean, used.variance, everywhere.mean, everywhere.variance]
+
+    mean, variance, *moving = run.cells.run(None, pool, moments)
+    for variable, new in zip((layer.moving_mean, layer.moving_variance), moving, strict=True):
+        old = tf.cast(run.read(variable), dtype)
+        new = old * layer.momentum + new * (1.0 - layer.momentum)
+        run.states[id(variable)] = tf.cast(new, variable.dtype)
+    return [_normalize(run, strips, layer, mean, variance, dtype)]
+
+
+def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+    """The moments of each example's groups of channels are pooled."""
+    (strips,), layer = taken, operation.layer
+    channels = strips.parts[0].shape[-1]
+    if layer.axis not in (-1, 3):
+        return None
+    groups = channels if layer.groups == -1 else layer.groups
+    dtype = tf.float64 if strips.parts[0].dtype == tf.float64 else tf.float32
+
+    def measure(x: tf.Tensor) -> Moments:
+        shape = tf.shape(x)
+        x = tf.reshape(tf.cast(x, dtype), [shape[0], -1, groups, channels // groups])
+        count = tf.cast(shape[1] * shape[2] * (channels // groups), dtype)
+        return Moments(count, *tf.nn.moments(x, [1, 3]))
+
+    def pool(*flat: tf.Tensor) -> list[tf.Tensor]:
+        found = _pool(flat)
+        return [
+            tf.repeat(t, channels // groups, axis=1)[:, None, None, :]
+            for t in (found.mean, found.variance)
+        ]
+
+    moments = _measure(run, strips, measure)
+    mean, variance = run.cells.run(None, pool, moments)
+    return [_normalize(run, strips, layer, mean, variance, dtype)]
+
+
+def _measure(
+    run: "Pass", strips: StripedImage, measure: Callable[[tf.Tensor], Moments]
+) -> list[tf.Tensor]:
+    """Returns the count, mean and variance of each strip, one after the other."""
+    found = []
+    for device, part in zip(run.devices, strips.parts, strict=True):
+        found += run.cells.run(device, lambda x: list(measure(x)), [part])
+    return found
+
+
+def _pool(flat: Sequence[tf.Tensor]) -> Moments:
+    """Returns the moments of all strips. Source: Chan, Golub and LeVeque 1979."""
+    counts, means, variances = flat[::3], flat[1::3], flat[2::3]
+    count = tf.add_n(list(counts))
+    shares = [tf.stop_gradient(c / count) for c in counts]
+    offsets = [mean - means[0] for mean in means]
+    offset = tf.add_n([s * o for s, o in zip(shares, offsets, strict=True)])
+    squares = [
+        s * (v + tf.square(o - offset)) for s, v, o in zip(shares, variances, offsets, strict=True)
+    ]
+    return Moments(count, means[0] + offset, tf.add_n(squares))
+
+
+def _normalize(
+    run: "Pass",
+    strips: StripedImage,
+    layer: Any,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    dtype: tf.DType,
+) -> StripedImage:
+    gamma, beta = getattr(layer, "gamma", None), getattr(layer, "beta", None)
+    weights = [run.read(v) for v in (gamma, beta) if v is not None]
+
+    def compute(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, *weights: tf.Tensor) -> Any:
+        left = iter(weights)
+        scale = tf.math.rsqrt(variance + layer.epsilon)
+        if gamma is not None:
+            scale *= tf.cast(next(left), dtype)
+        y = (tf.cast(x, dtype) - mean) * scale
+        if beta is not None:
+            y += tf.cast(next(left), dtype)
+        return tf.cast(y, layer.compute_dtype)
+
+    return map_parts(run, strips, compute, [mean] * len(strips.parts), variance, *weights)
+
+
+def average_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
+    """The means of all pixels."""
+    (strips,), keeps = taken, operation.layer.keepdims
+
+    def compute(*parts: tf.Tensor) -> list[tf.Tensor]:
+        area = tf.cast(strips.height * tf.shape(strips.parts[0])[2], parts[0].dtype)
+        return [tf.add_n(list(parts)) / area]
+
+    return _reduce(run, strips, tf.reduce_sum, compute, keeps)
+
+
+def maximize_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
+    """The largest values of all pixels."""
+    (strips,), keeps = taken, operation.layer.keepdims
+
+    def compute(*parts: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reduce_max(tf.stack(parts), 0)]
+
+    return _reduce(run, strips, tf.reduce_max, compute, keeps)
+
+
+def _reduce(
+    run: "Pass",
+    strips: StripedImage,
+    each: Any,
+    together: Callable[..., list[tf.Tensor]],
+    keeps: bool,
+) -> list[Any]:
+    parts = []
+    for device, part in zip(run.devices, strips.parts, strict=True):
+        parts += run.cells.run(device, lambda x: [each(x, [1, 2], keepdims=keeps)], [part])
+    return run.cells.run(None, together, parts)
