@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tfdist.placement.options import PLACEMENTS
 from tfdist.verify import runs
 from tfdist.verify.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
 from tfdist.verify.table import format_table
@@ -78,8 +79,9 @@ def test_a_divided_optimizer_is_equal(verify):
 
 
 @pytest.mark.cluster
-def test_placements_are_equal_alone_and_on_several_workers(tmp_path):
-    command = [sys.executable, "-m", "tfdist.verify", "--placement=layers", "--steps=3"]
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement):
+    command = [sys.executable, "-m", "tfdist.verify", f"--placement={placement}", "--steps=3"]
     command += ["--strategies=one_device,mirrored,central_storage,multi_worker_mirrored,local_sgd"]
     command += [f"--json={tmp_path}/found.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)

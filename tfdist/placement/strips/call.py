@@ -115,7 +115,7 @@ class StripedCall:
                 set_mask(value, backend.get_keras_mask(inputs[place]))
                 local[place] = value
             own = dict(zip(weights, given[len(moving) :], strict=True))
-            cells = Cells(is_recorded=bool(training))
+            cells = Cells(devices[0], is_recorded=bool(training))
             new = Pass(self._graph, devices, self._pool, cells, training, context, autocast)
             passes.append(new)
             new.run(local, own, dict(states))
@@ -264,7 +264,7 @@ class Pass:
         Args:
           operation: the operation.
           tensors: what it is computed from: its inputs, unless `prepare` makes them.
-          device: where it runs.
+          device: where it runs; None for the first device.
           prepare: tensors -> the operation's inputs.
           finish: the operation's output -> what is returned instead.
           attributes: the attributes that its layer has meanwhile.

@@ -18,7 +18,7 @@ Compute = Callable[..., Sequence[tf.Tensor]]
 
 
 class _Cell(NamedTuple):
-    device: str | None
+    device: str
     tape: tf.GradientTape
     inputs: Sequence[tf.Tensor]
     copies: Sequence[tf.Tensor]
@@ -29,13 +29,15 @@ class Cells:
     """Runs functions on devices.
 
     Args:
+      first: the device of functions that are given none.
       is_recorded: whether they are differentiated by `differentiate`.
     """
 
-    def __init__(self, *, is_recorded: bool):
+    def __init__(self, first: str, *, is_recorded: bool):
+        self._first = first
         self._is_recorded = is_recorded
         self._cells: list[_Cell] = []
-        self._devices: dict[int, str | None] = {}
+        self._devices: dict[int, str] = {}
 
     def run(
         self, device: str | None, function: Compute, inputs: Sequence[tf.Tensor]
@@ -43,10 +45,11 @@ class Cells:
         """Returns a function's results.
 
         Args:
-          device: the device, None for the one of the caller.
+          device: the device; None for the first.
           function: takes the inputs, and returns tensors.
           inputs: tensors; the function may use no others that depend on what is differentiated.
         """
+        device = device or self._first
         tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         with tf.device(device), tape if self._is_recorded else contextlib.nullcontext():
             copies = [copy_with_mask(tensor) for tensor in inputs]
@@ -75,7 +78,7 @@ class Cells:
 
         def add(tensor: tf.Tensor, gradient: Any) -> None:
             if id(tensor) in found:
-                with tf.device(self._devices.get(id(tensor))):
+                with tf.device(self._devices.get(id(tensor), self._first)):
                     dense = map(tf.convert_to_tensor, (found[id(tensor)], gradient))
                     gradient = tf.add(*dense)
             found[id(tensor)] = gradient
