@@ -56,5 +56,5 @@ def test_a_subclass_is_refused_by_name():
         def call(self, inputs):
             return inputs
 
-    with pytest.raises(TfdistError, match=r"'mine' \(Mine\) into stages: its layers are known"):
+    with pytest.raises(TfdistError, match=r"'mine' \(Mine\): its layers are known"):
         make_graph(Mine())

@@ -12,7 +12,6 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.placement.training import find_devices, make_adam, train, train_whole
-from tests.training.programs import INDIVISIBLE, PROGRAMS
 from tfdist.devices import shorten
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers
@@ -152,44 +151,6 @@ def _train_steps(steps):
     )
     trainer.fit(*example.data, batch_size=8, max_steps=steps, steps_per_epoch=2, verbose=0)
     return [v.numpy() for v in trainer.model.variables]
-
-
-REFUSED = (
-    "a metric in a layer",
-    "a spectral norm",
-    # Subclasses, whose layers are known only while they run:
-    "no training argument",
-    "no training argument around an augmentation",
-    "positions",
-    "two optimizers",
-    "an autoencoder that draws",
-    "gradients of two batches",
-    "a teacher",
-)
-
-
-@pytest.mark.thorough(keep=10)
-@pytest.mark.parametrize("name", [*PROGRAMS, *INDIVISIBLE])
-def test_a_strangers_program_is_equal_or_refused(name):
-    program = {**PROGRAMS, **INDIVISIBLE}[name]
-
-    def fit(**options):
-        keras.utils.set_random_seed(1)
-        trainer = tfdist.Trainer(program.build, **options)
-        history = trainer.fit(program.make_dataset(), epochs=2, verbose=0, shuffle=False)
-        return history.history, [weight.numpy() for weight in trainer.model.weights]
-
-    expected, weights = fit()
-    if name in REFUSED:
-        with pytest.raises(TfdistError, match="^Cannot (divide|compute) the model .* stages"):
-            fit(placement=Layers(devices=2))
-        return
-    history, found = fit(placement=Layers(devices=2))
-    assert history.keys() == expected.keys()
-    for key, values in expected.items():
-        np.testing.assert_allclose(history[key], values, rtol=1e-5, atol=1e-6, err_msg=key)
-    for ours, theirs in zip(found, weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 class GradientPenalty(keras.Model):

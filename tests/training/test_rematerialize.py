@@ -205,9 +205,7 @@ REFUSED = {
             keras.layers.SpectralNormalization(_dense("inner"), name="norm"), _dense("logits")
         )
     ),
-    "the model 'mine' ._Subclass. into stages: its layers are known": lambda: _Subclass(
-        name="mine"
-    ),
+    "the model 'mine' ._Subclass.: its layers are known": lambda: _Subclass(name="mine"),
 }
 
 

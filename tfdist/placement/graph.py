@@ -106,8 +106,8 @@ def make_graph(model: keras.Model) -> Graph:
     functional = find_functional(model)
     if functional is None:
         raise TfdistError(
-            f"Cannot divide the model {model.name!r} ({type(model).__name__}) into stages: its "
-            "layers are known only while it runs. Build it as keras.Model(inputs, outputs) or "
+            f"Cannot divide the model {model.name!r} ({type(model).__name__}): its layers are "
+            "known only while it runs. Build it as keras.Model(inputs, outputs) or "
             "keras.Sequential with an Input, or leave out `placement` and `rematerialize`."
         )
     return _Builder().build(functional)

@@ -16,14 +16,14 @@ class Placement(OptionGroup):
 
     Attributes:
       name: the value of `--placement`.
-      has_stages: whether a functional model is computed in another way than Keras does.
+      has_parts: whether a functional model is computed in another way than Keras does.
 
     Args:
       devices: see `Layers`.
     """
 
     name: ClassVar[str]
-    has_stages: ClassVar[bool] = False
+    has_parts: ClassVar[bool] = False
 
     devices: int = option(
         0, "devices of each replica; 0: all devices, divided over the replicas", minimum=0
@@ -48,7 +48,7 @@ class Layers(Placement):
     """
 
     name: ClassVar[str] = "layers"
-    has_stages: ClassVar[bool] = True
+    has_parts: ClassVar[bool] = True
 
     stages: tuple[str, ...] = option(
         (),
@@ -157,7 +157,7 @@ class Strips(Placement):
     """
 
     name: ClassVar[str] = "strips"
-    has_stages: ClassVar[bool] = True
+    has_parts: ClassVar[bool] = True
 
 
 def _parse_layout_map(layout: Any) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def describe_dry_run(options: TrainOptions) -> str:
         x_spec,
         is_mirrored=plan.traits.copies_variables,
         num_replicas=sharing,
-        has_stages=step.rematerialize or (placement is not None and placement.has_stages),
+        has_parts=step.rematerialize or (placement is not None and placement.has_parts),
     )
     memory = estimate_memory(
         model, math.ceil(rows / step.micro_batches), rematerialize=step.rematerialize

@@ -245,7 +245,7 @@ class Engine:
             x_spec,
             is_mirrored=is_mirrored,
             num_replicas=self.workers.num_replicas,
-            has_stages=self._has_stages,
+            has_parts=self._has_parts,
         )
         self._steps = self._make_steps()
         self._checked.clear()
@@ -326,9 +326,9 @@ class Engine:
         return [*self.model.variables, *own, *extra]
 
     @property
-    def _has_stages(self) -> bool:
-        has_stages = self._placement is not None and self._placement.has_stages
-        return has_stages or self.options.rematerialize
+    def _has_parts(self) -> bool:
+        has_parts = self._placement is not None and self._placement.has_parts
+        return has_parts or self.options.rematerialize
 
     @property
     def _is_placed(self) -> bool:
@@ -352,7 +352,7 @@ class Engine:
                 find_groups(self._strategy, self._placement.devices),
                 find_optimizers=functools.partial(list_optimizers, self.model),
             )
-        if self._plan is not None or not self._has_stages:
+        if self._plan is not None or not self._has_parts:
             return
         if isinstance(self._placement, Strips):
             groups = find_groups(self._strategy, self._placement.devices)

@@ -170,7 +170,7 @@ class OwnStep:
         passes from the last one to the first.
 
         Args:
-          staged: computes the model by stages.
+          staged: computes the model by stages or strips.
           batch: a replica's batch.
           known: the normalizers of the global batch.
           keys: is set to the keys of the counts that are returned.

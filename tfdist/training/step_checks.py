@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.checks import check_parts, trace_call
 from tfdist.placement.options import Placement, Shards, Strips
-from tfdist.placement.stages.checks import check_stages, trace_call
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import check_compilation, describe_layer
@@ -202,7 +202,7 @@ def check_model(
     *,
     is_mirrored: bool,
     num_replicas: int,
-    has_stages: bool,
+    has_parts: bool,
 ) -> None:
     """Checks that the steps of a model can be computed as the options say.
 
@@ -212,16 +212,16 @@ def check_model(
       x_spec: structure of `tf.TensorSpec` for its inputs.
       is_mirrored: whether each replica has a copy of the variables.
       num_replicas: the number of replicas that share a global batch.
-      has_stages: whether the model is computed by stages.
+      has_parts: whether the model is computed by parts: stages or strips.
 
     Raises:
       TfdistError: a layer updates a state from the examples it sees together, as batch
         normalization does, so the result would depend on how they are split; XLA would compile a
         layer that draws, that updates a state of all replicas or that has an unsupported operation;
-        or the model cannot be computed by stages.
+        or the model cannot be computed by parts.
     """
-    if has_stages:
-        check_stages(model, x_spec, recomputes=options.rematerialize)
+    if has_parts:
+        check_parts(model, x_spec, recomputes=options.rematerialize)
     stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     if stateful and num_replicas > 1:
         raise TfdistError(

@@ -1,4 +1,4 @@
-"""Checks that a model can be computed by stages."""
+"""Checks that a model can be computed by parts."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from tfdist.placement.graph import make_graph
 _HARMLESS = {"Assert", "PrintV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
-def check_stages(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
-    """Checks that a model can be computed by stages in training.
+def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
+    """Checks that a model can be computed by parts in training.
 
     Args:
       model: a built model.
       x_spec: structure of `tf.TensorSpec` for its inputs.
-      recomputes: whether each stage is computed twice.
+      recomputes: whether each part is computed twice.
 
     Raises:
       TfdistError: the model is neither functional nor sequential; a layer has a metric, assigns its
@@ -67,6 +67,6 @@ def trace_call(model: keras.Model, x_spec: Any) -> tuple[Any, list[keras.Variabl
 
 def _make_error(model: keras.Model, reason: str) -> TfdistError:
     return TfdistError(
-        f"Cannot compute the model {model.name!r} by stages: {reason}. Leave out `placement` and "
+        f"Cannot compute the model {model.name!r} by parts: {reason}. Leave out `placement` and "
         "`rematerialize`."
     )
