@@ -5,50 +5,15 @@ import sys
 import textwrap
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tests import zoo
-from tests.placement.training import find_devices, make_adam, train, train_whole
+from tests.placement.training import find_devices, make_adam, train
 from tfdist.devices import shorten
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers
-
-PLACEMENTS = {
-    "two": {"placement": Layers(devices=2)},
-    "three": {"placement": Layers()},
-    "recomputed": {"placement": Layers(), "rematerialize": True},
-    "loop": {"placement": Layers(devices=2), "steps_per_loop": 2},
-}
-STATELESS = ("dense", "two_inputs", "transformer", "random")
-
-
-@pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("name", zoo.EXAMPLES)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_ends_where_one_device_ends(float64, name, placement):
-    _, expected, weights = train_whole(name)
-    trainer, history, found = train(name, **PLACEMENTS[placement])
-    assert zoo.largest_difference(found, weights) < 1e-12
-    assert history.keys() == expected.keys()
-    for key, values in expected.items():
-        np.testing.assert_allclose(history[key], values, rtol=1e-12, err_msg=key)
-    x, _ = zoo.EXAMPLES[name].data
-    whole = keras.tree.flatten(train_whole(name)[0].predict(x, verbose=0))
-    for ours, theirs in zip(keras.tree.flatten(trainer.predict(x, verbose=0)), whole, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", STATELESS)
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_micro_batches_are_pipelined_to_the_same_weights(float64, name, recomputes):
-    _, expected, weights = train_whole(name)
-    _, history, found = train(name, placement=Layers(), micro_batches=3, rematerialize=recomputes)
-    assert zoo.largest_difference(found, weights) < 1e-12
-    for key, values in expected.items():
-        np.testing.assert_allclose(history[key], values, rtol=1e-12, err_msg=key)
 
 
 def test_half_precision_to_the_bit():
@@ -120,92 +85,17 @@ def test_a_built_optimizer_moves_along():
     assert slots == {"CPU:0", "CPU:1"}
 
 
-def test_a_checkpoint_goes_from_one_placement_to_another(tmp_path):
-    def run(steps, **options):
-        example = zoo.EXAMPLES["unet"]
-        trainer = tfdist.Trainer(
-            lambda: example.build(make_adam()),
-            strategy=zoo.STRATEGIES["one_device"](),
-            checkpoint_dir=f"{tmp_path}/run",
-            **options,
-        )
-        trainer.fit(*example.data, batch_size=8, max_steps=steps, steps_per_epoch=2, verbose=0)
-        return trainer
-
-    expected = _train_steps(6)
-    run(2)
-    run(4, placement=Layers(devices=2))
-    trainer = run(6, placement=Layers())
-    found = [v.numpy() for v in trainer.model.variables]
-    assert zoo.largest_difference(found, expected) < 1e-5
-    trainer.save(f"{tmp_path}/model.keras")
-    loaded = keras.saving.load_model(f"{tmp_path}/model.keras", compile=False)
-    for ours, theirs in zip(loaded.variables, trainer.model.variables, strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-
-
-def _train_steps(steps):
-    example = zoo.EXAMPLES["unet"]
-    trainer = tfdist.Trainer(
-        lambda: example.build(make_adam()), strategy=zoo.STRATEGIES["one_device"]()
-    )
-    trainer.fit(*example.data, batch_size=8, max_steps=steps, steps_per_epoch=2, verbose=0)
-    return [v.numpy() for v in trainer.model.variables]
-
-
-class GradientPenalty(keras.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                outputs = self(x, training=True)
-                total = tf.reduce_sum(outputs)
-            slope = inner.gradient(total, x)
-            loss = tf.reduce_mean((outputs - y) ** 2) + tf.reduce_mean(slope**2)
-        gradients = outer.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize("options", [{"placement": Layers()}, {"rematerialize": True}])
-def test_gradients_of_gradients(float64, options):
-    def build():
-        given = keras.Input((6,))
-        x = keras.layers.Dense(8, "tanh", kernel_initializer=zoo.seeded(1))(given)
-        x = keras.layers.Dense(5, "tanh", kernel_initializer=zoo.seeded(2))(x)
-        model = GradientPenalty(given, keras.layers.Dense(2, kernel_initializer=zoo.seeded(3))(x))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    def train(**options):
-        trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["one_device"](), **options)
-        rng = np.random.default_rng(0)
-        x, y = rng.normal(size=(32, 6)), rng.normal(size=(32, 2))
-        trainer.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
-        return [weight.numpy() for weight in trainer.model.weights]
-
-    assert zoo.largest_difference(train(**options), train()) < 1e-14
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": Layers(devices=4)}, r"needs 4 devices for each of 1 replicas.*3 \(CPU:0"),
         ({"placement": Layers(stages=("dense_9",))}, "`stages`"),
         ({"placement": Layers(branches=("dense*:7",))}, "names the device 7, but a replica has 3"),
-        ({"placement": Layers(devices=2), "jit_compile": True}, "cannot be combined with `jit"),
     ],
 )
 def test_what_does_not_fit_costs_one_line(options, message):
     with pytest.raises(TfdistError, match=message) as caught:
         train("dense", **options)
     assert "\n" not in str(caught.value)
-
-
-def test_a_strategy_with_its_own_places_is_refused():
-    with pytest.raises(TfdistError, match="CentralStorageStrategy does not support `placement`"):
-        train("dense", strategy=zoo.STRATEGIES["central_storage-2"](), placement=Layers())
 
 
 # The examples of the field's guides, which need more devices than the other tests.

@@ -5,30 +5,10 @@ import numpy as np
 import pytest
 
 from tests import zoo
-from tests.placement.training import find_devices, find_graph, train, train_whole
+from tests.placement.training import find_devices, find_graph, train
+from tfdist.errors import TfdistError
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.placement import Strips
-
-OPTIONS = {
-    "two": {"placement": Strips(devices=2)},
-    "three": {"placement": Strips()},
-    "loop": {"placement": Strips(), "steps_per_loop": 2},
-}
-
-
-@pytest.mark.parametrize("name", ["convolutional", "unet"])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_ends_where_one_device_ends(float64, name, options):
-    _, expected, weights = train_whole(name)
-    trainer, history, found = train(name, **OPTIONS[options])
-    assert zoo.largest_difference(found, weights) < 1e-12
-    assert history.keys() == expected.keys()
-    for key, values in expected.items():
-        np.testing.assert_allclose(history[key], values, rtol=1e-12, err_msg=key)
-    x, _ = zoo.EXAMPLES[name].data
-    whole = keras.tree.flatten(train_whole(name)[0].predict(x, verbose=0))
-    for ours, theirs in zip(keras.tree.flatten(trainer.predict(x, verbose=0)), whole, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_layers_and_gradients_are_computed_where_the_rows_are():
@@ -76,6 +56,8 @@ LAYERS = {
     "cropping": lambda k: k.Cropping2D(((2, 5), (1, 0))),
     "up, nearest": lambda k: k.UpSampling2D((3, 2)),
     "up, bilinear": lambda k: k.UpSampling2D(2, interpolation="bilinear"),
+    "up, bilinear, three times": lambda k: k.UpSampling2D((3, 2), interpolation="bilinear"),
+    "up, bicubic": lambda k: k.UpSampling2D(2, interpolation="bicubic"),
     "dropout": lambda k: k.Dropout(0.4, seed=1),
     "dropout of channels": lambda k: k.SpatialDropout2D(0.4, seed=1),
     "noise": lambda k: k.GaussianNoise(0.4, seed=1),
@@ -145,3 +127,18 @@ def test_each_rule(float64, name):
         _, found, ours = _train_layer(LAYERS[name], placement=Strips(devices=devices))
         assert zoo.largest_difference(found, expected) < 1e-12
         np.testing.assert_allclose(ours, values, rtol=1e-11)
+
+
+def test_the_summary_names_layers_that_are_computed_whole():
+    trainer, _, _ = _train_layer(LAYERS["up, bicubic"], placement=Strips(devices=2))
+    found = trainer.engine.summarize_placement()
+    assert found["placement"] == [{"device": "CPU:0"}, {"device": "CPU:1"}]
+    assert [name.rstrip("_0123456789") for name in found["whole_layers"]] == [
+        "up_sampling2d",
+        "flatten",
+    ]
+
+
+def test_a_model_without_pictures_costs_one_line():
+    with pytest.raises(TfdistError, match="^`placement=strips` has nothing to divide: 'sequential"):
+        train("dense", placement=Strips())

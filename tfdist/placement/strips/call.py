@@ -13,7 +13,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -46,22 +46,20 @@ class StripPlan:
     Attributes:
       graph: the model's operations.
       groups: the first device of each local replica -> all devices of the replica.
+      whole: the names of operations on images that were computed whole, once a step is traced.
     """
 
     graph: Graph
     groups: Mapping[str, Sequence[str]]
+    whole: list[str] = field(default_factory=list)
 
     def summarize(self) -> dict[str, Any]:
-        """Returns the entry `placement` of a run's summary: devices, and layers without a rule."""
-        layers = [op for op in self.graph.operations if op.node is not None and _has_picture(op)]
+        """Returns the entries of a run's summary: devices, and layers that were computed whole."""
+        devices = next(iter(self.groups.values()))
         return {
-            "placement": [{"device": device} for device in next(iter(self.groups.values()))],
-            "whole_layers": [op.name for op in layers if find_rule(op) is None],
+            "placement": [{"device": device} for device in devices],
+            "whole_layers": list(dict.fromkeys(self.whole)),
         }
-
-
-def _has_picture(operation: Operation) -> bool:
-    return any(is_picture(spec) for spec in operation.node.arguments.keras_tensors)
 
 
 def make_strip_plan(model: keras.Model, groups: Mapping[str, Sequence[str]]) -> StripPlan:
@@ -89,8 +87,7 @@ class StripedCall:
     """
 
     def __init__(self, plan: StripPlan, *, pool: Pool):
-        self._graph = plan.graph
-        self._groups = plan.groups
+        self._plan, self._graph = plan, plan.graph
         self._pool = pool
 
     @contextlib.contextmanager
@@ -100,7 +97,7 @@ class StripedCall:
             yield
 
     def _run(self, inputs: Sequence[Any], *, training: bool | None, **context: Any) -> list[Any]:
-        devices = [f"/device:{name}" for name in find_own_group(self._groups)]
+        devices = [f"/device:{name}" for name in find_own_group(self._plan.groups)]
         autocast = backend.get_autocast_scope()
         with autocasting(None):
             read = {id(v): (v, tf.convert_to_tensor(v.value)) for v in self._graph.variables}
@@ -135,6 +132,7 @@ class StripedCall:
             if value is not states[key]:
                 read[key][0].assign(value)
         found = passes[0].outputs
+        self._plan.whole.extend(passes[0].whole)
         outputs = [next(results) if has_gradient(value) else value for value in found]
         for output, value in zip(outputs, found, strict=True):
             set_mask(output, backend.get_keras_mask(value))
@@ -158,6 +156,7 @@ class Pass:
       states: id of a variable that is not trained -> its value.
       outputs: the model's outputs, flat.
       penalties: the losses that layers have added.
+      whole: the names of operations on images that were computed whole.
     """
 
     def __init__(
@@ -174,6 +173,7 @@ class Pass:
         self.states: dict[int, tf.Tensor] = {}
         self.outputs: list[Any] = []
         self.penalties: list[tf.Tensor] = []
+        self.whole: list[str] = []
         self._graph, self._training, self._context = graph, training, context
         self._autocast = autocast
         self._weights: Mapping[int, tf.Tensor] = {}
@@ -205,6 +205,8 @@ class Pass:
             outputs = rule(self, operation, taken) if rule is not None else None
             if outputs is None:
                 outputs = self._run_whole(operation, taken)
+                if is_striped and operation.node is not None:
+                    self.whole.append(operation.name)
             self._values.update(zip(operation.outputs, outputs, strict=True))
         self.outputs = [self._join(self._values[number]) for number in self._graph.outputs]
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdist.placement.graph import Operation
-from tfdist.placement.strips.elements import Values, compute_elements
+from tfdist.placement.strips.elements import Values
 from tfdist.placement.strips.image import StripedImage, Window, divide_rows
 
 if TYPE_CHECKING:
@@ -170,11 +170,23 @@ def convolve_transposed(run: "Pass", operation: Operation, taken: Values) -> lis
 
 
 def upsample(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
-    """Rows and columns repeated."""
-    if operation.layer.interpolation != "nearest":
-        return None
-    found = compute_elements(run, operation, taken)
-    if found is None:
-        return None
-    times = operation.layer.size[0]
-    return [StripedImage(found[0].parts, tuple(bound * times for bound in found[0].bounds))]
+    """Rows and columns repeated, or interpolated between neighbors; beyond a border as at it."""
+    (strips,), layer = taken, operation.layer
+    reach, times = {"nearest": 0, "bilinear": 1}.get(layer.interpolation), layer.size[0]
+    if reach is None or (reach and times & (times - 1)):
+        return None  # TensorFlow rounds other positions to float32, which depends on the first row
+    parts = []
+    for place, (low, high) in enumerate(itertools.pairwise(strips.bounds)):
+        pieces, missing = run.take_rows(strips, low - reach, high + reach)
+
+        def prepare(*pieces: tf.Tensor, missing: Any = missing) -> list[tf.Tensor]:
+            padding = [[0, 0], missing, [0, 0], [0, 0]]
+            return [tf.pad(tf.concat(pieces, 1), padding, mode="SYMMETRIC")]
+
+        def finish(y: tf.Tensor, rows: int = high - low) -> tf.Tensor:
+            return y[:, reach * times : (reach + rows) * times]
+
+        parts += run.call(
+            operation, pieces, device=run.devices[place], prepare=prepare, finish=finish
+        )
+    return [StripedImage(tuple(parts), tuple(bound * times for bound in strips.bounds))]
