@@ -28,10 +28,10 @@ OPTIONS = {
 
 def _find_refusal(kind, name, options):
     """Returns the message of the refusal that is due; None if the result must be equal."""
-    if "micro_batches" in options and name in WITH_BATCH_NORM:
-        return "Cannot split a batch into 3 micro-batches"
     if "rematerialize" in options and kind.name != "layers":
         return f"`placement={kind.name}` cannot be combined with `rematerialize`"
+    if "micro_batches" in options and name in WITH_BATCH_NORM:
+        return "Cannot split a batch into 3 micro-batches"
     if kind.name == "strips" and name not in WITH_PICTURES:
         return "`placement=strips` has nothing to divide"
     return None
