@@ -4,6 +4,7 @@ The boxes have a color of their own, so that the pictures can be read on white a
 """
 
 import html
+import itertools
 import pathlib
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class Flow:
         column is as high as the picture.
       parts: what each box of the middle reads, one text each.
       to_right, to_middle: (what flows, its color) in each direction; None for nothing.
+      between: (what flows, its color) between the boxes of the middle; None for nothing.
       chief: the text of a box above, which gives out steps; empty for none.
     """
 
@@ -31,6 +33,7 @@ class Flow:
     parts: tuple[str, ...] = ()
     to_right: tuple[str, str] | None = None
     to_middle: tuple[str, str] | None = None
+    between: tuple[str, str] | None = None
     chief: str = ""
 
 
@@ -89,6 +92,26 @@ FLOWS = {
         to_right=("activations", _DATA),
         to_middle=("of activations", _GRADIENTS),
     ),
+    "shards": Flow(
+        left=("global batch k",),
+        middle=(
+            "GPU:0|filters 0 to 31,|their weights and update",
+            "GPU:1|filters 32 to 63,|their weights and update",
+        ),
+        right=("GPU:0|joins the outputs,|computes all else",),
+        parts=("all rows", "all rows"),
+        to_right=("own outputs", _DATA),
+        to_middle=("of outputs", _GRADIENTS),
+    ),
+    "strips": Flow(
+        left=("global batch k|every image",),
+        middle=("GPU:0|its rows of every layer", "GPU:1|its rows of every layer"),
+        right=("GPU:0|weights, update",),
+        parts=("upper half", "lower half"),
+        to_right=("own part", _GRADIENTS),
+        to_middle=("copy", _WEIGHTS),
+        between=("rows at the edge", _DATA),
+    ),
     "tpu": Flow(
         left=("host|global batch k",),
         middle=("core 0|weights, own update", "core 1|weights, own update"),
@@ -116,6 +139,11 @@ def draw_flow(flow: Flow) -> str:
         top + _BOX_HEIGHT / 2 + row * (_BOX_HEIGHT + _GAP) for row in range(len(flow.middle))
     ]
     parts, used = [], {_DATA}
+    for y, below in itertools.pairwise(centers if flow.between else []):
+        text, color = flow.between
+        high, low = y + _BOX_HEIGHT / 2, below - _BOX_HEIGHT / 2
+        parts += [_arrow(270, high, 270, low, "", color), _arrow(290, low, 290, high, "", color)]
+        parts.append(_text(302, (high + low) / 2 + 4, text, color, "start"))
     for y, part in zip(centers, flow.parts, strict=True):
         parts.append(_arrow(160, y, 260, y, part, _DATA))
         if flow.to_right and flow.to_middle:

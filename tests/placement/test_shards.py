@@ -187,6 +187,7 @@ def _build_others(optimizer):
             OwnDense(4, name="own"),
             keras.layers.Dense(2, name="two"),
             keras.layers.Dense(6, name="six"),
+            keras.layers.BatchNormalization(name="norm"),
         ]
     )
     model.compile(optimizer, "mse")
@@ -201,6 +202,7 @@ def _build_others(optimizer):
             "`layout=nothing` fits no whole path of a weight of .*recurrent",
         ),
         ({"layout": (".*lstm_cell/kernel:1",)}, r"\(LSTMCell\) has no rule for it"),
+        ({"layout": ("norm/moving_mean:0",)}, "`layout=norm/moving_mean` fits no whole path"),
         ({"layout": (".*own/kernel:1",)}, r"the layer '.*own' \(OwnDense\) has no rule"),
         ({"layout": (".*six/kernel:0",)}, "along the axis 0: .* can be divided along 1 only"),
         ({"layout": (".*six/kernel:7",)}, "along the axis 7"),

@@ -293,6 +293,31 @@ def test_refuses_a_source_s_batch_smaller_than_the_replicas():
         _make_dense_trainer("mirrored-3").fit(source, global_batch_size=2, verbose=0)
 
 
+class _Hidden(keras.Model):
+    """Its name would be `__hidden`, which TensorFlow refuses."""
+
+
+@pytest.mark.parametrize(("kind", "name"), [(_Hidden, "fine"), (keras.Model, "not fine")])
+def test_refuses_a_name_that_keras_leaves_a_scope_open_for(kind, name):
+    def build():
+        given = keras.Input((3,))
+        model = kind(given, keras.layers.Dense(2, name=name)(given))
+        model.compile("sgd", "mse")
+        return model
+
+    trainer = tfdist.Trainer(build)
+    x, y = np.zeros((4, 3)), np.zeros((4, 2))
+    for use in (lambda: trainer.fit(x, y, verbose=0), lambda: trainer.predict(x, verbose=0)):
+        with pytest.raises(
+            TfdistError, match="TensorFlow cannot train .* under the name"
+        ) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    later = keras.layers.Dense(1, name="later")
+    later.build((None, 2))
+    assert later.kernel.path == "later/kernel"
+
+
 def test_refuses_what_is_not_a_compiled_model():
     with pytest.raises(TfdistError, match="returned Sequential, not a compiled keras.Model"):
         tfdist.Trainer(lambda: keras.Sequential([keras.layers.Dense(1)]))

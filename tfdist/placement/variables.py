@@ -77,17 +77,6 @@ def call_outside_scopes(function: Callable[[], Result]) -> Result:
         return thread.submit(function).result()
 
 
-def find_own_group(groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Returns the devices of the replica that is being traced.
-
-    Args:
-      groups: the first device of each replica -> all devices of the replica.
-    """
-    with tf.control_dependencies(None):
-        here = tf.no_op().device
-    return groups.get(shorten(here)) or next(iter(groups.values()))
-
-
 def _move(
     variable: keras.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> None:

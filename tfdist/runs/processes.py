@@ -10,8 +10,8 @@ import tfdist
 from tfdist import assembly, cluster
 from tfdist.devices import list_devices
 from tfdist.errors import TfdistError
+from tfdist.placement.groups import find_groups
 from tfdist.placement.options import NONE, PlacementOptions
-from tfdist.placement.stages.plan import find_groups
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.options import StrategyOptions

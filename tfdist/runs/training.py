@@ -15,7 +15,7 @@ import tfdist
 from tfdist import assembly
 from tfdist.cluster import find_launch_dir
 from tfdist.launch.progress import summarize_record
-from tfdist.placement.stages.plan import find_groups
+from tfdist.placement.groups import find_groups
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.plan import Plan, count_steps

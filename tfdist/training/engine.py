@@ -13,10 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.groups import find_groups
 from tfdist.placement.optimizer_shards import OptimizerShards
 from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.placement.shards.model import UnitShards
-from tfdist.placement.stages.plan import Plan, find_groups, make_plan
+from tfdist.placement.stages.plan import Plan, make_plan
 from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
@@ -42,6 +43,7 @@ from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_checks import (
     FUNCTION_METHODS,
     check_model,
+    check_names,
     check_program,
     check_strategy,
     overrides,
@@ -214,6 +216,7 @@ class Engine:
             a is b for a, b in itertools.zip_longest(compiled, self._compiled)
         ):
             return self._steps
+        check_names(self.model)
         self.check_program()
         check_scope(self.model, self._strategy)
         with self.scope():
@@ -256,6 +259,7 @@ class Engine:
         """Returns the steps for prediction, which needs neither labels nor losses."""
         if self._steps is not None:
             return self._steps
+        check_names(self.model)
         if not all(layer.built for layer in self.model._flatten_layers()):
             x, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
             with self.scope():

@@ -1,5 +1,6 @@
 """Checks that a strategy can run a program, and compute its steps as the options say."""
 
+import re
 from typing import Any
 
 import keras
@@ -22,6 +23,23 @@ FUNCTION_METHODS = ("make_train_function", "make_test_function", "make_predict_f
 def overrides(model: keras.Model, *names: str) -> list[str]:
     """Returns which of some methods of `keras.Model` a model's class overrides."""
     return [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
+
+
+def check_names(model: keras.Model) -> None:
+    """Checks that the graph of a step can have the names of the model and its layers.
+
+    Where it cannot, Keras's own `fit` fails, and leaves a scope open for models that come later.
+
+    Raises:
+      TfdistError: TensorFlow refuses one of the names.
+    """
+    for layer in model._flatten_layers():
+        first = r"[A-Za-z0-9.]" if layer is model else ""
+        if not re.fullmatch(rf"{first}[A-Za-z0-9_.\\/>-]*", layer.name):
+            raise TfdistError(
+                f"TensorFlow cannot train {type(layer).__name__} under the name {layer.name!r}. "
+                "Give it a `name` of letters, digits and underscores that begins with a letter."
+            )
 
 
 def check_strategy(

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import get_stateless_scope
 from tfdist.placement.costs import count_bytes
+from tfdist.placement.groups import find_own_group
 from tfdist.placement.options import Shards
 from tfdist.placement.shards.divided import (
     building_parts,
@@ -32,7 +33,7 @@ from tfdist.placement.shards.divided import (
 )
 from tfdist.placement.shards.elementwise import check_optimizer
 from tfdist.placement.shards.rules import Axes, Rule, find_rule, look_up, splits_activation
-from tfdist.placement.variables import find_own_group, group_slots, updating_in_place
+from tfdist.placement.variables import group_slots, updating_in_place
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,15 +225,15 @@ def _choose(model: keras.Model, layout: Mapping[str, int], count: int) -> list[_
         return found
     chosen: dict[int, _Choice] = {}
     for pattern, axis in layout.items():
-        fitting = [v for v in model.variables if re.fullmatch(pattern, v.path)]
+        owned = [(layer, v) for layer in layers for v in layer._trainable_variables]
+        fitting = [(layer, v) for layer, v in owned if re.fullmatch(pattern, v.path)]
         if not fitting:
             paths = ", ".join(v.path for v in model.trainable_variables[:6])
             raise TfdistError(
                 f"`layout={pattern}` fits no whole path of a weight of {model.name!r}. Its weights "
                 f"are {paths} and so on."
             )
-        for weight in fitting:
-            owner = next(a for a in layers if any(weight is v for v in a._trainable_variables))
+        for owner, weight in fitting:
             chosen[id(owner)] = _choose_layer(owner, weight, axis, count)
     return list(chosen.values())
 

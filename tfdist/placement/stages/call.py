@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfdist.internals import backend, record
 from tfdist.placement.graph import Values
+from tfdist.placement.groups import find_own_group
 from tfdist.placement.stages.cutting import Stage
 from tfdist.placement.stages.plan import Plan
 from tfdist.placement.tracing import (
@@ -33,7 +34,6 @@ from tfdist.placement.tracing import (
     intercepting,
     set_mask,
 )
-from tfdist.placement.variables import find_own_group
 
 AllReduce = Callable[..., Any]
 """`tf.distribute.ReplicaContext.all_reduce`."""

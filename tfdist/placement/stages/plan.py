@@ -1,4 +1,4 @@
-"""Decides where the parts of a model run: its stages, and the devices of each replica."""
+"""Decides which stages a model has, and on which device of a replica each of them runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import devices
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import Cost, estimate_costs
 from tfdist.placement.graph import Graph, make_graph
+from tfdist.placement.groups import find_groups
 from tfdist.placement.options import Layers, Placement
 from tfdist.placement.stages import cutting
 from tfdist.placement.stages.cutting import Stage
-
-_DEFAULT = type(tf.distribute.get_strategy())  # the strategy outside of all scopes
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,36 +114,3 @@ def make_plan(
     else:
         found = cutting.cut(graph, cutting.balance(costs, count))
     return Plan(graph, found, groups, recomputes, costs)
-
-
-def find_groups(strategy: tf.distribute.Strategy, size: int) -> dict[str, tuple[str, ...]]:
-    """Returns the first device of each of this process's replicas -> all devices of the replica.
-
-    Every replica gets its own device first, and then its share of the devices that are left.
-
-    Args:
-      strategy: the strategy.
-      size: devices of each replica; 0 for as many as there are.
-
-    Raises:
-      TfdistError: there are fewer than two for a replica.
-    """
-    everything = devices.list_devices()
-    if isinstance(strategy, _DEFAULT):
-        own = everything[:1]
-    else:
-        own = tuple(devices.shorten(name) for name in strategy.extended.worker_devices)
-    left = [name for name in everything if name not in own]
-    each = len(left) // len(own)
-    most = 1 + each
-    if most < 2 or size > most:
-        wanted = max(size, 2) * len(own)
-        raise TfdistError(
-            f"`placement` needs {max(size, 2)} devices for each of {len(own)} replicas, but there "
-            f"are {len(everything)} ({', '.join(everything)}). Give `virtual_devices={wanted}`, or "
-            "fewer replicas."
-        )
-    count = (size or most) - 1
-    return {
-        name: (name, *left[place * each : place * each + count]) for place, name in enumerate(own)
-    }

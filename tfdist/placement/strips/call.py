@@ -23,6 +23,7 @@ from tfdist.errors import TfdistError
 from tfdist.internals import backend
 from tfdist.models.batch_norm import Moments
 from tfdist.placement.graph import Graph, Operation, Values, make_graph
+from tfdist.placement.groups import find_own_group
 from tfdist.placement.strips.cells import Cells
 from tfdist.placement.strips.image import StripedImage, divide_rows, find_overlaps, is_picture
 from tfdist.placement.strips.rules import find_rule
@@ -33,7 +34,6 @@ from tfdist.placement.tracing import (
     intercepting,
     set_mask,
 )
-from tfdist.placement.variables import find_own_group
 
 Pool = Callable[[Moments], Moments]
 """Returns the moments over all replicas."""
