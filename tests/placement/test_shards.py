@@ -19,8 +19,7 @@ WITHOUT_BATCH_NORM = ("dense", "two_inputs", "transformer", "random")
 
 
 @pytest.mark.parametrize("name", WITHOUT_BATCH_NORM)
-def test_replicas_with_two_devices_each(float64, name):
-    """Both replicas' own devices are known to the strategy; the third is shared by neither."""
+def test_a_mirrored_replica_with_three_devices(float64, name):
     _, expected, weights = train_whole(name)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     _, history, found = train(name, strategy=strategy, placement=Shards(devices=3))
