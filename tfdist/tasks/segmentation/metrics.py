@@ -65,7 +65,10 @@ class SegmentationMetrics(keras.metrics.Metric):
             counts = tf.logical_and(counts, truth != self.ignore_label)
         # Pixels that do not count go to an extra cell, which is cut off.
         cell = tf.where(counts, cell, cells)
-        matrix = tf.math.bincount(cell, minlength=cells + 1, maxlength=cells + 1)[:cells]
+        # XLA requires a constant size, which tf.math.bincount would compute.
+        matrix = tf.raw_ops.DenseBincount(
+            input=cell, size=cells + 1, weights=tf.zeros([0], tf.int32)
+        )[:cells]
         return tf.cast(tf.reshape(matrix, [self.num_classes, self.num_classes]), tf.int64)
 
     def result(self) -> dict[str, tf.Tensor]:
