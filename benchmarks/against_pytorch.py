@@ -91,7 +91,7 @@ def main() -> int:
         about = {"date": datetime.date.today().isoformat(), "machine": describe_machine()}
         content = json.dumps(about | table.to_json(found), indent=2)
         (directory / "results.json").write_text(content + "\n")
-        (directory / "throughput.svg").write_text(table.draw_bars(rows))
+        (directory / "results.html").write_text(table.make_page(rows))
     return int(difference > LARGEST_DIFFERENCE or any(row.error for row in rows))
 
 

@@ -10,7 +10,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 # Modules at the top of tfdist that are no package, by what they are drawn as.
 _TOGETHER = {
-    "base": ("_lazy", "errors", "options", "imports", "internals", "replacing", "curves"),
+    "base": ("_lazy", "errors", "options", "imports", "internals", "replacing"),
     "machine": ("devices", "memory", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     "runs": ("assembly",),

@@ -22,9 +22,9 @@ LAYERS = [
     {"strategies"},
     {"launch"},
     {"data"},
-    {"curves"},
     {"placement"},
     {"training"},
+    {"report"},
     {"tasks"},
     {"runs.options", "run.options"},
     {
@@ -38,7 +38,7 @@ LAYERS = [
     {"runs.utilization"},
     {"runs"},
     {"train", "predict", "evaluate", "export"},
-    {"verify", "benchmark", "run"},
+    {"verify", "benchmark", "run", "report.__main__"},
     {"__main__"},
 ]
 NAMES = {name for names in LAYERS for name in names}
@@ -156,6 +156,7 @@ def test_one_module_imports_what_is_private():
         "tfdist.launch.__main__",
         "tfdist.jobs.__main__",
         "tfdist.verify.__main__",
+        "tfdist.report.__main__",
         "tfdist.run.__main__",
         "tfdist.models",
     ],

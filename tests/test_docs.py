@@ -8,6 +8,7 @@ import pytest
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.jobs import JobsOptions
 from tfdist.launch.options import LaunchOptions
+from tfdist.report.options import ReportOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.tasks import commands
@@ -31,6 +32,7 @@ COMMANDS = (
     ExportOptions,
     VerifyOptions,
     BenchmarkOptions,
+    ReportOptions,
     JobsOptions,
     LaunchOptions,
 )

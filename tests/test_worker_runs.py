@@ -106,8 +106,8 @@ def check_run(run_dir, *, num_steps):
     log = (run_dir / "logs" / "worker-1.log").read_text()
     assert f"weights_sha256 {summary['weights_sha256']}" in log
     assert {path.name for path in run_dir.iterdir()} == {
-        ".lock", "checkpoints", "curves.svg", "logs", "metrics.jsonl", "model.keras",
-        "options.json", "samples", "summary.json", "tensorboard",
+        ".lock", "checkpoints", "logs", "metrics.jsonl", "model.keras", "options.json",
+        "report.html", "samples", "summary.json", "tensorboard",
     }  # fmt: skip
     options = json.loads((run_dir / "options.json").read_text())
     assert len(options["cluster"]["worker"]) == 2

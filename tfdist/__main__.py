@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "score a finished run",
     "predict": "predict with a finished run",
     "export": "export a finished run as a servable",
+    "report": "write the report of a run, or compare runs",
     "verify": "compare every strategy with one device",
     "benchmark": "measure the speed of strategies and baselines",
     "jobs": "write job files for Vertex AI, Kubernetes and Slurm",

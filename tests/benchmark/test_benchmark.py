@@ -9,7 +9,7 @@ from tfdist.benchmark.__main__ import main
 from tfdist.benchmark.configurations import Configuration, find_lone_worker, list_configurations
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions
 from tfdist.benchmark.runs import run_rounds
-from tfdist.benchmark.table import draw_bars, format_table, make_rows
+from tfdist.benchmark.table import format_table, make_page, make_rows
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -32,7 +32,7 @@ def test_measures_the_trainer_and_the_machine(path_with_spaces, monkeypatch, cap
         assert row["lowest"] == row["examples_per_second"] > 0
         assert 0 < row["of_peak"] <= row["of_convolutions"]
         assert row["memory_mib"] > 100
-    assert (path_with_spaces / "throughput.svg").read_text().count("<rect") == 2
+    assert (path_with_spaces / "results.html").read_text().count('class="bar"') == 2
 
 
 def read_rows(path):
@@ -109,4 +109,4 @@ def test_rounds_alternate_and_medians_are_compared():
     assert (one.of_convolutions, one.of_peak) == (0.5, 0.25)
     assert rows[f"multi_worker_mirrored, {CORES} workers"].scaling == 15 / (10 * CORES)
     assert "0.25" in format_table(list(rows.values()))
-    assert f">{15:.1f}<" in draw_bars(list(rows.values()))
+    assert 'data-value="15.0"' in make_page(list(rows.values()))

@@ -109,6 +109,7 @@ def test_it_learns_and_leaves_a_run(trained):
         "metrics.jsonl",
         "model.keras",
         "options.json",
+        "report.html",
         "summary.json",
         "tensorboard",
     }

@@ -85,9 +85,7 @@ class MeasuredModelOptions(OptionGroup):
 class BenchmarkReportOptions(OptionGroup):
     """Report."""
 
-    output: str = option(
-        "", "write results.json and throughput.svg to this directory", metavar="DIR"
-    )
+    output: str = option("", "write results.json and results.html to this directory", metavar="DIR")
     quiet: bool = inherit(RunOptions, "quiet")
     verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
 

@@ -1,4 +1,4 @@
-"""Formats a benchmark's findings as a table, as JSON and as a picture."""
+"""Formats a benchmark's findings as a table, as JSON and as a page."""
 
 import html
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from typing import Any
 
 from tfdist.benchmark.configurations import Configuration, find_lone_worker
 from tfdist.benchmark.runs import Findings, median_of
+from tfdist.report.elements import Section, make_bars, make_table
+from tfdist.report.html_page import make_html
 
 HEADS = (
     "configuration",
@@ -20,10 +22,6 @@ HEADS = (
     "memory MiB",
     "first step s",
 )
-_WIDTH, _ROW, _LABEL = 720, 22, 330  # sizes in the picture, in pixels
-_NUMBER = 60  # the width of the number at a bar's end, in pixels
-# Colors of Okabe and Ito that are visible on white and on black.
-_TRAINER, _BASELINE = "#0072b2", "#e69f00"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +101,7 @@ def _find_rate(found: Findings, configuration: Configuration) -> float | None:
 def format_table(rows: Sequence[Row]) -> str:
     """Returns the rows as a text table, followed by the errors."""
     lines = [_join(HEADS), *(_join(_list_cells(row)) for row in rows)]
-    lines += [
-        f"{row.configuration.name}, {row.configuration.precision}: {row.error}"
-        for row in rows
-        if row.error
-    ]
+    lines += [f"{_name(row)}: {row.error}" for row in rows if row.error]
     return "\n".join(lines)
 
 
@@ -122,28 +116,31 @@ def to_json(found: Findings) -> dict[str, Any]:
     }
 
 
-def draw_bars(rows: Sequence[Row]) -> str:
-    """Returns an SVG with one bar per configuration, for its examples per second."""
-    shown = [row for row in rows if row.examples_per_second]
-    longest = max((row.examples_per_second or 0.0 for row in shown), default=1.0)
-    parts = []
-    for index, row in enumerate(shown):
-        y, rate = index * _ROW, row.examples_per_second or 0.0
-        width = (_WIDTH - _LABEL - _NUMBER) * rate / longest
-        color = _TRAINER if row.configuration.kind == "trainer" else _BASELINE
-        label = html.escape(f"{row.configuration.name}, {row.configuration.precision}")
-        parts += [
-            f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label}</text>',
-            f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" '
-            f'fill="{color}"/>',
-            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{rate:.1f}</text>',
-        ]
-    height = _ROW * len(shown)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12" '
-        f'fill="currentColor">{"".join(parts)}</svg>\n'
-    )
+def make_page(rows: Sequence[Row]) -> str:
+    """Returns an HTML page with the table, whose columns can be sorted, and the speeds as bars."""
+    rates = {_name(row): row.examples_per_second for row in rows if row.examples_per_second}
+    fastest = max(rates.values(), default=1.0)
+    bars = make_bars({name: rate / fastest for name, rate in rates.items()})
+    failures = "".join(f"<p>{html.escape(f'{_name(r)}: {r.error}')}</p>" for r in rows if r.error)
+    cells = ([_to_number(cell) for cell in _list_cells(row)] for row in rows)
+    sections = [
+        Section("Results", make_table(HEADS, cells, is_sortable=True)),
+        Section("Examples per second, relative to the fastest", bars),
+        Section("Failures", failures),
+    ]
+    return make_html("tfdist.benchmark", "", {}, sections)
+
+
+def _name(row: Row) -> str:
+    return f"{row.configuration.name}, {row.configuration.precision}"
+
+
+def _to_number(cell: str) -> float | str:
+    """Returns the number that a cell shows, so that its column is sorted by numbers."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def _list_cells(row: Row) -> list[str]:

@@ -18,7 +18,9 @@ from tfdist.launch.progress import summarize_record
 from tfdist.placement.groups import find_groups
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
+from tfdist.runs.checkout import find_commit
 from tfdist.runs.plan import Plan, count_steps
+from tfdist.runs.reporting import WriteReport
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import to_sources
@@ -78,6 +80,7 @@ class TrainingRun:
             print(initial.describe())
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
+        self._report = WriteReport(self._run.path, self._task)
         # The chief of parameter servers cannot measure the workers' devices.
         self._utilization = (
             None
@@ -123,6 +126,7 @@ class TrainingRun:
                 "tensorflow": tf.__version__,
                 "keras": keras.__version__,
             },
+            "commit": find_commit(),
             "devices": _list_devices(self._trainer.strategy),
             "cluster": dict(cluster.tasks) if cluster else None,
         }
@@ -155,6 +159,7 @@ class TrainingRun:
             self._throughput,
             *([self._utilization] if self._utilization else []),
             callbacks.MetricsLog(run, trainer, self._throughput, log_every=options.run.log_every),
+            self._report,
             callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
         ]
         if patience := options.training.early_stopping:
@@ -180,11 +185,12 @@ class TrainingRun:
             summary |= before
         elif trainer.is_chief:
             run.write_summary(summary)
+            self._report.write()
         elif not self._options.run.quiet:
             print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
         trainer.engine.workers.wait_for_all()
         if trainer.is_chief and not self._options.run.quiet:
-            files = ", ".join([*self._task.pictures, "model.keras", "summary.json"])
+            files = ", ".join([*self._task.pictures, "report.html", "model.keras", "summary.json"])
             print(
                 f"{self._task.describe_result(summary)}, {_describe_speed(summary)}. "
                 f"Everything is in {run.path}: {files}."
@@ -210,7 +216,7 @@ class TrainingRun:
             trainer.save(path, convert=task.to_portable)
         if trainer.is_chief and not is_kept:
             self._run.copy_model()
-        task.write_pictures(self._run, trainer, self._data, history)
+        task.write_pictures(self._run, trainer, self._data, metrics)
         peaks = trainer.engine.workers.measure_peak_memory()
         return {
             "task": self._options.task.task,

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from tfdist.data.pipeline import BatchAugmentation
     from tfdist.data.source import Source
+    from tfdist.report import Section
+    from tfdist.training.recorded_run import RecordedRun
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
@@ -169,9 +171,29 @@ class Task(OptionGroup):
         return f"{self.monitor} {summary[self.monitor]:.4f}"
 
     def write_pictures(
-        self, run: "RunDirectory", trainer: "Trainer", data: Data, history: Mapping[str, Any]
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, summary: Mapping[str, Any]
     ) -> None:
-        """Writes the pictures of a finished run; all workers call this, only the chief writes."""
+        """Writes the pictures of a finished run; all workers call this, only the chief writes.
+
+        Args:
+          run: the run's directory.
+          trainer: the trainer, whose model is the best one.
+          data: the data of the run.
+          summary: the result of `evaluate`.
+        """
+
+    def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
+        """Returns the task's sections of `report.html`; by default its pictures.
+
+        It is called after each epoch, and sees what the run has recorded, not the model.
+
+        Args:
+          run: the run's records.
+        """
+        from tfdist.report.elements import Section, make_pictures
+
+        pictures = ((run.read(name), name) for name in self.pictures)
+        return [Section("Pictures", make_pictures(pictures))]
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model to save, with Keras's own layers where they can replace others."""

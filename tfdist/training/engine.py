@@ -146,6 +146,10 @@ class Engine:
         """Returns how often each step was traced: more than once if an input's shape changed."""
         return self._steps.count_traces() if self._steps else {}
 
+    def read_metrics(self) -> list[Any]:
+        """Returns the values of the metrics' variables, over all workers; all must call this."""
+        return self._steps.read_metrics()
+
     def summarize(self) -> dict[str, Any]:
         """Returns the entries of a summary that only this strategy has, such as the staleness."""
         return self._steps.summarize() if self._steps else {}

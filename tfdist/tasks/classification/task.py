@@ -1,7 +1,7 @@
 """The classification task, which assigns a class to every image."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,7 +13,10 @@ from tfdist.tasks.base import Data, DataPlan, Task
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.report import Section
     from tfdist.tasks.classification.augment import Mirror
+    from tfdist.training.recorded_run import RecordedRun
+    from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
 _TOP = 5
@@ -136,28 +139,50 @@ class Classification(Task):
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
-        """Returns the metrics, the confusion matrix and the accuracy of every class."""
+        """Returns the metrics, the confusion matrix, every class's accuracy and some examples."""
         import numpy as np
         import tensorflow as tf
+
+        from tfdist.tasks.classification.report import choose_examples
 
         summary = super().evaluate(trainer, data, global_batch_size=global_batch_size)
         source: Any = data.val
         logits = trainer.predict(source, batch_size=global_batch_size)
         batches = tf.data.Dataset.range(source.num_examples).batch(global_batch_size)
-        truth = [source.load_batch(indices)[1].numpy() for indices in batches]
+        truth = np.concatenate([source.load_batch(indices)[1].numpy() for indices in batches])
         names = data.info["class_names"]
         confusion = np.zeros((len(names), len(names)), np.int64)
-        np.add.at(confusion, (np.concatenate(truth), np.argmax(logits, -1)), 1)
+        np.add.at(confusion, (truth, np.argmax(logits, -1)), 1)
         counts = confusion.sum(1)
         per_class = {
             name: float(confusion[i, i] / counts[i]) if counts[i] else None
             for i, name in enumerate(names)
         }
-        return {**summary, "per_class_accuracy": per_class, "confusion": confusion.tolist()}
+        return {
+            **summary,
+            "per_class_accuracy": per_class,
+            "confusion": confusion.tolist(),
+            "examples": choose_examples(logits, truth, names),
+        }
 
     def describe_result(self, summary: Mapping[str, Any]) -> str:
         """Returns the validation accuracy as text."""
         return f"Validation accuracy {summary['val_accuracy']:.4f}"
+
+    def write_pictures(
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, summary: Mapping[str, Any]
+    ) -> None:
+        """Writes the validation examples that are predicted best and worst."""
+        from tfdist.tasks.classification.report import write_examples
+
+        if trainer.is_chief:
+            write_examples(run, data.val, summary["examples"])
+
+    def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
+        """Returns the accuracy of every class, the confusion matrix, and examples."""
+        from tfdist.tasks.classification.report import make_sections
+
+        return make_sections(run)
 
     def _make_sources(self, seed: int) -> list[Any]:
         from tfdist.tasks.classification.sources import (

@@ -16,7 +16,9 @@ from tfdist.tasks.segmentation.presets import PRESETS
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.report import Section
     from tfdist.tasks.segmentation.augment import Augmentation
+    from tfdist.training.recorded_run import RecordedRun
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
@@ -30,7 +32,7 @@ class Segmentation(Task):
     name: ClassVar[str] = "segmentation"
     monitor: ClassVar[str] = "val_mean_iou"
     presets: ClassVar[Mapping[str, Sequence[str]]] = PRESETS
-    pictures: ClassVar[tuple[str, ...]] = ("curves.svg", "samples/predictions.png")
+    pictures: ClassVar[tuple[str, ...]] = ("samples/predictions.png",)
     commands: ClassVar[Mapping[str, str]] = {
         "evaluate": "tfdist.tasks.segmentation.inference.commands:EVALUATE",
         "predict": "tfdist.tasks.segmentation.inference.commands:PREDICT",
@@ -234,12 +236,20 @@ class Segmentation(Task):
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
-        """Returns the metrics, and the intersection over union of every class."""
+        """Returns the metrics, the intersection over union of every class, and the confusion."""
         logs = super().evaluate(trainer, data, global_batch_size=global_batch_size)
-        per_class = {name: logs[f"val_iou/{name}"] for name in data.info["class_names"]}
+        names = data.info["class_names"]
+        per_class = {name: logs[f"val_iou/{name}"] for name in names}
+        shape = (len(names), len(names))
+        confusion = next(v for v in trainer.engine.read_metrics() if v.shape == shape)
         summary = {name: value for name, value in logs.items() if "/" not in name}
         skipped = data.train.num_skipped + data.val.num_skipped  # type: ignore[union-attr]
-        return {**summary, "per_class_iou": per_class, "skipped_examples": skipped}
+        return {
+            **summary,
+            "per_class_iou": per_class,
+            "confusion": confusion.tolist(),
+            "skipped_examples": skipped,
+        }
 
     def describe_result(self, summary: Mapping[str, Any]) -> str:
         """Returns the mean IoU and the pixel accuracy as text."""
@@ -249,16 +259,20 @@ class Segmentation(Task):
         )
 
     def write_pictures(
-        self, run: "RunDirectory", trainer: "Trainer", data: Data, history: Mapping[str, Any]
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, summary: Mapping[str, Any]
     ) -> None:
-        """Writes curves of the losses and the mean IoU, and samples with their predictions."""
-        from tfdist.tasks.segmentation.evaluation import write_curves, write_samples
+        """Writes samples of the validation data with their predictions."""
+        from tfdist.tasks.segmentation.evaluation import write_samples
 
         val: Any = data.val
         num_classes = len(data.info["class_names"])
         write_samples(run, trainer, val, num_examples=_SAMPLES, num_classes=num_classes)
-        if trainer.is_chief:
-            write_curves(run, history)
+
+    def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
+        """Returns samples, the IoU of every class and the confusion matrix."""
+        from tfdist.tasks.segmentation.report import make_sections
+
+        return make_sections(run)
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model with Keras's own layers."""

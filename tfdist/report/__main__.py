@@ -1,0 +1,80 @@
+"""`python -m tfdist.report`: writes the report of a run, or compares several runs.
+
+python -m tfdist.report RUN
+python -m tfdist.report --output=FILE RUN RUN ...
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+
+from tfdist.cli.command import EXIT_BAD_INPUT, run_command
+from tfdist.cli.flags import split_command
+from tfdist.errors import TfdistError
+from tfdist.report.options import ReportOptions
+
+
+def main() -> int:
+    """Runs the command line and returns the exit status."""
+    flags, paths = _split(sys.argv[1:])
+    return run_command(
+        "tfdist.report",
+        functools.partial(run_report, paths=paths),
+        flags,
+        options_class=ReportOptions,
+    )
+
+
+def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
+    """Writes a report.
+
+    Args:
+      options: the parsed flags.
+      paths: the directories of the runs.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      TfdistError: there is no path.
+    """
+    from tfdist.report.comparison import make_comparison
+    from tfdist.runs.reporting import write_page, write_report
+    from tfdist.training.recorded_run import read_recorded_run
+
+    if not paths:
+        raise TfdistError("No run is given. Run python -m tfdist.report RUN [RUN ...].")
+    runs, is_bad = [], False
+    for path in paths:
+        try:
+            runs.append(read_recorded_run(os.path.expanduser(path).rstrip("/") or "/"))
+        except TfdistError as error:
+            print(f"tfdist: {error}", file=sys.stderr)
+            is_bad = True
+    if is_bad:
+        return EXIT_BAD_INPUT
+    if len(runs) == 1:
+        written = write_report(runs[0], options.run.output)
+    else:
+        written = write_page(options.run.output or "comparison.html", make_comparison(runs))
+    if not options.run.quiet:
+        print(f"The report is in {written}.")
+    return 0
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the flags and the other arguments, in any order."""
+    flags: list[str] = []
+    paths: list[str] = []
+    rest = list(arguments)
+    while rest:
+        found, rest = split_command(ReportOptions, rest)
+        flags += found
+        paths += rest[:1]
+        rest = rest[1:]
+    return flags, paths
+
+
+if __name__ == "__main__":
+    sys.exit(main())

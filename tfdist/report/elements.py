@@ -1,0 +1,198 @@
+"""The parts of a page: sections, tables, bars, matrices and pictures, as HTML."""
+
+import base64
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_MOST_CLASSES = 24  # Larger confusion matrices are shown as a list of the most frequent mistakes.
+_MOST_BARS = 40
+_MOST_BYTES = 150_000  # Larger pictures are shrunk.
+_MOST_PIXELS = 900  # the width of a shrunk picture
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+      title: the heading, as text.
+      body: the content, as HTML.
+      is_folded: whether the body is shown only after a click.
+    """
+
+    title: str
+    body: str
+    is_folded: bool = False
+
+    def to_html(self) -> str:
+        """Returns the section as HTML."""
+        title = html.escape(self.title)
+        if self.is_folded:
+            return f"<section><details><summary>{title}</summary>{self.body}</details></section>"
+        return f"<section><h2>{title}</h2>{self.body}</section>"
+
+
+def write_value(value: Any) -> str:
+    """Returns a value as short text.
+
+    >>> [write_value(x) for x in (None, True, 0.123456, 1e-7, [64, 64], float("nan"))]
+    ['-', 'yes', '0.1235', '1e-07', '64, 64', 'nan']
+    """
+    if value is None or value == "" or value == []:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(write_value, value))
+    return str(value)
+
+
+def make_table(
+    heads: Sequence[str], rows: Iterable[Sequence[Any]], *, is_sortable: bool = False
+) -> str:
+    """Returns a table.
+
+    Args:
+      heads: the heads of the columns.
+      rows: the values of each row; numbers are aligned to the right.
+      is_sortable: whether a click on a head sorts the rows by that column.
+    """
+    kind = ' class="sortable"' if is_sortable else ""
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
+    body = "".join(f"<tr>{''.join(map(_make_cell, row))}</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def make_pairs(pairs: Mapping[str, Any]) -> str:
+    """Returns a table of names and values, without heads."""
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>{_make_cell(value)}</tr>'
+        for name, value in pairs.items()
+    )
+    return f'<div class="wide"><table class="pairs"><tbody>{rows}</tbody></table></div>'
+
+
+def make_bars(
+    values: Mapping[str, float | None], *, colors: Mapping[str, str] | None = None
+) -> str:
+    """Returns one bar per name for fractions from 0 to 1, the lowest ones if there are too many.
+
+    Args:
+      values: name -> fraction, None if it is unknown.
+      colors: name -> the color of its bar, as in CSS.
+    """
+    shown = list(values.items())
+    note = ""
+    if len(shown) > _MOST_BARS:
+        shown = sorted(shown, key=lambda item: math.inf if item[1] is None else item[1])
+        note = f"<p>The lowest {_MOST_BARS} of {len(shown)}.</p>"
+    bars = "".join(
+        f'<div class="bar"><span>{html.escape(name)}</span>'
+        f'<span class="track"><i style="width:{100 * min(max(value or 0, 0), 1):.2f}%'
+        f'{_set_color(colors, name)}"></i></span>'
+        f"<b>{'-' if value is None else f'{value:.1%}'}</b></div>"
+        for name, value in shown[:_MOST_BARS]
+    )
+    return f'<div class="bars">{bars}</div>{note}'
+
+
+def make_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> str:
+    """Returns a confusion matrix, or with many classes a table of the most frequent mistakes.
+
+    Args:
+      confusion: counts, [classes (truth), classes (prediction)].
+      class_names: one name per class.
+    """
+    totals = [sum(row) for row in confusion]
+    if len(class_names) > _MOST_CLASSES:
+        mistakes = [
+            (class_names[i], class_names[j], count, count / totals[i])
+            for i, row in enumerate(confusion)
+            for j, count in enumerate(row)
+            if i != j and count
+        ]
+        mistakes.sort(key=lambda mistake: -mistake[2])
+        heads = ("truth", "prediction", "count", "fraction of the class")
+        return make_table(heads, mistakes[:_MOST_CLASSES], is_sortable=True)
+    names = [html.escape(name) for name in class_names]
+    head = "".join(f'<th scope="col"><span>{name}</span></th>' for name in names)
+    rows = []
+    for name, row, total in zip(names, confusion, totals, strict=True):
+        cells = "".join(
+            f'<td style="--part:{count / (total or 1):.3f}" title="{name} predicted as {other}: '
+            f'{count} of {total}">{_write_percent(count, total)}</td>'
+            for other, count in zip(names, row, strict=True)
+        )
+        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+    return (
+        '<div class="wide"><table class="confusion"><thead><tr>'
+        f"<th>truth \\ prediction</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        "</div><p>In percent of the class in the truth: each row adds up to 100.</p>"
+    )
+
+
+def make_legend(colors: Mapping[str, str]) -> str:
+    """Returns names with their colors, given as in CSS."""
+    items = "".join(
+        f'<li><i style="background:{color}"></i>{html.escape(name)}</li>'
+        for name, color in colors.items()
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def make_pictures(pictures: Iterable[tuple[bytes | None, str]]) -> str:
+    """Returns pictures with captions, side by side; an empty text if there is none.
+
+    Args:
+      pictures: (PNG, JPEG, GIF or SVG, caption); None instead of a picture that is missing.
+    """
+    figures = "".join(
+        f'<figure><img src="{_embed(content)}" alt="{html.escape(caption, quote=True)}">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for content, caption in pictures
+        if content
+    )
+    return f'<div class="pictures">{figures}</div>' if figures else ""
+
+
+def _make_cell(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f'<td class="number" data-value="{value!r}">{write_value(value)}</td>'
+    return f"<td>{html.escape(write_value(value))}</td>"
+
+
+def _set_color(colors: Mapping[str, str] | None, name: str) -> str:
+    return f";background:{colors[name]}" if colors and name in colors else ""
+
+
+def _write_percent(count: int, total: int) -> str:
+    return f"{100 * count / total:.1f}" if count else "0"
+
+
+def _embed(content: bytes) -> str:
+    """Returns a picture as a data URL, shrunk if it is large."""
+    kind = next((kind for start, kind in _KINDS.items() if content.startswith(start)), "svg+xml")
+    if len(content) > _MOST_BYTES and kind in ("png", "jpeg"):
+        content, kind = _shrink(content), "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _shrink(content: bytes) -> bytes:
+    """Returns a picture as a JPEG of at most `_MOST_PIXELS` in width."""
+    import tensorflow as tf
+
+    image = tf.io.decode_image(content, channels=3, expand_animations=False)
+    height, width = image.shape[:2]
+    if width > _MOST_PIXELS:
+        size = (max(1, height * _MOST_PIXELS // width), _MOST_PIXELS)
+        image = tf.cast(tf.image.resize(image, size, method="area"), tf.uint8)
+    return tf.io.encode_jpeg(image, quality=85).numpy()

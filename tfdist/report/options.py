@@ -1,0 +1,32 @@
+"""The options of `python -m tfdist.report`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tfdist.options import CommandOptions, OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRunOptions(OptionGroup):
+    """Output."""
+
+    output: str = option(
+        "",
+        "file of the report; RUN/report.html by default, comparison.html for several runs",
+        metavar="FILE",
+    )
+    quiet: bool = option(False, "print nothing but errors")
+    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(CommandOptions):
+    """The options of `python -m tfdist.report`.
+
+    Attributes:
+      run: the only group of options.
+    """
+
+    rest: ClassVar[str] = " RUN [RUN ...]"
+
+    run: ReportRunOptions = ReportRunOptions()

@@ -1,0 +1,217 @@
+"""The page of one run, from what the run has recorded."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfdist.report.charts import chart_run
+from tfdist.report.elements import Section, make_bars, make_pairs, make_table, write_value
+from tfdist.report.html_page import make_html
+from tfdist.training.recorded_run import RecordedRun
+
+_SPEED = {
+    "examples_per_second": "training examples per second, without the first step",
+    "seconds": "seconds from the start of the command to its end",
+    "first_step_s": "seconds from the start of the process to the end of the first step",
+    "check_s": "seconds in which the guard compared replicas with one device",
+}
+_FRACTIONS = {
+    "input_fraction": "input",
+    "host_fraction": "host",
+    "all_reduce_fraction": "all-reduce, at most",
+}
+_CLUSTER = {
+    "strategy": "strategy",
+    "replicas": "replicas",
+    "restarts": "restarts",
+    "lost_steps": "steps that were repeated",
+    "resumed_from_step": "continued from step",
+}
+# Shown elsewhere, or not at all.
+_NOT_RESULTS = {
+    *_SPEED,
+    *_FRACTIONS,
+    *_CLUSTER,
+    "flops_per_second",
+    "mfu",
+    "peak_memory_bytes",
+    "task",
+    "weights_sha256",
+}
+_GROUPS = ("strategy", "placement", "task", "training", "step", "run")
+
+
+def make_run_page(
+    run: RecordedRun,
+    parts: Iterable[Section],
+    *,
+    monitor: str = "val_loss",
+    defaults: Mapping[str, Any] | None = None,
+) -> str:
+    """Returns the report of one run, finished or not, as HTML.
+
+    Args:
+      run: the run's records.
+      parts: the sections of the run's task.
+      monitor: the metric that decides which epoch is the best.
+      defaults: option -> default, if they are known.
+    """
+    sections = [
+        Section("Losses and metrics", chart_run(run.lines, first=(monitor,))),
+        *parts,
+        _make_results(run),
+        _make_speed(run),
+        _make_memory(run),
+        _make_cluster(run),
+        *_make_options(run, defaults),
+        _make_versions(run),
+    ]
+    return make_html(_name(run), _describe_state(run), _make_cards(run, monitor), sections)
+
+
+def list_results(run: RecordedRun) -> dict[str, Any]:
+    """Returns the single values that a run has reached: of its summary, or of its last line."""
+    found = run.summary or run.last
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, (int, float, str)) and name not in _NOT_RESULTS and "/" not in name
+    }
+
+
+def _name(run: RecordedRun) -> str:
+    return run.path.rstrip("/").rpartition("/")[2]
+
+
+def _find_option(run: RecordedRun, group: str, name: str) -> Any:
+    return (run.options.get(group) or {}).get(name)
+
+
+def _describe_state(run: RecordedRun) -> str:
+    task, strategy = (_find_option(run, name, name) for name in ("task", "strategy"))
+    trained = f"{task}, {strategy}, {run.path}"
+    epochs = _find_option(run, "training", "epochs")
+    if run.summary:
+        return f"{trained}: finished after {run.summary.get('steps')} steps"
+    if not run.lines:
+        return f"{trained}: not finished, no epoch has ended yet"
+    until = "" if _find_option(run, "training", "max_steps") else f" of {epochs}"
+    return (
+        f"{trained}: not finished; last seen in epoch {run.last.get('epoch')}{until}, "
+        f"after step {run.last.get('step')}"
+    )
+
+
+def _make_cards(run: RecordedRun, monitor: str) -> dict[str, str]:
+    found = {**run.last, **run.summary}
+    cards = {
+        name.replace("_", " "): f"{found[name]:.4f}"
+        for name in dict.fromkeys((monitor, "val_loss", "loss"))
+        if isinstance(found.get(name), float)
+    }
+    if rate := found.get("examples_per_second"):
+        cards["examples per second"] = f"{rate:,.1f}"
+    if "replicas" in found:
+        cards["replicas"] = str(found["replicas"])
+    if "seconds" in found:
+        cards["duration"] = _write_duration(found["seconds"])
+    if peak := found.get("peak_memory_bytes"):
+        cards["peak memory"] = _write_bytes(peak)
+    return cards
+
+
+def _make_results(run: RecordedRun) -> Section:
+    return Section("Results", make_pairs(list_results(run)) if run.summary else "")
+
+
+def _make_speed(run: RecordedRun) -> Section:
+    found = {**run.last, **run.summary}
+    pairs = {text: found[name] for name, text in _SPEED.items() if found.get(name) is not None}
+    if "mfu" in found:
+        pairs["GFLOP/s, billions of floating-point operations per second"] = (
+            found["flops_per_second"] / 1e9
+        )
+        pairs["the same, relative to the fastest convolution alone (MFU)"] = f"{found['mfu']:.1%}"
+    fractions = {
+        text: found[name] for name, text in _FRACTIONS.items() if found.get(name) is not None
+    }
+    body = make_pairs(pairs) if pairs else ""
+    if {"input", "host"} <= fractions.keys():
+        computation = 1 - fractions["input"] - fractions["host"]
+        bars = {"input": fractions["input"], "host": fractions["host"], "computation": computation}
+        body += "<h3>Where the time of a step goes</h3>" + make_bars(bars)
+        body += "<p>Host: logs and callbacks between the steps."
+        if "all-reduce, at most" in fractions:
+            share = fractions["all-reduce, at most"]
+            body += f" All-reduce alone would take {share:.1%}; it overlaps with the computation."
+        body += "</p>"
+    return Section("Speed", body)
+
+
+def _make_memory(run: RecordedRun) -> Section:
+    peaks = run.summary.get("peak_memory_bytes_per_device") or {}
+    rows = [(device, peak / 2**20) for device, peak in peaks.items()]
+    return Section("Memory", make_table(("device", "peak, MiB"), rows) if rows else "")
+
+
+def _make_cluster(run: RecordedRun) -> Section:
+    found = {"strategy": _find_option(run, "strategy", "strategy"), **run.summary}
+    pairs = {text: found[name] for name, text in _CLUSTER.items() if found.get(name) is not None}
+    pairs["devices of the chief"] = run.options.get("devices")
+    for job, addresses in (run.options.get("cluster") or {}).items():
+        pairs[f"tasks of {job}"] = addresses
+    body = make_pairs(pairs)
+    keys = ("time", "task", "cause", "step", "then", "workers")
+    if run.failures:
+        rows = [[failure.get(key) for key in keys] for failure in run.failures]
+        body += "<h3>Failures</h3>" + make_table(keys, rows)
+    elif causes := run.summary.get("restart_causes"):
+        body += "<h3>Failures</h3>" + make_table(("failure",), [[cause] for cause in causes])
+    return Section("Cluster", body)
+
+
+def _make_options(run: RecordedRun, defaults: Mapping[str, Any] | None) -> Sequence[Section]:
+    groups = {name: run.options.get(name) or {} for name in _GROUPS}
+    everything = "".join(
+        f"<h3>{name}</h3>{make_pairs(options)}" for name, options in groups.items() if options
+    )
+    folded = Section("All options", everything, is_folded=True)
+    if defaults is None:
+        return [folded]
+    rows = [
+        (f"--{name}", write_value(value), write_value(defaults[name]))
+        for options in groups.values()
+        for name, value in options.items()
+        if name in defaults and value != defaults[name]
+    ]
+    return [
+        Section("Options that differ from their defaults", make_table(_OPTION_HEADS, rows)),
+        folded,
+    ]
+
+
+_OPTION_HEADS = ("option", "value", "default")
+
+
+def _make_versions(run: RecordedRun) -> Section:
+    pairs = dict(run.options.get("versions") or {})
+    if commit := run.options.get("commit"):
+        pairs["commit of the working directory"] = commit
+    if "weights_sha256" in run.summary:
+        pairs["SHA-256 of the weights"] = run.summary["weights_sha256"]
+    return Section("Versions", make_pairs(pairs) if pairs else "")
+
+
+def _write_duration(seconds: float) -> str:
+    """Returns a duration as text.
+
+    >>> [_write_duration(x) for x in (5.04, 75, 7300)]
+    ['5.0 s', '1 min 15 s', '2 h 1 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _write_bytes(number: float) -> str:
+    return f"{number / 2**20:,.0f} MiB" if number < 2**30 else f"{number / 2**30:,.1f} GiB"

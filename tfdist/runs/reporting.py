@@ -1,0 +1,116 @@
+"""Writes a run's `report.html`, during training and afterwards."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.report.run_page import make_run_page
+from tfdist.runs.options import TrainOptions
+from tfdist.tasks.base import Task
+from tfdist.tasks.registry import find_task
+from tfdist.training.durable_files import make_directories, write_atomically
+from tfdist.training.recorded_run import RecordedRun, read_recorded_run
+
+_MOST_OF_TIME = 0.01
+
+
+class WriteReport(keras.callbacks.Callback):
+    """Writes the report at the end of an epoch, unless that takes too much of the time.
+
+    A report that cannot be written costs one line, not the run.
+
+    Args:
+      path: the run's directory.
+      task: the run's task.
+    """
+
+    def __init__(self, path: str, task: Task):
+        super().__init__()
+        self._path = path
+        self._task = task
+        self._earliest = 0.0
+        self._has_failed = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        began = time.perf_counter()
+        if began < self._earliest:
+            return
+        self.write()
+        ended = time.perf_counter()
+        self._earliest = ended + (ended - began) / _MOST_OF_TIME
+
+    def write(self) -> None:
+        """Writes the report from what the run has recorded so far."""
+        try:
+            write_report(read_recorded_run(self._path), task=self._task)
+        except Exception as error:  # A task may be anyone's.
+            if not self._has_failed:
+                text = f"tfdist: Cannot write report.html: {shorten_error(error)}"
+                print(text, file=sys.stderr, flush=True)
+            self._has_failed = True
+
+
+def write_report(run: RecordedRun, output: str = "", *, task: Task | None = None) -> str:
+    """Writes the report of a run, and returns its path.
+
+    Args:
+      run: the run's records.
+      output: the file; `report.html` in the run's directory by default.
+      task: the run's task; found by its name in the run's options by default.
+
+    Raises:
+      TfdistError: the task cannot be found, or the file cannot be written.
+    """
+    task = task or _find_task(run)
+    page = make_run_page(
+        run, task.make_report(run), monitor=task.monitor, defaults=_list_defaults(run)
+    )
+    return write_page(output or f"{run.path}/report.html", page)
+
+
+def write_page(path: str, page: str) -> str:
+    """Writes a page, and returns its path.
+
+    Raises:
+      TfdistError: the file cannot be written.
+    """
+    try:
+        make_directories(path.rpartition("/")[0] or ".")
+        write_atomically(path, page)
+    except (OSError, tf.errors.OpError) as error:
+        raise TfdistError(
+            f"Cannot write {path}: {shorten_error(error)}. Check its permissions and the free "
+            "space, or give another `output`."
+        ) from error
+    return path
+
+
+def _find_task(run: RecordedRun) -> Task:
+    """Returns the task of a run, with the options that this version still knows."""
+    options = run.options.get("task") or {}
+    kind = find_task(str(options.get("task")))
+    known = {item.name for item in dataclasses.fields(kind)}
+    return kind(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+            if name in known
+        }
+    )
+
+
+def _list_defaults(run: RecordedRun) -> Mapping[str, Any]:
+    """Returns option -> default, as JSON has it."""
+    chosen = {name: run.options.get(name, {}).get(name, "") for name in ("strategy", "task")}
+    groups = TrainOptions.list_groups(chosen)
+    return {
+        item.name: list(item.default) if isinstance(item.default, tuple) else item.default
+        for group in groups.values()
+        for item in dataclasses.fields(group)
+    }
