@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
+from tfdist.report import __main__ as report
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
@@ -232,6 +233,8 @@ JOBS = [
     "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
 ]
 
+REPORT = ["", "none", "--epochs=3 run", "--output=/proc/a.html run"]
+
 # The commands that use a finished run: the function, the options, good flags.
 USING = {
     "predict": (
@@ -357,6 +360,13 @@ def test_job_files(check, flags, monkeypatch):
     check(jobs.main(), "Job files", "", f"jobs {flags}".rstrip())
 
 
+@pytest.mark.parametrize("arguments", REPORT)
+def test_reports(check, arguments, run_dir, monkeypatch):
+    os.symlink(run_dir, "run")
+    monkeypatch.setattr("sys.argv", ["report", *shlex.split(arguments)])
+    check(report.main(), "Reports", "", f"report {arguments}".rstrip())
+
+
 @pytest.mark.parametrize("command", USED)
 def test_commands_that_use_a_run(check, command, run_dir):
     write_images()
@@ -437,10 +447,11 @@ def test_the_table(request):
     if request.config.getoption("--write-docs"):
         DOCS.write_text(format_table(request.config.stash.get(ROWS, {})))
     lines = DOCS.read_text().splitlines()
-    number = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, USED))) + 2
+    number = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, USED))) + 2
     rows = [line for line in lines if line.startswith("| ") and line not in HEADS]
     assert len(rows) == len(set(rows)) == number >= 40
-    groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Using a run, and verifying"]
+    groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports"]
+    groups.append("Using a run, and verifying")
     assert [line for line in lines if line.startswith("## ")] == [f"## {name}" for name in groups]
 
 

@@ -93,6 +93,7 @@ def test_auto_becomes_what_the_cluster_is_for_in_every_task(tmp_path, servers, n
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["strategy"], summary["steps"]) == (name, 2)
+    assert sum(map(sum, summary["confusion"])) == 9 * 32 * 32
 
 
 def check_run(run_dir, *, num_steps):
@@ -103,6 +104,7 @@ def check_run(run_dir, *, num_steps):
     assert set(peaks) == {"worker 0/CPU", "worker 1/CPU"}
     assert min(peaks.values()) > 100 * 2**20
     assert max(peaks.values()) == summary["peak_memory_bytes"]
+    assert sum(map(sum, summary["confusion"])) == 9 * 32 * 32, "every pixel once"
     log = (run_dir / "logs" / "worker-1.log").read_text()
     assert f"weights_sha256 {summary['weights_sha256']}" in log
     assert {path.name for path in run_dir.iterdir()} == {

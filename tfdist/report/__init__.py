@@ -1,5 +1,24 @@
-"""Pages that show runs, each in one HTML file without links to anything else."""
+"""Pages that show runs, each in one HTML file that loads nothing else.
 
-from tfdist.report.elements import Section
+A task's part of a page consists of sections, which it makes from the functions here.
+"""
 
-__all__ = ["Section"]
+from tfdist.report.elements import (
+    Section,
+    make_bars,
+    make_confusion,
+    make_legend,
+    make_pairs,
+    make_pictures,
+    make_table,
+)
+
+__all__ = [
+    "Section",
+    "make_bars",
+    "make_confusion",
+    "make_legend",
+    "make_pairs",
+    "make_pictures",
+    "make_table",
+]

@@ -190,7 +190,7 @@ class Task(OptionGroup):
         Args:
           run: the run's records.
         """
-        from tfdist.report.elements import Section, make_pictures
+        from tfdist.report import Section, make_pictures
 
         pictures = ((run.read(name), name) for name in self.pictures)
         return [Section("Pictures", make_pictures(pictures))]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.report.elements import Section, make_bars, make_confusion, make_pictures
+from tfdist.report import Section, make_bars, make_confusion, make_pictures
 from tfdist.training.recorded_run import RecordedRun
 from tfdist.training.run_directory import RunDirectory
 

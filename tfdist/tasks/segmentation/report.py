@@ -2,13 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.report.elements import (
-    Section,
-    make_bars,
-    make_confusion,
-    make_legend,
-    make_pictures,
-)
+from tfdist.report import Section, make_bars, make_confusion, make_legend, make_pictures
 from tfdist.tasks.segmentation.pictures import make_palette
 from tfdist.training.recorded_run import RecordedRun
 
