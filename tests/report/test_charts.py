@@ -20,12 +20,12 @@ def test_training_and_validation_share_a_picture():
         {"step": 10, "epoch": 1, "loss": 1.0, "accuracy": 0.6},
         {"step": 10, "epoch": 1, "loss": 1.0, "val_loss": 1.5, "examples_per_second": 7.0},
     ]
-    x, charts = read_charts(chart_run(lines, first=("val_accuracy",)))
+    x, charts = read_charts(chart_run(lines, first="val_accuracy"))
     assert x == [5, 10]
     assert charts == {
         "accuracy": {"training": [0.5, 0.6]},
         "loss": {"training": [2.0, 1.0], "validation": [None, 1.5]},
-        "examples per second": {"all replicas": [None, 7.0]},
+        "examples per second": {"training": [None, 7.0]},
     }
     assert list(charts) == ["accuracy", "loss", "examples per second"]
 

@@ -128,7 +128,7 @@ def make_page(rows: Sequence[Row]) -> str:
         Section("Examples per second, relative to the fastest", bars),
         Section("Failures", failures),
     ]
-    return make_html("tfdist.benchmark", "", {}, sections)
+    return make_html("tfdist.benchmark", sections)
 
 
 def _name(row: Row) -> str:

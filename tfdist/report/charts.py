@@ -60,31 +60,17 @@ def make_charts(x_label: str, places: Sequence[float], charts: Iterable[Chart]) 
     return f'<div class="charts">{figures}<script type="application/json">{content}</script></div>'
 
 
-def chart_run(lines: Sequence[Mapping[str, Any]], *, first: Sequence[str] = ()) -> str:
+def chart_run(lines: Sequence[Mapping[str, Any]], *, first: str = "") -> str:
     """Returns the curves of one run over its steps, training and validation together.
 
     Args:
       lines: the lines of `metrics.jsonl`.
-      first: metrics whose pictures come first.
+      first: the metric whose picture comes first.
     """
     by_step = _thin(_join_lines(lines, "step"))
-    names = _list_metrics(by_step.values())
-    groups: dict[str, dict[str, str]] = {}
-    for name in names:
-        base = name.removeprefix("val_")
-        if "/" in base:  # per class: validation only, if there is any
-            group, _, member = base.partition("/")
-            if name == base and f"val_{base}" in names:
-                continue
-            title = f"{group}, validation" if name != base else group
-            groups.setdefault(title, {})[member] = name
-        else:
-            label = "validation" if name != base else "training"
-            groups.setdefault(base, {})[label] = name
-    groups[_SPEED] = {"all replicas": _SPEED}
-    order = [name.removeprefix("val_") for name in first]
-    titles = [*(title for title in order if title in groups), *groups, _SPEED]
-    titles = [title for title in dict.fromkeys(titles) if title != _SPEED] + [_SPEED]
+    groups = _group_metrics(_list_metrics(by_step.values()))
+    groups[_SPEED] = groups.pop(_SPEED, {})  # the last one
+    titles = sorted(groups, key=lambda title: title != first.removeprefix("val_"))
     charts = (
         Chart(
             title.replace("_", " "),
@@ -94,6 +80,22 @@ def chart_run(lines: Sequence[Mapping[str, Any]], *, first: Sequence[str] = ()) 
         if len(of := groups[title]) <= _MOST_CURVES
     )
     return make_charts("step", list(by_step), charts)
+
+
+def _group_metrics(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns title -> label -> metric, with one title for each picture."""
+    groups: dict[str, dict[str, str]] = {}
+    for name in names:
+        base = name.removeprefix("val_")
+        is_validation = name != base
+        if "/" not in base:
+            label = "validation" if is_validation else "training"
+            groups.setdefault(base, {})[label] = name
+        elif is_validation or f"val_{base}" not in names:
+            group, _, member = base.partition("/")
+            title = f"{group}, validation" if is_validation else group
+            groups.setdefault(title, {})[member] = name
+    return groups
 
 
 def chart_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

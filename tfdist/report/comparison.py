@@ -25,7 +25,7 @@ def make_comparison(runs: Sequence[RecordedRun]) -> str:
         ),
         Section("Options that differ", _make_options(names, runs)),
     ]
-    return make_html(f"{len(runs)} runs", "", {}, sections)
+    return make_html(f"{len(runs)} runs", sections)
 
 
 def name_runs(paths: Sequence[str]) -> list[str]:

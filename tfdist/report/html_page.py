@@ -11,17 +11,24 @@ from tfdist.report.elements import Section
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def make_html(title: str, subtitle: str, cards: Mapping[str, str], sections: Iterable[Section]):
+def make_html(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    subtitle: str = "",
+    cards: Mapping[str, str] | None = None,
+) -> str:
     """Returns a page as HTML.
 
     Args:
       title: the heading, as text.
-      subtitle: a line below it, as text.
+      sections: the content; those with an empty body are left out.
+      subtitle: a line below the heading, as text.
       cards: the most important values: name -> value, as texts.
-      sections: the content.
     """
     items = "".join(
-        f"<li>{html.escape(name)}<b>{html.escape(value)}</b></li>" for name, value in cards.items()
+        f"<li>{html.escape(name)}<b>{html.escape(value)}</b></li>"
+        for name, value in (cards or {}).items()
     )
     body = "\n".join(section.to_html() for section in sections if section.body)
     styles = "".join(f"<style>{_read(name)}</style>" for name in ("uPlot.min.css", "page.css"))
@@ -35,7 +42,7 @@ def make_html(title: str, subtitle: str, cards: Mapping[str, str], sections: Ite
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>\n'
         f"{styles}</head>\n<body><header><h1>{html.escape(title)}</h1>"
         f"<p>{html.escape(subtitle)}</p></header>\n"
-        f"{f'<ul class={chr(34)}cards{chr(34)}>{items}</ul>' if items else ''}\n"
+        f'<ul class="cards">{items}</ul>\n'
         f"<main>{body}</main>\n{scripts}</body></html>\n"
     )
 

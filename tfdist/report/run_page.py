@@ -56,7 +56,7 @@ def make_run_page(
       defaults: option -> default, if they are known.
     """
     sections = [
-        Section("Losses and metrics", chart_run(run.lines, first=(monitor,))),
+        Section("Losses and metrics", chart_run(run.lines, first=monitor)),
         *parts,
         _make_results(run),
         _make_speed(run),
@@ -65,7 +65,12 @@ def make_run_page(
         *_make_options(run, defaults),
         _make_versions(run),
     ]
-    return make_html(_name(run), _describe_state(run), _make_cards(run, monitor), sections)
+    return make_html(
+        run.path.rstrip("/").rpartition("/")[2],
+        sections,
+        subtitle=_describe_state(run),
+        cards=_make_cards(run, monitor),
+    )
 
 
 def list_results(run: RecordedRun) -> dict[str, Any]:
@@ -76,10 +81,6 @@ def list_results(run: RecordedRun) -> dict[str, Any]:
         for name, value in found.items()
         if isinstance(value, (int, float, str)) and name not in _NOT_RESULTS and "/" not in name
     }
-
-
-def _name(run: RecordedRun) -> str:
-    return run.path.rstrip("/").rpartition("/")[2]
 
 
 def _find_option(run: RecordedRun, group: str, name: str) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 
-_LIMIT_S = 5
+_LIMIT_S = 2
 
 
 def find_commit() -> str | None:
