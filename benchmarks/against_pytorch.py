@@ -91,7 +91,7 @@ def main() -> int:
         about = {"date": datetime.date.today().isoformat(), "machine": describe_machine()}
         content = json.dumps(about | table.to_json(found), indent=2)
         (directory / "results.json").write_text(content + "\n")
-        (directory / "results.html").write_text(table.make_page(rows))
+        (directory / "results.html").write_text(table.make_page(rows), encoding="utf-8")
     return int(difference > LARGEST_DIFFERENCE or any(row.error for row in rows))
 
 

@@ -60,7 +60,7 @@ def test_a_report_that_cannot_be_drawn_costs_one_line(run_in_memory, capfd):
     callback = WriteReport(run_in_memory, Broken())
     callback.write()
     callback.write()
-    assert capfd.readouterr().err == "tfdist: Cannot write report.html: no such\n"
+    assert capfd.readouterr().err == "tfdist: report.html was not written: no such\n"
     assert not tf.io.gfile.exists(f"{run_in_memory}/report.html")
 
 

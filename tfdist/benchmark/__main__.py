@@ -73,7 +73,7 @@ def run_benchmark(options: BenchmarkOptions) -> int:
         }
         content = json.dumps(about | table.to_json(found), indent=2)
         (output / "results.json").write_text(content + "\n")
-        (output / "results.html").write_text(table.make_page(rows))
+        (output / "results.html").write_text(table.make_page(rows), encoding="utf-8")
     return EXIT_FAILED if any(row.error for row in rows) else 0
 
 

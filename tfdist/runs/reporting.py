@@ -51,7 +51,7 @@ class WriteReport(keras.callbacks.Callback):
             write_report(read_recorded_run(self._path), task=self._task)
         except Exception as error:  # A task may be anyone's.
             if not self._has_failed:
-                text = f"tfdist: Cannot write report.html: {shorten_error(error)}"
+                text = f"tfdist: report.html was not written: {shorten_error(error)}"
                 print(text, file=sys.stderr, flush=True)
             self._has_failed = True
 
@@ -86,7 +86,7 @@ def write_page(path: str, page: str) -> str:
     except (OSError, tf.errors.OpError) as error:
         raise TfdistError(
             f"Cannot write {path}: {shorten_error(error)}. Check its permissions and the free "
-            "space, or give another `output`."
+            "space."
         ) from error
     return path
 
