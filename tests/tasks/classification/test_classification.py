@@ -130,6 +130,12 @@ def test_a_run_learns_and_says_what_it_confuses(folder, strategy):
     assert np.sum(summary["confusion"]) == 4
     assert set(summary["per_class_accuracy"]) == {"dark", "light"}
     assert np.trace(summary["confusion"]) / 4 == pytest.approx(summary["val_accuracy"])
+    assert {path.name for path in (folder / "run" / "samples").iterdir()} == {
+        f"{kind}_{number}.png" for kind in ("best", "worst") for number in range(1, 5)
+    }
+    page = (folder / "run" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 8
+    assert "Confusion matrix" in page
 
 
 def test_any_network_of_keras_can_be_trained():
