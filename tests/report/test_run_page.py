@@ -1,9 +1,11 @@
+import functools
 import json
 import re
 
-from tfdist.report.run_page import make_run_page
+from tfdist.report.run_page import make_run_page as make_page
 from tfdist.training.recorded_run import read_recorded_run
 
+make_run_page = functools.partial(make_page, monitor="val_loss", defaults={})
 LINE = {"step": 20, "epoch": 2, "loss": 0.5, "val_loss": 0.75, "examples_per_second": 30.0}
 SUMMARY = {
     "steps": 40,
@@ -43,7 +45,7 @@ def test_a_finished_run_shows_where_the_time_and_the_memory_went(write_run):
     run = read_recorded_run(write_run(lines=[LINE], summary=SUMMARY))
     sections = read_sections(make_run_page(run, []))
     assert "input 25.0% host 5.0% computation 70.0%" in sections["Speed"]
-    assert "All-reduce alone would take 10.0%" in sections["Speed"]
+    assert "all-reduce is at most 10.0% of the time" in sections["Speed"]
     assert "worker 1/CPU 0.5" in sections["Memory"]
     assert sections["Results"] == "steps 40 val_loss 0.25"
 

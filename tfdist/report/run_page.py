@@ -1,6 +1,6 @@
 """The page of one run, from what the run has recorded."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfdist.report.charts import chart_run
@@ -14,11 +14,7 @@ _SPEED = {
     "first_step_s": "seconds from the start of the process to the end of the first step",
     "check_s": "seconds in which the guard compared replicas with one device",
 }
-_FRACTIONS = {
-    "input_fraction": "input",
-    "host_fraction": "host",
-    "all_reduce_fraction": "all-reduce, at most",
-}
+_FRACTIONS = ("input_fraction", "host_fraction", "all_reduce_fraction")
 _CLUSTER = {
     "strategy": "strategy",
     "replicas": "replicas",
@@ -44,8 +40,8 @@ def make_run_page(
     run: RecordedRun,
     parts: Iterable[Section],
     *,
-    monitor: str = "val_loss",
-    defaults: Mapping[str, Any] | None = None,
+    monitor: str,
+    defaults: Mapping[str, Any],
 ) -> str:
     """Returns the report of one run, finished or not, as HTML.
 
@@ -53,7 +49,7 @@ def make_run_page(
       run: the run's records.
       parts: the sections of the run's task.
       monitor: the metric that decides which epoch is the best.
-      defaults: option -> default, if they are known.
+      defaults: option -> default.
     """
     sections = [
         Section("Losses and metrics", chart_run(run.lines, first=monitor)),
@@ -62,8 +58,9 @@ def make_run_page(
         _make_speed(run),
         _make_memory(run),
         _make_cluster(run),
-        *_make_options(run, defaults),
+        _list_changed_options(run, defaults),
         _make_versions(run),
+        _list_all_options(run),
     ]
     return make_html(
         run.path.rstrip("/").rpartition("/")[2],
@@ -132,19 +129,14 @@ def _make_speed(run: RecordedRun) -> Section:
             found["flops_per_second"] / 1e9
         )
         pairs["the same, relative to the fastest convolution alone (MFU)"] = f"{found['mfu']:.1%}"
-    fractions = {
-        text: found[name] for name, text in _FRACTIONS.items() if found.get(name) is not None
-    }
     body = make_pairs(pairs) if pairs else ""
-    if {"input", "host"} <= fractions.keys():
-        computation = 1 - fractions["input"] - fractions["host"]
-        bars = {"input": fractions["input"], "host": fractions["host"], "computation": computation}
+    waited, host, reduced = (found.get(name) for name in _FRACTIONS)
+    if waited is not None and host is not None:
+        bars = {"input": waited, "host": host, "computation": 1 - waited - host}
         body += "<h3>Where the time of a step goes</h3>" + make_bars(bars)
-        body += "<p>Host: logs and callbacks between the steps."
-        if "all-reduce, at most" in fractions:
-            share = fractions["all-reduce, at most"]
-            body += f" All-reduce alone would take {share:.1%}; it overlaps with the computation."
-        body += "</p>"
+        body += "<p>Host: logs and callbacks between the steps.</p>"
+        if reduced:
+            body += f"<p>Of the computation, all-reduce is at most {reduced:.1%} of the time.</p>"
     return Section("Speed", body)
 
 
@@ -170,27 +162,24 @@ def _make_cluster(run: RecordedRun) -> Section:
     return Section("Cluster", body)
 
 
-def _make_options(run: RecordedRun, defaults: Mapping[str, Any] | None) -> Sequence[Section]:
-    groups = {name: run.options.get(name) or {} for name in _GROUPS}
-    everything = "".join(
-        f"<h3>{name}</h3>{make_pairs(options)}" for name, options in groups.items() if options
-    )
-    folded = Section("All options", everything, is_folded=True)
-    if defaults is None:
-        return [folded]
+def _list_changed_options(run: RecordedRun, defaults: Mapping[str, Any]) -> Section:
     rows = [
         (f"--{name}", write_value(value), write_value(defaults[name]))
-        for options in groups.values()
-        for name, value in options.items()
+        for group in _GROUPS
+        for name, value in (run.options.get(group) or {}).items()
         if name in defaults and value != defaults[name]
     ]
-    return [
-        Section("Options that differ from their defaults", make_table(_OPTION_HEADS, rows)),
-        folded,
-    ]
+    table = make_table(("option", "value", "default"), rows) if rows else ""
+    return Section("Options that differ from their defaults", table)
 
 
-_OPTION_HEADS = ("option", "value", "default")
+def _list_all_options(run: RecordedRun) -> Section:
+    body = "".join(
+        f"<h3>{group}</h3>{make_pairs(run.options[group])}"
+        for group in _GROUPS
+        if run.options.get(group)
+    )
+    return Section("All options", body, is_folded=True)
 
 
 def _make_versions(run: RecordedRun) -> Section:
