@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.groups import find_groups
-from tfdist.placement.optimizer_shards import OptimizerShards
+from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.plan import Plan, make_plan
@@ -156,12 +156,11 @@ class Engine:
 
     def summarize_placement(self) -> dict[str, Any]:
         """Returns the entries of a summary that say where the model's parts are; see `Plan`."""
-        if isinstance(self._shards, UnitShards):
-            return self._shards.summarize()
+        found = self._shards.summarize() if self._shards else {}
         if isinstance(self._plan, StripPlan):
-            return self._plan.summarize()
+            return found | self._plan.summarize()
         micro_batches = self.options.micro_batches
-        return self._plan.summarize(micro_batches=micro_batches) if self._plan else {}
+        return found | (self._plan.summarize(micro_batches=micro_batches) if self._plan else {})
 
     def measure_all_reduce(self) -> float | None:
         """Returns the seconds that a step's all-reduce takes when nothing else runs.
@@ -241,9 +240,13 @@ class Engine:
         check_scope(self.model, self._strategy)
         aggregate_variables(self.model, self._strategy)
         if self.options.shard_optimizer:
-            optimizers = list_optimizers(self.model)
-            trainable = self.model.trainable_variables
-            self._shards = OptimizerShards(trainable, optimizers, self._strategy)
+            self._shards = OptimizerShards(
+                self.model.trainable_variables,
+                list_optimizers(self.model),
+                self._strategy,
+                worker=self.workers.index,
+                gather=self.workers.gather if self.workers.count > 1 else None,
+            )
         x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
         is_mirrored = self._traits.copies_variables
         check_model(

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import is_op_determinism_enabled
-from tfdist.placement.optimizer_shards import OptimizerShards
+from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.call import StagedCall
 from tfdist.placement.stages.plan import Plan

@@ -111,6 +111,11 @@ def check_strategy(
         )
 
 
+def can_shard_optimizer(traits: Traits) -> bool:
+    """Returns whether a strategy has replicas over which an optimizer's state can be divided."""
+    return traits.copies_variables and not (traits.trains_apart or traits.fixes_shapes)
+
+
 def _check_placement(
     options: StepOptions, traits: Traits, name: str, placement: Placement | None
 ) -> None:
@@ -121,11 +126,11 @@ def _check_placement(
             f"{name} does not support `placement`, because it decides itself where variables are. "
             "Leave it out, or use one_device, mirrored or multi_worker_mirrored."
         )
-    is_shared = traits.copies_variables and not (traits.has_processes or traits.fixes_shapes)
-    if options.shard_optimizer and not is_shared:
+    if options.shard_optimizer and not can_shard_optimizer(traits):
         raise TfdistError(
             f"{name} does not support `shard_optimizer`, which divides the optimizer's state over "
-            "the replicas of one process. Leave it out, or use `strategy=mirrored`."
+            "replicas with the same weights. Leave it out, or use mirrored or "
+            "multi_worker_mirrored."
         )
     refused = {Shards: ("shard_optimizer", "rematerialize"), Strips: ("rematerialize",)}
     for other in refused.get(type(placement), ()):

@@ -25,8 +25,8 @@ class StepOptions(OptionGroup):
       rematerialize: whether activations are recomputed in the backward pass, so that only those
         between the model's stages stay in memory. For functional and sequential models. Their
         stages are chosen so that as little as possible stays in memory.
-      shard_optimizer: whether each replica of a `MirroredStrategy` keeps a part of the optimizer's
-        state, and updates this part of the weights for all replicas.
+      shard_optimizer: whether each replica of a `MirroredStrategy` or `MultiWorkerMirroredStrategy`
+        keeps a part of the optimizer's state, and updates this part of the weights for all.
       batch_norm: `global` makes Keras's batch normalization use the moments of the global batch,
         on replicas too; `per_replica` is as in Keras.
       gather_outputs: whether every replica computes the loss of the global batch, from the outputs
@@ -65,8 +65,8 @@ class StepOptions(OptionGroup):
     )
     shard_optimizer: bool = option(
         False,
-        "mirrored: each replica keeps and updates a part of the optimizer's state, instead of all "
-        "of it",
+        "mirrored, multi_worker_mirrored: each replica keeps and updates a part of the optimizer's "
+        "state, instead of all of it",
         result=False,
     )
     batch_norm: str = option(

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.placement.optimizer_shards import OptimizerShards
+from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter, take_next

@@ -134,14 +134,14 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
             if not hasattr(self, "first_gradients"):
                 self.first_gradients = self.add_optimizer_variables(variables, "first_gradient")
 
-        def _backend_update_step(self, grads: Any, trainable_variables: Any, *args: Any) -> None:
-            # Called after clipping, which each worker of parameter servers does by itself.
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            # Called after clipping, which each worker of parameter servers does by itself, and
+            # with the part of a gradient that a device updates.
             is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
-            for gradient, variable in zip(grads, trainable_variables, strict=True):
-                slot = self.first_gradients[self._get_variable_index(variable)]
-                gradient = tf.cast(tf.convert_to_tensor(gradient), slot.dtype)
-                slot.assign(tf.where(is_first, gradient, tf.convert_to_tensor(slot)))
-            super()._backend_update_step(grads, trainable_variables, *args)
+            slot = self.first_gradients[self._get_variable_index(variable)]
+            whole = tf.cast(tf.convert_to_tensor(gradient), slot.dtype)
+            slot.assign(tf.where(is_first, whole, tf.convert_to_tensor(slot)))
+            super().update_step(gradient, variable, learning_rate)
 
     Keeping.__name__ = kind.__name__
     optimizer.__class__ = Keeping

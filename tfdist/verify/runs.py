@@ -19,6 +19,7 @@ from tfdist.runs import processes
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_strategy, make_strategy
 from tfdist.strategies.servers import run_server
+from tfdist.training.step_checks import can_shard_optimizer
 from tfdist.verify.comparison import TOLERANCES, Comparison, compare
 from tfdist.verify.diagnosis import diagnose, find_batch_layers
 from tfdist.verify.options import VerifyOptions
@@ -110,9 +111,9 @@ def _find_refusal(traits: Traits, options: VerifyOptions) -> str:
     """Returns why a strategy cannot divide a model or an optimizer; empty if it can."""
     if find_placement(options) and (traits.has_servers or traits.shares_variables):
         return "it decides itself where variables are, so a placement is refused."
-    is_shared = traits.is_single or (traits.is_local and traits.copies_variables)
+    is_shared = traits.is_single or can_shard_optimizer(traits)
     if options.verification.shard_optimizer and not is_shared:
-        return "only replicas of one process with copies of the weights divide an optimizer."
+        return "only replicas with copies of the weights divide an optimizer."
     return ""
 
 
@@ -165,7 +166,11 @@ def run_worker(directory: str, name: str) -> int:
     strategy = make_strategy(name, **kind.exact, **replicas)
     problem = make_local_problem(options) if kind.traits.trains_apart else make_problem(options)
     recording = record(
-        problem, strategy, steps=options.verification.steps, placement=find_placement(options)
+        problem,
+        strategy,
+        steps=options.verification.steps,
+        placement=find_placement(options),
+        shard_optimizer=options.verification.shard_optimizer,
     )
     if config.is_chief:
         recording.save(str(Path(directory) / "recording.npz"))

@@ -52,6 +52,19 @@ def check_optimizer(optimizer: Any) -> None:
     )
 
 
+def updates_elements(optimizer: Any) -> bool:
+    """Returns whether an optimizer updates each element of a weight from this element alone.
+
+    Args:
+      optimizer: see `check_optimizer`.
+    """
+    try:
+        check_optimizer(optimizer)
+    except TfdistError:
+        return False
+    return True
+
+
 def _try(optimizer: Any, axis: int | None) -> np.ndarray:
     """Returns a weight after three updates, divided along an axis or whole."""
     config = optimizer.get_config()

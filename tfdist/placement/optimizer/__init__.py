@@ -1,0 +1,1 @@
+"""The state of an optimizer, divided over the replicas."""
