@@ -156,7 +156,7 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
     """Two launchers, each with one task; the task of the second is killed."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in find_free_ports(2))
     flags = ["--strategy=multi_worker_mirrored", *SMALL, "--max_steps=30", "--checkpoint_every=4"]
-    flags += ["--notensorboard", "--quiet", f"--run_dir={tmp_path / 'run'}"]
+    flags += ["--notensorboard", "--quiet", f"--run_dir={tmp_path / 'run'}", "--shard_optimizer"]
     launcher = [sys.executable, "-m", "tfdist.launch", f"--hosts={hosts}", "--max_restarts=3"]
     with contextlib.ExitStack() as stack:
         launchers = []

@@ -43,6 +43,10 @@ def make_adam():
     return keras.optimizers.Adam(1e-3)
 
 
+def make_lamb():
+    return keras.optimizers.Lamb(1e-3)
+
+
 def set_precision(name):
     keras.config.set_floatx(name)
     keras.config.set_dtype_policy(name)
@@ -181,14 +185,14 @@ def list_refusals(task):
     return refusals
 
 
-def check_resume(task, model_name, optimizer, prefix=""):
+def check_resume(task, model_name, optimizer, prefix="", **given):
     """Stopped at step 5, on the second worker's request, and continued."""
     x, y = zoo.EXAMPLES[model_name].data
     options = {"global_batch_size": BATCH, "epochs": 3, "verbose": 0, "validation_data": (x, y)}
 
     def make(name):
         path = str(task.directory / f"{prefix}{name} checkpoints")
-        return make_trainer(model_name, optimizer, task.strategy, checkpoint_dir=path)
+        return make_trainer(model_name, optimizer, task.strategy, checkpoint_dir=path, **given)
 
     whole = make("whole")
     expected = whole.fit(x, y, **options).history
@@ -230,6 +234,20 @@ def make_two_replicas_a_worker():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     options = tf.distribute.experimental.CommunicationOptions()
     return strategy(communication_options=options)
+
+
+def run_shards(task):
+    """Four replicas of two workers keep a part of the optimizer's state each."""
+    check_resume(task, "unet", make_adam, shard_optimizer=True)
+    set_precision("float64")
+    trainer = task.compare("adam", "unet", make_adam, UNEVEN_BATCH, shard_optimizer=True)
+    task.compare("tables", "transformer", make_adam, shard_optimizer=True)
+    task.compare("whole", "dense", make_lamb, shard_optimizer=True)
+    optimizer_bytes = trainer.engine.summarize_placement()["optimizer_bytes"]
+    parts = [p for slot in trainer.model.optimizer._momentums for p in slot.value.parts.values()]
+    own = sum(part.shape.num_elements() * part.dtype.size for part in parts)
+    shares = trainer.engine.workers.gather(np.array([2.0 * own]))
+    task.found["bytes"] = {"planned": optimizer_bytes, "of workers": shares.tolist()}
 
 
 def run_parts(task):
@@ -321,6 +339,7 @@ TASKS = {
     "two": (run_two, strategies.make_multi_worker_mirrored),
     "three": (run_three, strategies.make_multi_worker_mirrored),
     "two_of_two": (run_two_of_two, make_two_replicas_a_worker),
+    "shards": (run_shards, make_two_replicas_a_worker),
     "parts": (
         run_parts,
         functools.partial(strategies.make_multi_worker_mirrored, bytes_per_pack=500),

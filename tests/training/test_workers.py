@@ -56,6 +56,12 @@ def two_of_two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("optimizer in parts")
+    return directory, read_findings("shards", directory, 2)
+
+
+@pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     directory = tmp_path_factory.mktemp("steps in parts")
     return directory, read_findings("parts", directory, 2)
@@ -124,6 +130,30 @@ def test_adam_in_float64_on_two_workers(two, float64):
 
 def test_adam_in_float64_on_three_workers(three, float64):
     compare(three, "adam", "unet", tasks.make_adam, 1e-10)
+
+
+def test_an_optimizer_divided_over_workers_ends_where_one_device_ends(shards, float64):
+    compare(shards, "adam", "unet", tasks.make_adam, 1e-10, tasks.UNEVEN_BATCH)
+    compare(shards, "tables", "transformer", tasks.make_adam, 1e-10)
+    compare(shards, "whole", "dense", tasks.make_lamb, 1e-10)
+
+
+def test_an_optimizer_is_divided_evenly_over_workers(shards):
+    found = shards[1]["bytes"]
+    whole = sum(found["planned"])
+    assert max(found["planned"]) < 1.05 * whole / 4
+    assert found["of workers"] == [sum(found["planned"][:2]), sum(found["planned"][2:])]
+
+
+def test_a_divided_optimizer_continues_to_the_same_bits_and_on_one_device(shards):
+    directory, found = shards
+    check_resumed(found["resume"], 5)
+    x, y = zoo.EXAMPLES["unet"].data
+    path = str(directory / "stopped checkpoints")
+    strategy = zoo.STRATEGIES["one_device"]()
+    trainer = tasks.make_trainer("unet", tasks.make_adam, strategy, checkpoint_dir=path)
+    trainer.fit(x, y, global_batch_size=tasks.BATCH, epochs=4, verbose=0)
+    assert trainer.progress.resumed_from_step == 9
 
 
 def test_micro_batches_on_two_workers_end_where_one_device_ends(parts):

@@ -168,10 +168,11 @@ class OptimizerShards:
             return target.read_value()
 
     def _select(self, share: _Share, piece: Piece, shape: tf.TensorShape, value: Any) -> Any:
-        """Returns what an update of a piece needs of an argument: all of it if it is no gradient."""
+        """Returns what an update of a piece needs of an argument: its part of a gradient."""
         found = self._list_copies(value)
         own = found[piece.replica] if len(found) > 1 else next(iter(found.values()))
-        is_like_weight = isinstance(own, tf.IndexedSlices) or getattr(own, "shape", None) == shape
+        known = getattr(own, "shape", None)  # reductions may have lost some sizes
+        is_like_weight = known is not None and known.rank != 0 and shape.is_compatible_with(known)
         return piece.take(own) if is_like_weight and not share.is_whole else own
 
     def _copy_pieces(self) -> None:
@@ -201,7 +202,9 @@ class OptimizerShards:
                     own = [tf.reshape(v[replica], [-1]) for p, v in pieces if p.replica == replica]
                     packs.append(tf.concat([tf.zeros([0], dtype), *own], 0))
             value = packs[0] if len(packs) == 1 else PerReplica(packs)
-            gathered = tf.split(self._strategy.gather(value, 0), [p.stop - p.start for p, _ in pieces])
+            gathered = tf.split(
+                self._strategy.gather(value, 0), [p.stop - p.start for p, _ in pieces]
+            )
             for (piece, values), elements in zip(pieces, gathered, strict=True):
                 values.setdefault(piece.replica, elements)
 
