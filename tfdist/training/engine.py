@@ -228,7 +228,7 @@ class Engine:
                 or self.options.changes_gradient
                 or self._is_placed
                 or self.options.shard_optimizer
-                or self._has_own_functions()
+                or overrides(self.model, *FUNCTION_METHODS)
             )
             can_wait = self.workers.num_replicas == 1 and not must_be_built
             with explain_data_errors(adapter.batch_spec):
@@ -376,9 +376,6 @@ class Engine:
             built = [optimizer for optimizer in list_optimizers(self.model) if optimizer.built]
             place_variables(self._plan.stages, self._strategy, self._plan.groups, optimizers=built)
 
-    def _has_own_functions(self) -> bool:
-        return bool(overrides(self.model, *FUNCTION_METHODS))
-
     def _make_steps(self) -> Any:
         if self._traits.has_servers:
             return AsynchronousSteps(
@@ -388,7 +385,7 @@ class Engine:
                 check_trace=self._check_trace,
             )
         kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
-        if self._has_own_functions():
+        if overrides(self.model, *FUNCTION_METHODS):
             kind = OwnFunctionSteps
         return kind(
             self.model,
