@@ -259,6 +259,7 @@ USED = [
     "predict --run_dir=unfinished",
     "predict --overlap=1",
     "predict --zoom=0",
+    "predict --zoom=half",
     "predict --devices=GPU:0",
     "predict --strategy=parameter_server",
     "predict --output=/proc/out",

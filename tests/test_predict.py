@@ -50,7 +50,8 @@ def test_leaves_masks_overlays_and_statistics(
     assert data[25] == 3  # indexed
     overlay = tf.io.decode_png((output / "overlays" / "a.png").read_bytes()).numpy()
     colored = tf.io.decode_png(data, channels=3).numpy()
-    np.testing.assert_allclose(overlay, (image / 2 + colored / 2), atol=1)
+    assert len(overlay) > 40, "a legend"
+    np.testing.assert_allclose(overlay[:40, :28], (image / 2 + colored / 2), atol=1)
     rows = list(csv.DictReader((output / "classes.csv").read_text().splitlines()))
     assert [row["image"] for row in rows] == ["a", "b", "c", "(all)"]
     assert int(rows[0]["pixels"]) == mask.size
@@ -168,3 +169,42 @@ def check_one_line(capfd, *messages):
     assert err.startswith("tfdist: ")
     for message in messages:
         assert message in err
+
+
+def test_zooms_as_the_training_images_were_resized(
+    flags, run_dir, labelled_images, path_with_spaces, caplog
+):
+    """The run's images were 16x16; others are made of it by a change of its summary."""
+    run = path_with_spaces / "run"
+    shutil.copytree(run_dir, run)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["info"]["original_size"] == [16, 16]
+    same_as = {
+        (32, 32): "--zoom=0.5",
+        (16, 16): "--zoom=1",
+        "": "--zoom=1",  # a run of an earlier version
+    }
+    truth = f"--masks={labelled_images}/val/masks"
+    for size, zoom in same_as.items():
+        summary["info"].pop("original_size", None)
+        if size:
+            summary["info"]["original_size"] = size
+        (run / "summary.json").write_text(json.dumps(summary))
+        found = []
+        for more in ("--zoom=auto", zoom):
+            output = path_with_spaces / f"{size} {more}"
+            assert predict(*flags, f"--run_dir={run}", truth, f"--output={output}", more) == 0
+            found.append(json.loads((output / "metrics.json").read_text()))
+        assert found[0] == found[1]
+        assert ("does not say how large its training images were" in caplog.text) == (not size)
+        caplog.clear()
+
+
+def test_zooms_only_images_of_their_original_size(run_dir, labelled_images, path_with_spaces):
+    own = [f"--run_dir={run_dir}", "--dataset=folder", f"--data_dir={labelled_images}", "--quiet"]
+    found = []
+    for zoom in ("auto", "1"):
+        path = path_with_spaces / f"{zoom}.json"
+        assert evaluate(*own, f"--zoom={zoom}", f"--output={path}") == 0
+        found.append(json.loads(path.read_text())["confusion"])
+    assert found[0] == found[1]

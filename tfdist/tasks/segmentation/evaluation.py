@@ -10,7 +10,12 @@ from tfdist.training.trainer import Trainer
 
 
 def write_samples(
-    run: RunDirectory, trainer: Trainer, source: Source, *, num_examples: int, num_classes: int
+    run: RunDirectory,
+    trainer: Trainer,
+    source: Source,
+    *,
+    num_examples: int,
+    class_names: Sequence[str],
 ) -> str | None:
     """Writes `samples/predictions.png`: image, truth and prediction of some examples.
 
@@ -28,6 +33,6 @@ def write_samples(
     if not trainer.is_chief:
         return None
     png = make_comparison(
-        images, truths.astype(np.int64), np.argmax(logits, -1), num_classes=num_classes
+        images, truths.astype(np.int64), np.argmax(logits, -1), class_names=class_names
     )
     return run.write_picture("samples/predictions.png", png)

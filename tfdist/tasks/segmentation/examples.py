@@ -16,12 +16,14 @@ class ImagesAndMasks:
       num_classes: the number of classes.
       class_names: the names of the classes, or None.
       ignore_label: the label of pixels that losses and metrics ignore, or None.
+      measured: what was measured of the original images, for `info`.
     """
 
     image_size: tuple[int, int]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     ignore_label: int | None = None
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def element_spec(self) -> Any:
@@ -39,6 +41,6 @@ class ImagesAndMasks:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The names of the classes and the ignore label, ready for JSON."""
+        """The names of the classes, the ignore label, and what was measured; ready for JSON."""
         names = self.class_names or map(str, range(self.num_classes))
-        return {"class_names": list(names), "ignore_label": self.ignore_label}
+        return {"class_names": list(names), "ignore_label": self.ignore_label, **self.measured}

@@ -1,9 +1,12 @@
 """Pictures of segmentations: overlays, and image, truth and prediction side by side."""
 
 import colorsys
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from tfdist.tasks.segmentation.legend import add_headings, add_legend
 
 _VOID = (0, 0, 0)
 _MIN_HEIGHT = 128  # Smaller pictures are enlarged.
@@ -27,29 +30,41 @@ def color_mask(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
     return table[np.where(inside, mask, len(palette))]
 
 
-def make_overlay(image: np.ndarray, mask: np.ndarray, palette: np.ndarray) -> bytes:
+def make_overlay(
+    image: np.ndarray,
+    mask: np.ndarray,
+    palette: np.ndarray,
+    *,
+    class_names: Sequence[str] | None = None,
+) -> bytes:
     """Returns a PNG of the image, blended half and half with the colors of its classes.
 
     Args:
       image: uint8 [height, width, 3].
       mask: uint8 [height, width].
       palette: uint8 [classes, 3].
+      class_names: one name per class, for a legend of the mask's classes; None for no legend.
     """
-    mixed = (image.astype(np.uint16) + color_mask(mask, palette) + 1) // 2
-    return tf.io.encode_png(mixed.astype(np.uint8)).numpy()
+    mixed = ((image.astype(np.uint16) + color_mask(mask, palette) + 1) // 2).astype(np.uint8)
+    if class_names is not None:
+        mixed = _add_legend(mixed, mask, palette, class_names)
+    return tf.io.encode_png(mixed).numpy()
 
 
 def make_comparison(
-    images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, num_classes: int
+    images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, class_names: Sequence[str]
 ) -> bytes:
     """Returns a PNG with one row per example: image, truth and prediction side by side.
+
+    It has headings, and a legend of the classes that occur.
 
     Args:
       images: [examples, height, width, 3], in [0, 255].
       truths, predictions: int labels [examples, height, width]; where the truth has no color
         (the ignore label), the prediction is not shown either.
-      num_classes: the number of classes, each of which has a color.
+      class_names: one name per class.
     """
+    num_classes = len(class_names)
     palette = make_palette(num_classes)
     enlarge = max(1, _MIN_HEIGHT // images.shape[1])
     unknown = (truths < 0) | (truths >= num_classes)
@@ -66,4 +81,13 @@ def make_comparison(
                 [np.pad(p, ((2, 2), (2, 2), (0, 0)), constant_values=255) for p in panels], axis=1
             )
         )
-    return tf.io.encode_png(np.concatenate(rows)).numpy()
+    picture = add_headings(np.concatenate(rows), ("image", "truth", "prediction"))
+    shown = np.concatenate([truths.ravel(), predictions.ravel()])
+    return tf.io.encode_png(_add_legend(picture, shown, palette, class_names)).numpy()
+
+
+def _add_legend(
+    picture: np.ndarray, labels: np.ndarray, palette: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
+    found = [label for label in np.unique(labels) if 0 <= label < len(class_names)]
+    return add_legend(picture, {class_names[label]: palette[label] for label in found})

@@ -9,6 +9,7 @@ from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
 from tfdist.tasks.segmentation.label_map import LabelMap
+from tfdist.tasks.segmentation.original_size import measure_original_size
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.tasks.segmentation.tfds_source import make_tfds
 
@@ -35,6 +36,7 @@ def make_source(
     on_bad_example: str = "fail",
     cache: str = "auto",
     cache_dir: str | None = None,
+    measure_size: bool = False,
     quiet: bool = False,
 ) -> Source:
     """Returns a source of (image, mask) examples by its name.
@@ -55,6 +57,7 @@ def make_source(
         and leaves out those that cannot be used.
       cache: see `cache_source`.
       cache_dir: see `cache_source`.
+      measure_size: whether `info` has the `original_size` that `measure_original_size` returns.
       quiet: whether to hide the progress bar.
 
     Raises:
@@ -78,6 +81,9 @@ def make_source(
         cache=cache,
     )
     source, where = _make_uncached(request)
+    if measure_size:
+        measured = {"original_size": measure_original_size(source)}
+        source = dataclasses.replace(source, measured=measured)  # type: ignore[call-arg]
     return cache_source(source, where, directory=cache_dir, quiet=quiet)
 
 

@@ -140,6 +140,7 @@ class Segmentation(Task):
                 split=split,
                 num_examples=count,
                 cache=self.cache,
+                measure_size=split == "train",
                 quiet=quiet,
                 **self._describe_source(seed),
             )
@@ -265,8 +266,8 @@ class Segmentation(Task):
         from tfdist.tasks.segmentation.evaluation import write_samples
 
         val: Any = data.val
-        num_classes = len(data.info["class_names"])
-        write_samples(run, trainer, val, num_examples=_SAMPLES, num_classes=num_classes)
+        names = data.info["class_names"]
+        write_samples(run, trainer, val, num_examples=_SAMPLES, class_names=names)
 
     def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
         """Returns samples, the IoU of every class and the confusion matrix."""

@@ -5,6 +5,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.reading import resize_image
 from tfdist.tasks.segmentation.inference.windows import make_weights, plan_starts
 
 IMAGES = [
@@ -70,6 +71,18 @@ def test_zoom_keeps_the_images_size(run):
     mask = predictor.predict_mask(IMAGES[0])
     assert mask.shape == (40, 28)
     assert mask.dtype == np.uint8
+
+
+def test_zooms_each_axis_by_its_own_factor_or_every_image_to_a_window(run):
+    window = run.image_size
+    image = IMAGES[0]
+    model_size = resize_image(image, window)[None].astype(np.float32)
+    whole = tf.nn.softmax(run.model(model_size))[0]
+    expected = tf.image.resize(whole, (40, 28))
+    for zoom in (None, (16 / 40, 16 / 28)):
+        predictor = tfdist.Predictor(run.model, window=window, zoom=zoom)
+        ((_, found),) = predictor.predict_probabilities([(None, image)])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tfdist.tasks.segmentation.inference.options import (
 )
 from tfdist.tasks.segmentation.inference.predictor import Predictor
 from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
+from tfdist.tasks.segmentation.inference.zoom import Zoom, find_training_zoom, parse_zoom
 from tfdist.tasks.segmentation.registry import make_examples
 from tfdist.tasks.segmentation.task import parse_label_map
 
@@ -33,14 +34,31 @@ def load_run(run_dir: str, *, strategy: tf.distribute.Strategy | None = None) ->
 
 
 def build_predictor(
-    run: TrainedRun, options: WindowOptions, strategy: tf.distribute.Strategy
+    run: TrainedRun,
+    options: WindowOptions,
+    strategy: tf.distribute.Strategy,
+    *,
+    original_size: bool = True,
 ) -> Predictor:
-    """Returns the predictor for a run whose model was loaded under the strategy."""
+    """Returns the predictor for a run whose model was loaded under the strategy.
+
+    Args:
+      run: the run.
+      options: the options of the windows.
+      strategy: see `Predictor`.
+      original_size: whether images come in their original size, not in that of the training.
+
+    Raises:
+      TfdistError: an option is invalid.
+    """
+    zoom: Zoom = parse_zoom(options.zoom)
+    if zoom is None:
+        zoom = find_training_zoom(run) if original_size else 1.0
     return Predictor(
         run.model,
         window=run.image_size,
         overlap=options.overlap,
-        zoom=options.zoom,
+        zoom=zoom,
         tta=options.tta,
         global_batch_size=options.global_batch_size,
         strategy=strategy,

@@ -42,8 +42,11 @@ def run_evaluation(options: EvaluateOptions) -> int:
     chosen = options.run
     strategy = start_devices(options.devices)
     run = assembly.load_run(chosen.run_dir, strategy=strategy)
-    predictor = assembly.build_predictor(run, options.windows, strategy)
     source = assembly.build_examples(run, chosen)
+    full = source if chosen.full_size and isinstance(source, FolderSource | TfdsSource) else None
+    predictor = assembly.build_predictor(
+        run, options.windows, strategy, original_size=full is not None
+    )
     num_classes = len(source.info["class_names"])
     if num_classes != run.num_classes:
         raise TfdistError(
@@ -53,9 +56,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     total = np.zeros((run.num_classes, run.num_classes), np.int64)
     confusions = scores.score_examples(
         predictor,
-        source.read_examples(original_size=True)
-        if chosen.full_size and isinstance(source, FolderSource | TfdsSource)
-        else read_examples(source),
+        full.read_examples(original_size=True) if full else read_examples(source),
         ignore_label=run.ignore_label,
     )
     for confusion in show_progress(
@@ -100,7 +101,8 @@ def run_prediction(options: PredictOptions) -> int:
     run = assembly.load_run(chosen.run_dir, strategy=strategy)
     label_map = label_map or parse_label_map(run.task.label_map)
     predictor = assembly.build_predictor(run, options.windows, strategy)
-    directory = files.PredictionDirectory(chosen.output, make_palette(run.num_classes))
+    palette = make_palette(run.num_classes)
+    directory = files.PredictionDirectory(chosen.output, palette, run.class_names)
     windows = options.windows
     directory.open(
         {"images": chosen.images, "model_sha256": run.model_sha256}

@@ -111,10 +111,12 @@ class PredictionDirectory:
     Attributes:
       path: the path of the directory.
       palette: uint8 [classes, 3].
+      class_names: one name per class, for the legends of overlays.
     """
 
     path: str
     palette: np.ndarray
+    class_names: Sequence[str]
 
     def open(self, command: Mapping[str, Any]) -> None:
         """Claims the directory for a command, or checks that the same command has claimed it.
@@ -157,7 +159,8 @@ class PredictionDirectory:
         """
         mask_path, overlay_path = self._list_paths(name)
         self._write(mask_path, encode_mask(mask, self.palette))
-        self._write(overlay_path, make_overlay(image, mask, self.palette))
+        overlay = make_overlay(image, mask, self.palette, class_names=self.class_names)
+        self._write(overlay_path, overlay)
 
     def read_mask(self, name: str) -> np.ndarray:
         """Returns a mask that `write` wrote: uint8 [height, width]."""

@@ -19,8 +19,11 @@ class WindowOptions(OptionGroup):
     """Sliding windows."""
 
     overlap: float = option(0.5, "fraction in [0, 1) of a window that the next one overlaps")
-    zoom: float = option(
-        1.0, "resize images by this factor for the model; masks keep the images' size"
+    zoom: str = option(
+        "auto",
+        "resize images by this factor for the model, or auto: as the training images were resized; "
+        "masks keep the images' size",
+        metavar="FACTOR|auto",
     )
     tta: bool = option(False, "test-time augmentation: average with the mirror image's prediction")
     global_batch_size: int = option(16, "windows per step, over all replicas", result=False)

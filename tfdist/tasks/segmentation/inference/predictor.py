@@ -1,5 +1,6 @@
 """Predicts class probabilities of images of any size, in windows, on a strategy's replicas."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -33,7 +34,8 @@ class Predictor:
         [batch, height, width, classes]; created in the strategy's scope.
       window: (height, width) in pixels.
       overlap: the fraction in [0, 1) of a window that the next one overlaps.
-      zoom: images are resized by this factor before they are cut into windows.
+      zoom: images are resized by this factor, or these two for the height and the width, before
+        they are cut into windows; None resizes every image to one window.
       tta: whether to average with the prediction for the mirror image.
       global_batch_size: windows per step, over all replicas.
       strategy: its replicas share the windows; the current strategy by default.
@@ -48,13 +50,14 @@ class Predictor:
         *,
         window: tuple[int, int],
         overlap: float = 0.5,
-        zoom: float = 1.0,
+        zoom: float | tuple[float, float] | None = 1.0,
         tta: bool = False,
         global_batch_size: int = 16,
         strategy: tf.distribute.Strategy | None = None,
     ):
         check_overlap(overlap)
-        if not zoom > 0:
+        factors = (zoom, zoom) if isinstance(zoom, float | int) else zoom
+        if factors is not None and not all(0 < factor < math.inf for factor in factors):
             raise TfdistError(f"Cannot resize images by {zoom}: give a `zoom` above 0.")
         if global_batch_size < 1:
             raise TfdistError(
@@ -64,7 +67,7 @@ class Predictor:
         self.num_classes = int(model.output_shape[-1])
         self._window = window
         self._overlap = overlap
-        self._zoom = zoom
+        self._factors = factors
         self._weights = make_weights(window)
         self._strategy = strategy or tf.distribute.get_strategy()
         replicas = self._strategy.num_replicas_in_sync
@@ -114,9 +117,15 @@ class Predictor:
             yield self._finish(*started.popleft())
 
     def _make_canvas(self, image: np.ndarray) -> Canvas:
-        if self._zoom != 1:
-            height, width = (max(1, round(n * self._zoom)) for n in image.shape[:2])
-            image = resize_image(image, (height, width))
+        size = self._window
+        if self._factors is not None:
+            height, width = (
+                max(1, round(n * factor))
+                for n, factor in zip(image.shape[:2], self._factors, strict=True)
+            )
+            size = (height, width)
+        if size != image.shape[:2]:
+            image = resize_image(image, size)
         return Canvas(
             image, window=self._window, overlap=self._overlap, num_classes=self.num_classes
         )

@@ -1,6 +1,8 @@
 """A finished segmentation run: its options, its classes and its model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 
@@ -19,6 +21,7 @@ class TrainedRun:
       options: the options that it was trained with.
       task: the task that it trained.
       class_names: one name per class.
+      info: what the model knows about its data; see `tfdist.tasks.base.Data`.
       model: maps float [batch, height, width, 3], in [0, 255], to logits
         [batch, height, width, classes].
       model_sha256: the SHA-256 of the model's file.
@@ -28,6 +31,7 @@ class TrainedRun:
     options: TrainOptions
     task: Segmentation
     class_names: tuple[str, ...]
+    info: Mapping[str, Any]
     model: keras.Model
     model_sha256: str
 
@@ -67,6 +71,7 @@ def read_run(path: str) -> TrainedRun:
         options=run.options,
         task=run.task,
         class_names=tuple(run.summary["per_class_iou"]),
+        info=run.summary.get("info", {}),
         model=run.model,
         model_sha256=run.model_sha256,
     )
