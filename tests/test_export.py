@@ -14,6 +14,7 @@ from tfdist.cli.command import run_command
 from tfdist.tasks.segmentation.folder import resize_image
 from tfdist.tasks.segmentation.inference.commands import run_export
 from tfdist.tasks.segmentation.inference.options import ExportOptions
+from tfdist.tasks.segmentation.masks import decode_mask
 
 SERVE = """
 import sys
@@ -60,11 +61,18 @@ def test_answers_as_the_trainer_does_without_keras(run_dir, servable, tmp_path):
     answers = tmp_path / "answers.npz"
     code = [sys.executable, "-c", SERVE, f"{servable}/1", str(answers), *map(str, paths)]
     subprocess.run(code, check=True, timeout=120)
-    found = np.load(answers)
+    found = np.load(answers, allow_pickle=True)
 
     run = tfdist.load_run(run_dir)
     run.model.compile("sgd", "mse")
     trainer = tfdist.Trainer(lambda: run.model)
+    predictor = tfdist.Predictor(run.model, window=(16, 16), zoom=None)
+    for index, image in enumerate(images):
+        mask = decode_mask(found["mask_png"][index])
+        expected = predictor.predict_mask(image)
+        assert mask.shape == image.shape[:2]
+        assert (mask == expected).mean() > 0.999  # where two classes are equally probable
+    assert (found["tensors_original_mask"][0] == mask).all()
     batch = np.stack([resize_image(image, (16, 16)) for image in images]).astype(np.float32)
     logits = trainer.predict(batch)
     np.testing.assert_allclose(found["probabilities"], tf.nn.softmax(logits), atol=1e-5)

@@ -176,8 +176,9 @@ def run_export(options: ExportOptions) -> int:
     if not chosen.quiet:
         height, width = run.image_size
         print(
-            f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes) and {TENSOR_SIGNATURE} "
-            f"(images) -> mask, probabilities ({height}x{width}, {run.num_classes} classes)."
+            f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes -> mask_png) and "
+            f"{TENSOR_SIGNATURE} (images -> original_mask), both also -> mask, probabilities "
+            f"({height}x{width}, {run.num_classes} classes)."
         )
     return 0
 

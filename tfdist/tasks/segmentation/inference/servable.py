@@ -25,10 +25,13 @@ def export_servable(run: TrainedRun, output: str) -> str:
 
     Both signatures resize the images to the size that the model was trained on, in the same way
     as the training data, and return `mask`, int32 [batch, height, width], and `probabilities`,
-    float32 [batch, height, width, classes], of that size. Their inputs are:
+    float32 [batch, height, width, classes], of that size. They also return the masks at the
+    images' original sizes, for which the probabilities are resized:
 
-    - `serving_default`: `image_bytes`, string [batch], JPEG, PNG, BMP or GIF files.
-    - `tensors`: `images`, float32 [batch, any height, any width, 3], in [0, 255].
+    - `serving_default`: `image_bytes`, string [batch], JPEG, PNG, BMP or GIF files -> `mask_png`,
+      string [batch], a PNG for each image, whose pixel values are classes.
+    - `tensors`: `images`, float32 [batch, any height, any width, 3], in [0, 255] ->
+      `original_mask`, int32 [batch, any height, any width].
 
     The asset `class_names.txt` holds the names of the classes, one per line; `assets.extra` holds
     a warm-up request for each signature.
@@ -81,14 +84,29 @@ def _make_answer(model: keras.Model, image_size: tuple[int, int]) -> Answer:
 
 
 def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
-    def decode(data: tf.Tensor) -> tf.Tensor:
+    def decode(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.io.decode_image(data, channels=3, expand_animations=False)
-        return _resize(tf.ensure_shape(image, [None, None, 3]), image_size)
+        image = tf.ensure_shape(image, [None, None, 3])
+        return _resize(image, image_size), tf.shape(image)[:2]
+
+    def encode_mask(probabilities_and_size: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        probabilities, size = probabilities_and_size
+        mask = _find_classes(probabilities[None], size)[0]
+        return tf.io.encode_png(tf.cast(mask, tf.uint8)[..., None])
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
     def answer_encoded(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        spec = tf.TensorSpec((*image_size, 3), tf.float32)
-        return answer(tf.map_fn(decode, image_bytes, fn_output_signature=spec))
+        specs = (tf.TensorSpec((*image_size, 3), tf.float32), tf.TensorSpec([2], tf.int32))
+        images, sizes = tf.map_fn(decode, image_bytes, fn_output_signature=specs)
+        answers = answer(images)
+        # One after the other: the probabilities of a large image need much memory.
+        answers["mask_png"] = tf.map_fn(
+            encode_mask,
+            (answers["probabilities"], sizes),
+            fn_output_signature=tf.TensorSpec([], tf.string),
+            parallel_iterations=1,
+        )
+        return answers
 
     return answer_encoded
 
@@ -96,7 +114,10 @@ def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
 def _make_tensor_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
     @tf.function(input_signature=[tf.TensorSpec([None, None, None, 3], tf.float32, name="images")])
     def answer_tensors(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        return answer(_resize(images, image_size))
+        answers = answer(_resize(images, image_size))
+        size = tf.shape(images)[1:3]
+        answers["original_mask"] = _find_classes(answers["probabilities"], size)
+        return answers
 
     return answer_tensors
 
@@ -105,6 +126,11 @@ def _resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
     """Resizes as `tfdist.tasks.images.reading.resize_image` does."""
     resized = tf.image.resize(images, image_size, method="bilinear", antialias=True)
     return tf.round(tf.clip_by_value(resized, 0.0, 255.0))
+
+
+def _find_classes(probabilities: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns the masks, int32 [batch, *size], of probabilities of the model's size."""
+    return tf.argmax(tf.image.resize(probabilities, size), -1, output_type=tf.int32)
 
 
 def _find_next_version(output: str) -> int:
