@@ -15,7 +15,12 @@ _TOGETHER = {
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     "runs": ("assembly",),
     # What is done with finished runs, and needs their options.
-    "use": ("tasks.commands", "tasks.finished", "tasks.segmentation.inference"),
+    "use": (
+        "tasks.commands",
+        "tasks.exporting",
+        "tasks.finished",
+        "tasks.segmentation.inference",
+    ),
 }
 _OF = {module: name for name, modules in _TOGETHER.items() for module in modules}
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _ROW = 760, 92, 30, 74

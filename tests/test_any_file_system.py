@@ -13,16 +13,13 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.runs.options import TrainOptions
 from tfdist.stopping import EXIT_INTERRUPTED
+from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
     run_export,
     run_prediction,
 )
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateOptions,
-    ExportOptions,
-    PredictOptions,
-)
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.tasks.segmentation.masks import decode_mask
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training

@@ -30,6 +30,7 @@ LAYERS = [
     {
         "tasks.finished",
         "tasks.commands",
+        "tasks.exporting",
         "tasks.segmentation.inference",
         "assembly",
         "jobs",

@@ -12,11 +12,7 @@ from tfdist.report.options import ReportOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.tasks import commands
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateOptions,
-    ExportOptions,
-    PredictOptions,
-)
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.verify.options import VerifyOptions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -29,7 +25,7 @@ COMMANDS = (
     TrainOptions,
     PredictOptions,
     EvaluateOptions,
-    ExportOptions,
+    commands.ExportOptions,
     VerifyOptions,
     BenchmarkOptions,
     ReportOptions,

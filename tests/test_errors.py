@@ -17,16 +17,13 @@ from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
 from tfdist.report import __main__ as report
 from tfdist.runs.options import TrainOptions
+from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
     run_export,
     run_prediction,
 )
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateOptions,
-    ExportOptions,
-    PredictOptions,
-)
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.train import run_training
 from tfdist.training.run_lock import hold_run_lock
 from tfdist.verify.__main__ import run_verification
@@ -270,6 +267,9 @@ USED = [
     "evaluate --label_map=7:1",
     "export --output=",
     "export --version=2",
+    "export --format=litert",
+    "export --format=onnx --output=model.onnx --quantize=int8",
+    "export --format=litert --output=model.tflite --max_lost=-1",
     "verify --strategies=",
     "verify --strategies=mirored",
     "verify --model=unett",

@@ -11,9 +11,9 @@ from tensorflow.core.framework import tensor_pb2
 
 import tfdist
 from tfdist.cli.command import run_command
+from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.folder import resize_image
 from tfdist.tasks.segmentation.inference.commands import run_export
-from tfdist.tasks.segmentation.inference.options import ExportOptions
 from tfdist.tasks.segmentation.masks import decode_mask
 
 SERVE = """

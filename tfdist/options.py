@@ -13,7 +13,12 @@ from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 
-_PATHS = ("DIR", "FILE", "DIR_OR_GLOB")  # values in which a leading ~ is the home directory
+_PATHS = (
+    "DIR",
+    "FILE",
+    "DIR_OR_FILE",
+    "DIR_OR_GLOB",
+)  # values in which a leading ~ is the home directory
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -46,7 +51,7 @@ class OptionGroup:
             _check_value(item, value)
             if value and item.metadata.get("metavar") in _PATHS:
                 value = os.path.expanduser(value)
-                if item.metadata["metavar"] == "DIR":
+                if item.metadata["metavar"] in ("DIR", "DIR_OR_FILE"):
                     # In a bucket, "run//model" and "run/model" are different files.
                     value = value.rstrip("/") or "/"
                 object.__setattr__(self, item.name, value)

@@ -8,11 +8,8 @@ from tfdist.errors import TfdistError
 from tfdist.jobs import JobsOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateOptions,
-    ExportOptions,
-    PredictOptions,
-)
+from tfdist.tasks.commands import ExportOptions
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.tasks.segmentation.task import Segmentation, parse_label_map
 from tfdist.training.options import RunOptions, TrainingOptions
 from tfdist.verify.options import VerifyOptions

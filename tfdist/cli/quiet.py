@@ -1,8 +1,10 @@
 """Starts TensorFlow without its log messages, for a process that traces a lot."""
 
+import contextlib
 import gc
 import os
 import sys
+from collections.abc import Iterator
 
 from tfdist import cluster
 
@@ -15,15 +17,22 @@ def start_tensorflow_quietly() -> None:
     """
     collect_garbage_less_often()
     cluster.quiet_environment()
+    with hide_standard_error():
+        import tensorflow as tf
+
+        tf.get_logger().setLevel("ERROR")
+        tf.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def hide_standard_error() -> Iterator[None]:
+    """Discards what is written to the file descriptor of standard error meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-        import tensorflow as tf
-
-        tf.get_logger().setLevel("ERROR")
-        tf.config.list_physical_devices()
+        yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tfdist.tasks.finished import FinishedRun
 
 
+SAVED_MODEL = "saved_model"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(OptionGroup):
     """Devices."""
@@ -102,9 +105,43 @@ class PredictOptions(CommandOptions):
 class ExportRunOptions(FinishedRunOptions):
     """Input and output."""
 
-    output: str | None = option(
-        None, "directory of the versions 1, 2, ...; each export adds one", metavar="DIR"
+    format: str = option(
+        SAVED_MODEL,
+        "saved_model: a directory for TensorFlow Serving; litert, onnx: a file for other runtimes, "
+        "which is compared with the model on the validation examples",
+        choices=(SAVED_MODEL, "litert", "onnx"),
     )
+    quantize: str = option(
+        "none",
+        "litert: float16 stores weights in half of the bytes; int8 also computes in 8 bits, in "
+        "ranges found with training examples",
+        choices=("none", "float16", "int8"),
+    )
+    max_lost: float = option(
+        0.02,
+        "litert, onnx: the largest fraction of the run's metric that the file may lose",
+        minimum=0,
+    )
+    output: str | None = option(
+        None,
+        "saved_model: directory of the versions 1, 2, ..., each export adds one; litert, onnx: "
+        "the file, named .tflite or .onnx",
+        metavar="DIR_OR_FILE",
+    )
+
+    def find_output(self) -> str:
+        """Returns the output.
+
+        Raises:
+          TfdistError: there is none, or the format cannot be quantized.
+        """
+        if not self.output:
+            raise TfdistError("Cannot export without `output`. Give a directory or a file.")
+        if self.quantize != "none" and self.format != "litert":
+            raise TfdistError(
+                f"`quantize={self.quantize}` is only for `format=litert`. Leave it out."
+            )
+        return self.output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,23 +264,31 @@ def run_prediction(options: PredictOptions) -> int:
 
 
 def run_export(options: ExportOptions) -> int:
-    """Writes the run's model as the next version of a servable, with `keras.Model.export`."""
+    """Writes the run's model as a file, or with Keras as the next version of a servable."""
     import tensorflow as tf
 
     from tfdist.tasks.finished import read_finished
 
     chosen = options.run
-    if not chosen.output:
-        raise TfdistError("Cannot export without `output`. Give the servable's directory.")
+    output = chosen.find_output()
+    if chosen.format != SAVED_MODEL:
+        return export_file(chosen)
     run = read_finished(chosen.run_dir)
     gfile = tf.io.gfile
-    there = gfile.listdir(chosen.output) if gfile.exists(chosen.output) else []
+    there = gfile.listdir(output) if gfile.exists(output) else []
     versions = [int(name.rstrip("/")) for name in there if name.rstrip("/").isdigit()]
-    path = f"{chosen.output}/{max(versions, default=0) + 1}"
+    path = f"{output}/{max(versions, default=0) + 1}"
     run.model.export(path, verbose=False)
     if not chosen.quiet:
         print(f"{path}: the signature serve accepts the model's inputs.")
     return 0
+
+
+def export_file(options: ExportRunOptions) -> int:
+    """Writes the run's model as one file; see `run_file_export`."""
+    from tfdist.tasks.exporting.command import run_file_export
+
+    return run_file_export(options)
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)

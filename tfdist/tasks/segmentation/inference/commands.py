@@ -8,10 +8,15 @@ import numpy as np
 
 from tfdist.cli.command import EXIT_FAILED
 from tfdist.errors import TfdistError
-from tfdist.tasks.commands import Command, start_devices
+from tfdist.tasks.commands import (
+    SAVED_MODEL,
+    Command,
+    ExportOptions,
+    export_file,
+    start_devices,
+)
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
-    ExportOptions,
     PredictOptions,
 )
 from tfdist.tasks.segmentation.task import parse_label_map
@@ -149,7 +154,7 @@ def run_prediction(options: PredictOptions) -> int:
 
 
 def run_export(options: ExportOptions) -> int:
-    """Writes the run's model as the next version of a servable.
+    """Writes the run's model as the next version of a servable, or as a file.
 
     Args:
       options: the options of the command.
@@ -169,10 +174,11 @@ def run_export(options: ExportOptions) -> int:
     )
 
     chosen = options.run
-    if not chosen.output:
-        raise TfdistError("Cannot export without --output. Give the servable's directory.")
+    output = chosen.find_output()
+    if chosen.format != SAVED_MODEL:
+        return export_file(chosen)
     run = assembly.load_run(chosen.run_dir)
-    path = export_servable(run, chosen.output)
+    path = export_servable(run, output)
     if not chosen.quiet:
         height, width = run.image_size
         print(

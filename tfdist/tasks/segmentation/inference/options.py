@@ -96,23 +96,3 @@ class EvaluateOptions(CommandOptions):
     run: EvaluateRunOptions = EvaluateRunOptions()
     windows: WindowOptions = WindowOptions()
     devices: DeviceOptions = _DEVICES
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportRunOptions(FinishedRunOptions):
-    """Input and output."""
-
-    output: str | None = option(
-        None, "directory of the versions 1, 2, ...; each export adds one", metavar="DIR"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(CommandOptions):
-    """The options of `python -m tfdist.export`.
-
-    Attributes:
-      run: the only group of options.
-    """
-
-    run: ExportRunOptions = ExportRunOptions()

@@ -1,0 +1,62 @@
+"""Runs LiteRT and ONNX files."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfdist.cli.quiet import hide_standard_error
+from tfdist.errors import TfdistError
+
+Predict = Callable[[np.ndarray], np.ndarray]
+
+_MODULES = {"litert": ("ai_edge_litert",), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
+
+
+def check_installed(file_format: str) -> None:
+    """Checks that the packages of a format are installed.
+
+    Raises:
+      TfdistError: one is not.
+    """
+    for name in _MODULES[file_format]:
+        if importlib.util.find_spec(name) is None:
+            raise TfdistError(
+                f"Cannot export `format={file_format}` without the package {name}. Run "
+                f"`pip install 'tfdist[{file_format}]'`."
+            )
+
+
+def open_file(path: str, file_format: str) -> Predict:
+    """Returns a function from one input [1, ...] to its output [1, ...], on all CPU cores.
+
+    Args:
+      path: a file that `convert_model` wrote.
+      file_format: "litert" or "onnx".
+    """
+    with hide_standard_error():
+        return _open_litert(path) if file_format == "litert" else _open_onnx(path)
+
+
+def _open_litert(path: str) -> Predict:
+    module: Any = importlib.import_module("ai_edge_litert.interpreter")
+    interpreter = module.Interpreter(path, num_threads=os.cpu_count())
+    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.allocate_tensors()
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        interpreter.set_tensor(given["index"], x)
+        interpreter.invoke()
+        return interpreter.get_tensor(found["index"])
+
+    return predict
+
+
+def _open_onnx(path: str) -> Predict:
+    module: Any = importlib.import_module("onnxruntime")
+    session = module.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    return lambda x: session.run(None, {given.name: x})[0]

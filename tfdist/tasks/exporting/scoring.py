@@ -1,0 +1,84 @@
+"""Scores the outputs of an exported file as Keras scores those of the model."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.source import Source
+from tfdist.tasks.exporting.interpreters import Predict
+
+_COMPARED = 10  # examples
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well and how fast examples are predicted, one at a time.
+
+    Attributes:
+      logs: the metrics, and the mean loss as `loss`.
+      seconds: the median time of one example.
+    """
+
+    logs: dict[str, float]
+    seconds: float
+
+
+def read_one_by_one(source: Source) -> Iterator[tuple[Any, ...]]:
+    """Yields the examples of a source as batches of one: (x, y) or (x, y, sample_weight)."""
+    for index in range(source.num_examples):
+        yield source.load_batch(tf.constant([index], tf.int64))
+
+
+def measure_difference(model: keras.Model, predict: Predict, source: Source) -> float:
+    """Returns the mean difference of outputs, as a fraction of the outputs' mean size.
+
+    Args:
+      model: predicts what is expected.
+      predict: see `score_examples`.
+      source: its first examples are predicted.
+    """
+    count = min(_COMPARED, source.num_examples)
+    difference, size = 0.0, 0.0
+    for x, *_ in itertools.islice(read_one_by_one(source), count):
+        expected = np.asarray(model.predict_on_batch(x))
+        difference += float(np.abs(predict(np.asarray(x)) - expected).mean())
+        size += float(np.abs(expected).mean())
+    return difference / size
+
+
+def score_examples(
+    model: keras.Model, predict: Predict, examples: Iterator[tuple[Any, ...]]
+) -> Score:
+    """Returns the score of a function's predictions.
+
+    Args:
+      model: a compiled model, for its loss and metrics.
+      predict: a function from x [1, ...] to y_pred [1, ...].
+      examples: see `read_one_by_one`.
+    """
+    model.reset_metrics()
+    seconds, losses = [], []
+    logs: dict[str, Any] = {}
+    for x, y, *rest in examples:
+        array = np.asarray(x)
+        started = time.perf_counter()
+        found = predict(array)
+        seconds.append(time.perf_counter() - started)
+        y_pred, weight = tf.constant(found), rest[0] if rest else None
+        losses.append(float(model.compute_loss(x, y, y_pred, weight, training=False)))
+        logs = dict(model.compute_metrics(x, y, y_pred, weight))
+    scores: dict[str, float] = {}
+    for name, value in logs.items():
+        # A metric can have several values.
+        values = value if isinstance(value, dict) else {name: value}
+        scores |= {key: float(number) for key, number in values.items()}
+    # The first call prepares what the others use.
+    return Score(
+        {**scores, "loss": float(np.mean(losses))}, float(np.median(seconds[1:] or seconds))
+    )
