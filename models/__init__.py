@@ -12,6 +12,7 @@ __all__ = ["MODELS", "make_model"]
 MODELS = {
     "efficientnet_v2_b0_unet": "tfdist.models.backbones:efficientnet_v2_b0_unet",
     "mobilenet_v2_unet": "tfdist.models.backbones:mobilenet_v2_unet",
+    "pix2pix_unet": "tfdist.models.pix2pix:pix2pix_unet",
     "resnet50_unet": "tfdist.models.backbones:resnet50_unet",
     "unet": "tfdist.models.unet:unet",
 }

@@ -24,7 +24,7 @@ _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
 
 
-class _Encoder(NamedTuple):
+class Encoder(NamedTuple):
     """An application, the layers at each halving of the image, and its preprocessing."""
 
     build: Callable[..., keras.Model]
@@ -44,7 +44,7 @@ def mobilenet_v2_unet(**options) -> keras.Model:
         "block_13_expand_relu",
         "out_relu",
     )
-    encoder = _Encoder(keras.applications.MobileNetV2, endpoints, _to_unit_range)
+    encoder = Encoder(keras.applications.MobileNetV2, endpoints, to_unit_range)
     return make_backbone_unet("mobilenet_v2_unet", encoder, **options)
 
 
@@ -60,7 +60,7 @@ def resnet50_unet(**options) -> keras.Model:
         "conv4_block6_out",
         "conv5_block3_out",
     )
-    encoder = _Encoder(keras.applications.ResNet50, endpoints, _to_caffe)
+    encoder = Encoder(keras.applications.ResNet50, endpoints, _to_caffe)
     return make_backbone_unet("resnet50_unet", encoder, **options)
 
 
@@ -81,13 +81,13 @@ def efficientnet_v2_b0_unet(**options) -> keras.Model:
         return keras.applications.EfficientNetV2B0(include_preprocessing=False, **arguments)
 
     return make_backbone_unet(
-        "efficientnet_v2_b0_unet", _Encoder(build, endpoints, _to_unit_variance), **options
+        "efficientnet_v2_b0_unet", Encoder(build, endpoints, _to_unit_variance), **options
     )
 
 
 def make_backbone_unet(
     name: str,
-    encoder: _Encoder,
+    encoder: Encoder,
     *,
     image_size: tuple[int | None, int | None],
     num_classes: int,
@@ -127,6 +127,47 @@ def make_backbone_unet(
 
     Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the decoder.
     """
+    body = make_encoder(
+        name,
+        encoder,
+        image_size=image_size,
+        num_classes=num_classes,
+        channels=channels,
+        base_filters=base_filters,
+        depth=depth,
+        norm=norm,
+        pretrained=pretrained,
+        seed=seed,
+        download_timeout_s=download_timeout_s,
+    )
+    *skips, x = body.outputs
+    options: dict[str, Any] = {"norm": norm, "seed": seed}
+    x = conv_block(x, stage="bottleneck", filters=base_filters << depth, **options)
+    for level, skip in reversed(list(enumerate([None, *skips]))):
+        stage = f"decoder_{level}"
+        x = decoder_stage(x, skip, stage=stage, filters=base_filters << level, **options)
+    logits = head_stage(x, num_classes=num_classes, seed=seed)
+    return keras.Model(body.inputs[0], logits, name=name)
+
+
+def make_encoder(
+    name: str,
+    encoder: Encoder,
+    *,
+    image_size: tuple[int | None, int | None],
+    num_classes: int,
+    channels: int,
+    base_filters: int,
+    depth: int,
+    norm: str,
+    pretrained: bool,
+    seed: int,
+    download_timeout_s: float,
+) -> keras.Model:
+    """Returns the first stages of an application, from the image to one output per halving.
+
+    For the arguments and errors, see `make_backbone_unet`.
+    """
     deepest = len(encoder.endpoints)
     if not 2 <= depth <= deepest:
         raise ValueError(
@@ -147,21 +188,13 @@ def make_backbone_unet(
             f"{norm}. Give sync_batch or batch, or leave out pretrained."
         )
     source = _load_imagenet(name, encoder, download_timeout_s) if pretrained else None
-    body = _make_encoder(encoder, (*size, channels), depth=depth, norm=norm, seed=seed)
+    body = _rebuild(encoder, (*size, channels), depth=depth, norm=norm, seed=seed)
     if source is not None:
         _copy_weights(source, body, depth=depth)
-
-    *skips, x = body.outputs
-    options: dict[str, Any] = {"norm": norm, "seed": seed}
-    x = conv_block(x, stage="bottleneck", filters=base_filters << depth, **options)
-    for level, skip in reversed(list(enumerate([None, *skips]))):
-        stage = f"decoder_{level}"
-        x = decoder_stage(x, skip, stage=stage, filters=base_filters << level, **options)
-    logits = head_stage(x, num_classes=num_classes, seed=seed)
-    return keras.Model(body.inputs[0], logits, name=name)
+    return body
 
 
-def _make_encoder(encoder, shape, *, depth, norm, seed):
+def _rebuild(encoder, shape, *, depth, norm, seed):
     """Returns the application up to its first `depth` endpoints, rebuilt from new layers.
 
     The layers are named after their stages, use the normalization `norm`, and draw their initial
@@ -261,7 +294,7 @@ def _socket_timeout(timeout_s: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _to_unit_range(image, channels):
+def to_unit_range(image, channels):
     """Scales images to [-1, 1], as MobileNetV2 was trained on ImageNet."""
     del channels
     return make_rescaling(127.5, 127.5, name="rescale")(image)

@@ -54,6 +54,22 @@ def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
     return {name: found for name, found in stages.items() if found}
 
 
+def freeze_encoder(model: keras.Model) -> None:
+    """Makes the layers of a model's encoder untrainable: weights and statistics stay as they are.
+
+    Raises:
+      ValueError: the model has no stage `encoder_0`.
+    """
+    layers = [layer for layer in model.layers if layer.name.startswith("encoder_")]
+    if not layers:
+        raise ValueError(
+            f"Cannot freeze the encoder of {model.name!r}: no layer has a name that starts with "
+            "encoder_. Set layer.trainable where the model is built."
+        )
+    for layer in layers:
+        layer.trainable = False
+
+
 def layer_seed(seed: int, name: str) -> int:
     """Returns the seed of a layer's weights, a pure function of the model's seed and the name.
 

@@ -49,7 +49,7 @@ def imagenet(monkeypatch):
 
 
 def test_every_backbone_is_in_the_table():
-    assert set(BACKBONES) | {"unet"} == set(MODELS)
+    assert set(BACKBONES) | {"unet", "pix2pix_unet"} == set(MODELS)
     common = set(inspect.signature(make_model).parameters) - {"name"}
     assert common <= set(inspect.signature(make_backbone_unet).parameters)
 

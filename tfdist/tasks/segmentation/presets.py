@@ -8,10 +8,10 @@ are from davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same le
 decay. Here the decay is decoupled from the gradient (AdamW), the learning rate follows a cosine
 instead of dropping at plateaus, and the augmentation is tfdist's. Add `--data_dir`.
 
-`oxford_pets`: U-Net over MobileNetV2 with ImageNet weights, 128x128, Adam at Keras's 1e-3 without a
-schedule, 20 epochs of batches of 64, mirroring as the only augmentation. Source:
-https://www.tensorflow.org/tutorials/examples/segmentation. There the encoder is frozen and the
-decoder is a different one; here the whole model is trained.
+`oxford_pets`: a frozen MobileNetV2 with ImageNet weights under pix2pix's decoder, 128x128, Adam at
+Keras's 1e-3 without a schedule, 20 epochs of batches of 64, mirroring as the only augmentation.
+Source:
+https://www.tensorflow.org/tutorials/images/segmentation.
 """
 
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -38,8 +38,11 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--flip",
         "--scale=1,1",
         "--color=0",
-        "--model=mobilenet_v2_unet",
+        "--model=pix2pix_unet",
+        "--base_filters=64",
+        "--depth=5",
         "--pretrained",
+        "--freeze_encoder",
         "--optimizer=adam",
         "--learning_rate=1e-3",
         "--schedule=constant",

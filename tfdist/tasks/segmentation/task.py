@@ -119,6 +119,9 @@ class Segmentation(Task):
         choices=("sync_batch", "batch", "group", "none"),
     )
     pretrained: bool = option(False, "start the encoder from ImageNet weights (downloads them)")
+    freeze_encoder: bool = option(
+        False, "keep the weights and statistics of the encoder as they are at the start"
+    )
     loss: str = option(
         "cross_entropy",
         "loss function",
@@ -180,25 +183,20 @@ class Segmentation(Task):
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
         """Returns the network, which maps images in [0, 255] to logits."""
-        from tfdist import models
+        from tfdist.models.stages import freeze_encoder
 
         num_classes = len(info["class_names"])
         if ":" in self.model:
             build: Any = import_named("model", self.model)
-            return build(image_size=self.image_size, num_classes=num_classes)
-        try:
-            return models.make_model(
-                self.model,
-                image_size=self.image_size,
-                num_classes=num_classes,
-                base_filters=self.base_filters,
-                depth=self.depth,
-                norm=self.norm,
-                pretrained=self.pretrained,
-                seed=seed,
-            )
-        except ValueError as error:
-            raise TfdistError(str(error)) from error
+            model = build(image_size=self.image_size, num_classes=num_classes)
+        else:
+            model = self._make_model(num_classes, seed)
+        if self.freeze_encoder:
+            try:
+                freeze_encoder(model)
+            except ValueError as error:
+                raise TfdistError(str(error)) from error
+        return model
 
     def compile_model(
         self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer", info: Mapping[str, Any]
@@ -280,6 +278,23 @@ class Segmentation(Task):
         from tfdist.models.portable import to_keras_layers
 
         return to_keras_layers(model)
+
+    def _make_model(self, num_classes: int, seed: int) -> "keras.Model":
+        from tfdist import models
+
+        try:
+            return models.make_model(
+                self.model,
+                image_size=self.image_size,
+                num_classes=num_classes,
+                base_filters=self.base_filters,
+                depth=self.depth,
+                norm=self.norm,
+                pretrained=self.pretrained,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise TfdistError(str(error)) from error
 
     def _describe_source(self, seed: int) -> dict[str, Any]:
         return {
