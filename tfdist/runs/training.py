@@ -21,6 +21,7 @@ from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.checkout import find_commit
 from tfdist.runs.plan import Plan, count_steps
 from tfdist.runs.reporting import WriteReport
+from tfdist.runs.samples import WriteSamples
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import to_sources
@@ -145,11 +146,19 @@ class TrainingRun:
             epochs=training.epochs,
             max_steps=training.max_steps,
             augmentation=self._augmentation,
-            callbacks=self._make_callbacks() if trainer.is_chief else [],
+            callbacks=self._make_sample_callbacks()
+            + (self._make_callbacks() if trainer.is_chief else []),
             checkpoint_every=checkpoint_every,
             checkpoint_every_s=checkpoint_every_s,
             verbose=verbose,
         )
+
+    def _make_sample_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns the callbacks of all workers."""
+        every = self._options.run.sample_every
+        if not every:
+            return []
+        return [WriteSamples(self._task, self._run, self._trainer, self._data, every=every)]
 
     def _make_callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the chief's callbacks, which fill the run directory and show the progress."""

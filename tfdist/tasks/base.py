@@ -195,6 +195,18 @@ class Task(OptionGroup):
         pictures = ((run.read(name), name) for name in self.pictures)
         return [Section("Pictures", make_pictures(pictures))]
 
+    def write_samples(
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, *, name: str
+    ) -> None:
+        """Writes a picture of a few predictions, for `--sample_every`; all workers call this.
+
+        Args:
+          run: the run's directory; its `write_picture` writes the picture, on the chief only.
+          trainer: the trainer, at the end of an epoch.
+          data: the run's data.
+          name: the picture's name in the run's directory.
+        """
+
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model to save, with Keras's own layers where they can replace others."""
         return model

@@ -75,6 +75,13 @@ class RunOptions(OptionGroup):
         result=False,
         minimum=0,
     )
+    sample_every: int = option(
+        0,
+        "epochs between pictures of predictions, RUN_DIR/samples/epoch_NNNN.png; 0 for none",
+        result=False,
+        alike=True,
+        minimum=0,
+    )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
     profile: tuple[int, ...] = option(
         (),

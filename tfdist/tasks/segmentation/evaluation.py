@@ -8,21 +8,18 @@ from tfdist.tasks.segmentation.pictures import make_comparison
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 
+_SAMPLES = 6
+
 
 def write_samples(
-    run: RunDirectory,
-    trainer: Trainer,
-    source: Source,
-    *,
-    num_examples: int,
-    class_names: Sequence[str],
+    run: RunDirectory, trainer: Trainer, source: Source, *, class_names: Sequence[str], name: str
 ) -> str | None:
-    """Writes `samples/predictions.png`: image, truth and prediction of some examples.
+    """Writes a picture with image, truth and prediction of some examples.
 
     They are spread over the source, because neighbors may be frames of one video. All workers
     predict; only the chief writes, and returns the path.
     """
-    count = min(num_examples, source.num_examples)
+    count = min(_SAMPLES, source.num_examples)
     chosen = np.linspace(0, source.num_examples - 1, count).round().astype(np.int64)
     examples = [source.load(tf.constant(index)) for index in chosen]
     images = np.stack([image.numpy() for image, _ in examples])
@@ -35,4 +32,4 @@ def write_samples(
     png = make_comparison(
         images, truths.astype(np.int64), np.argmax(logits, -1), class_names=class_names
     )
-    return run.write_picture("samples/predictions.png", png)
+    return run.write_picture(name, png)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
 
-_SAMPLES = 6
-
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation(Task):
@@ -261,17 +259,22 @@ class Segmentation(Task):
         self, run: "RunDirectory", trainer: "Trainer", data: Data, summary: Mapping[str, Any]
     ) -> None:
         """Writes samples of the validation data with their predictions."""
-        from tfdist.tasks.segmentation.evaluation import write_samples
-
-        val: Any = data.val
-        names = data.info["class_names"]
-        write_samples(run, trainer, val, num_examples=_SAMPLES, class_names=names)
+        self.write_samples(run, trainer, data, name="samples/predictions.png")
 
     def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
         """Returns samples, the IoU of every class and the confusion matrix."""
         from tfdist.tasks.segmentation.report import make_sections
 
         return make_sections(run)
+
+    def write_samples(
+        self, run: "RunDirectory", trainer: "Trainer", data: Data, *, name: str
+    ) -> None:
+        """Writes image, truth and prediction of some validation examples."""
+        from tfdist.tasks.segmentation.evaluation import write_samples
+
+        val: Any = data.val
+        write_samples(run, trainer, val, class_names=data.info["class_names"], name=name)
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model with Keras's own layers."""
