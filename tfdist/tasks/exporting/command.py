@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist.data.progress import show_progress
 from tfdist.data.source import Source
@@ -66,7 +65,7 @@ def run_file_export(options: "ExportRunOptions") -> int:
             path,
             file_format=options.format,
             quantize=options.quantize,
-            samples=_read_samples(data.train, quiet=options.quiet),
+            samples=_read_samples(data.train, model, quiet=options.quiet),
         )
         with open(path, "rb") as file:
             content = file.read()
@@ -124,7 +123,10 @@ def _check_file(
             model,
             function,
             show_progress(
-                read_one_by_one(source), source.num_examples, unit="example", quiet=options.quiet
+                read_one_by_one(source, model),
+                source.num_examples,
+                unit="example",
+                quiet=options.quiet,
             ),
         )
         for function in (model.predict_on_batch, predict)
@@ -145,12 +147,13 @@ def _find_metric(task: Task) -> str:
     return task.monitor.removeprefix("val_")
 
 
-def _read_samples(source: Source, *, quiet: bool) -> Iterator[np.ndarray]:
+def _read_samples(source: Source, model: keras.Model, *, quiet: bool) -> Iterator[np.ndarray]:
     """Yields the inputs of evenly spaced training examples, which are not augmented."""
     count = min(_SAMPLES, source.num_examples)
     indices = np.linspace(0, source.num_examples - 1, count).round().astype(np.int64)
-    for index in show_progress(indices, count, unit="training example", quiet=quiet):
-        yield np.asarray(source.load_batch(tf.constant([index]))[0], np.float32)
+    examples = read_one_by_one(source, model, indices)
+    for x, *_ in show_progress(examples, count, unit="training example", quiet=quiet):
+        yield x
 
 
 def _make_table(metric: str, model: tuple[Score, int], file: tuple[Score, int]) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,19 @@ class Score:
     seconds: float
 
 
-def read_one_by_one(source: Source) -> Iterator[tuple[Any, ...]]:
-    """Yields the examples of a source as batches of one: (x, y) or (x, y, sample_weight)."""
-    for index in range(source.num_examples):
-        yield source.load_batch(tf.constant([index], tf.int64))
+def read_one_by_one(
+    source: Source, model: keras.Model, indices: Iterable[int] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Yields examples as batches of one: (x, y) or (x, y, sample_weight).
+
+    Args:
+      source: the examples.
+      model: x gets the dtype of its input.
+      indices: which examples; all by default.
+    """
+    for index in range(source.num_examples) if indices is None else indices:
+        x, *rest = source.load_batch(tf.constant([index], tf.int64))
+        yield np.asarray(x).astype(model.inputs[0].dtype), *rest
 
 
 def measure_difference(model: keras.Model, predict: Predict, source: Source) -> float:
@@ -43,11 +52,10 @@ def measure_difference(model: keras.Model, predict: Predict, source: Source) -> 
       predict: see `score_examples`.
       source: its first examples are predicted.
     """
-    count = min(_COMPARED, source.num_examples)
     difference, size = 0.0, 0.0
-    for x, *_ in itertools.islice(read_one_by_one(source), count):
+    for x, *_ in itertools.islice(read_one_by_one(source, model), _COMPARED):
         expected = np.asarray(model.predict_on_batch(x))
-        difference += float(np.abs(predict(np.asarray(x)) - expected).mean())
+        difference += float(np.abs(predict(x) - expected).mean())
         size += float(np.abs(expected).mean())
     return difference / size
 
@@ -66,9 +74,8 @@ def score_examples(
     seconds, losses = [], []
     logs: dict[str, Any] = {}
     for x, y, *rest in examples:
-        array = np.asarray(x)
         started = time.perf_counter()
-        found = predict(array)
+        found = predict(x)
         seconds.append(time.perf_counter() - started)
         y_pred, weight = tf.constant(found), rest[0] if rest else None
         losses.append(float(model.compute_loss(x, y, y_pred, weight, training=False)))
