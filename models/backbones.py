@@ -127,13 +127,12 @@ def make_backbone_unet(
 
     Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the decoder.
     """
+    check_positive(name, num_classes=num_classes, base_filters=base_filters)
     body = make_encoder(
         name,
         encoder,
         image_size=image_size,
-        num_classes=num_classes,
         channels=channels,
-        base_filters=base_filters,
         depth=depth,
         norm=norm,
         pretrained=pretrained,
@@ -155,9 +154,7 @@ def make_encoder(
     encoder: Encoder,
     *,
     image_size: tuple[int | None, int | None],
-    num_classes: int,
     channels: int,
-    base_filters: int,
     depth: int,
     norm: str,
     pretrained: bool,
@@ -175,7 +172,7 @@ def make_encoder(
             "the encoder halves the image."
         )
     size = check_image_size(image_size, depth=depth, model=name)
-    check_positive(name, num_classes=num_classes, channels=channels, base_filters=base_filters)
+    check_positive(name, channels=channels)
     check_norm(norm, model=name)
     if pretrained and channels != 3:
         raise ValueError(

@@ -4,7 +4,7 @@ import keras
 
 from tfdist.models.backbones import DOWNLOAD_TIMEOUT_S, Encoder, make_encoder, to_unit_range
 from tfdist.models.layers import make_norm
-from tfdist.models.stages import layer_seed
+from tfdist.models.stages import check_positive, layer_seed
 
 _NAME = "pix2pix_unet"
 _ENDPOINTS = (
@@ -52,13 +52,12 @@ def pix2pix_unet(
     Source: https://www.tensorflow.org/tutorials/images/segmentation; Isola et al. 2017
     (arXiv:1611.07004), appendix 6.1, for the initial weights.
     """
+    check_positive(_NAME, num_classes=num_classes, base_filters=base_filters)
     body = make_encoder(
         _NAME,
         Encoder(keras.applications.MobileNetV2, _ENDPOINTS, to_unit_range),
         image_size=image_size,
-        num_classes=num_classes,
         channels=channels,
-        base_filters=base_filters,
         depth=depth,
         norm=norm,
         pretrained=pretrained,
