@@ -1,5 +1,7 @@
 """Writes pictures of what a run's model predicts."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
