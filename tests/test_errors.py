@@ -76,6 +76,7 @@ TRAIN = {
         "--jit_compile=yes",
         "--class_weights=rare",
         "--cache=ram",
+        "--track=tensorboard",
     ],
     "Strategies": [
         "--strategy=mirrored --devices=GPU:3",

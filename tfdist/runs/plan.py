@@ -11,6 +11,7 @@ from tfdist.strategies.base import Traits
 from tfdist.tasks.base import Task
 from tfdist.training.options import TrainingOptions
 from tfdist.training.run_directory import RunDirectory, find_run_directory
+from tfdist.training.trackers import check_trackers
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def make_plan(options: TrainOptions) -> Plan:
       TfdistError: the options do not suit one another, the machine or the cluster.
     """
     options.check()
+    check_trackers(options.run.track)
     run = find_run_directory(options.run.run_dir)
     options, cluster = processes.start_process(options)
     options = recall_batch_size(options, run)

@@ -19,9 +19,10 @@ from tfdist.placement.groups import find_groups
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.checkout import find_commit
+from tfdist.runs.confusion import write_confusion
 from tfdist.runs.plan import Plan, count_steps
 from tfdist.runs.reporting import WriteReport
-from tfdist.runs.samples import WriteSamples
+from tfdist.runs.samples import DrawSamples
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import to_sources
@@ -32,6 +33,7 @@ from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.model_variables import hash_weights
 from tfdist.training.progress import ReportSteps
 from tfdist.training.run_directory import RunDirectory
+from tfdist.training.trackers import Trackers
 from tfdist.training.trainer import Trainer
 
 _INPUT_LIMIT = 0.03  # the input fraction above which the input limits the speed
@@ -82,6 +84,9 @@ class TrainingRun:
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
         self._report = WriteReport(self._run.path, self._task)
+        self._samples = DrawSamples(
+            plan.task, self._run, self._trainer, self._data, every=options.run.sample_every
+        )
         # The chief of parameter servers cannot measure the workers' devices.
         self._utilization = (
             None
@@ -146,28 +151,27 @@ class TrainingRun:
             epochs=training.epochs,
             max_steps=training.max_steps,
             augmentation=self._augmentation,
-            callbacks=self._make_sample_callbacks()
-            + (self._make_callbacks() if trainer.is_chief else []),
+            callbacks=[self._samples, *(self._make_callbacks() if trainer.is_chief else [])],
             checkpoint_every=checkpoint_every,
             checkpoint_every_s=checkpoint_every_s,
             verbose=verbose,
         )
 
-    def _make_sample_callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the callbacks of all workers."""
-        every = self._options.run.sample_every
-        if not every:
-            return []
-        return [WriteSamples(self._task, self._run, self._trainer, self._data, every=every)]
-
     def _make_callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the chief's callbacks, which fill the run directory and show the progress."""
         trainer, run, task, options = self._trainer, self._run, self._task, self._options
+        result = options.select_result()
         made = [
             make_display(trainer, self._throughput, total_steps=self._total_steps),
             self._throughput,
             *([self._utilization] if self._utilization else []),
-            callbacks.MetricsLog(run, trainer, self._throughput, log_every=options.run.log_every),
+            callbacks.MetricsLog(
+                run,
+                trainer,
+                self._throughput,
+                log_every=options.run.log_every,
+                trackers=Trackers(options.run.track, run, result, quiet=options.run.quiet),
+            ),
             self._report,
             callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
         ]
@@ -175,7 +179,10 @@ class TrainingRun:
             mode = "max" if task.is_higher_better else "min"
             made.append(keras.callbacks.EarlyStopping(task.monitor, patience=patience, mode=mode))
         if options.run.tensorboard:
-            made.append(callbacks.TensorBoardLog(run, trainer))
+            log = callbacks.TensorBoardLog
+            made.append(
+                log(run, trainer, hyperparameters=result, write_more=self._samples.write_events)
+            )
         if steps := options.parse_profile():
             made.append(callbacks.Profile(run, trainer, first=steps[0], last=steps[1]))
         if launch_dir := find_launch_dir():
@@ -195,6 +202,8 @@ class TrainingRun:
         elif trainer.is_chief:
             run.write_summary(summary)
             self._report.write()
+            if self._options.run.tensorboard and "confusion" in summary:
+                write_confusion(run.tensorboard, summary, step=trainer.step)
         elif not self._options.run.quiet:
             print(f"weights_sha256 {summary['weights_sha256']}", flush=True)
         trainer.engine.workers.wait_for_all()

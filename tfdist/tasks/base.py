@@ -8,6 +8,7 @@ from tfdist.options import OptionGroup
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
     from tfdist.data.pipeline import BatchAugmentation
     from tfdist.data.source import Source
@@ -195,17 +196,19 @@ class Task(OptionGroup):
         pictures = ((run.read(name), name) for name in self.pictures)
         return [Section("Pictures", make_pictures(pictures))]
 
-    def write_samples(
-        self, run: "RunDirectory", trainer: "Trainer", data: Data, *, name: str
-    ) -> None:
-        """Writes a picture of a few predictions, for `--sample_every`; all workers call this.
+    def draw(self, trainer: "Trainer", data: Data) -> "Mapping[str, np.ndarray]":
+        """Returns pictures of predictions, such as `predictions` for `samples/predictions.png`.
+
+        It is called after epochs (`--sample_every`) by all workers.
 
         Args:
-          run: the run's directory; its `write_picture` writes the picture, on the chief only.
-          trainer: the trainer, at the end of an epoch.
-          data: the run's data.
-          name: the picture's name in the run's directory.
+          trainer: the trainer.
+          data: the data of the run.
+
+        Returns:
+          Name -> uint8 [height, width, 1 or 3].
         """
+        return {}
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model to save, with Keras's own layers where they can replace others."""

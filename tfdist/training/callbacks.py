@@ -2,14 +2,16 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.devices import measure_process_age
-from tfdist.training.events import forget_events_after
+from tfdist.training.events import forget_events_after, write_hyperparameters
 from tfdist.training.run_directory import RunDirectory
+from tfdist.training.trackers import Trackers
 from tfdist.training.trainer import Trainer
 
 
@@ -75,13 +77,21 @@ class MetricsLog(keras.callbacks.Callback):
       trainer: the trainer whose step is logged.
       throughput: the callback whose speed is logged.
       log_every: steps between two lines within an epoch; 0 for none.
+      trackers: get the same lines.
     """
 
     def __init__(
-        self, run: RunDirectory, trainer: Trainer, throughput: Throughput, *, log_every: int = 0
+        self,
+        run: RunDirectory,
+        trainer: Trainer,
+        throughput: Throughput,
+        *,
+        log_every: int = 0,
+        trackers: Trackers | None = None,
     ):
         super().__init__()
         self._run = run
+        self._trackers = trackers
         self._trainer = trainer
         self._throughput = throughput
         self._log_every = log_every
@@ -91,6 +101,8 @@ class MetricsLog(keras.callbacks.Callback):
         # An open epoch ends again in this run, and then writes its line again.
         lines = int(self._is_logged()) if self._trainer.progress.is_epoch_open else None
         self._run.forget_metrics_after(self._trainer.step, lines_of_step=lines)
+        if self._trackers:
+            self._trackers.begin(self._run.read_metrics())
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None):
         self._epoch = epoch
@@ -102,6 +114,10 @@ class MetricsLog(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         self._write(logs)
 
+    def on_train_end(self, logs=None):
+        if self._trackers:
+            self._trackers.end(is_finished=not self._trainer.progress.was_stopped)
+
     def _is_logged(self) -> bool:
         """Returns whether the current step has a line of its own, besides the epoch's."""
         return self._log_every > 0 and self._trainer.step % self._log_every == 0
@@ -109,8 +125,11 @@ class MetricsLog(keras.callbacks.Callback):
     def _write(self, logs: dict[str, Any] | None) -> None:
         line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
         line |= self._trainer.engine.summarize()
+        line["learning_rate"] = read_learning_rate(self._trainer)
         line["examples_per_second"] = round(self._throughput.examples_per_second, 2)
         self._run.append_metrics(line)
+        if self._trackers:
+            self._trackers.log(line)
 
 
 class MarkBest(keras.callbacks.Callback):
@@ -138,7 +157,7 @@ class MarkBest(keras.callbacks.Callback):
 
 
 class TensorBoardLog(keras.callbacks.Callback):
-    """Writes each epoch's losses and metrics for TensorBoard, with validation in its own directory.
+    """Writes each epoch's logs for TensorBoard, with validation in its own directory.
 
     Unlike Keras's callback, it removes the events that were written after the checkpoint from
     which a run continues, so that no curve doubles back.
@@ -146,27 +165,44 @@ class TensorBoardLog(keras.callbacks.Callback):
     Args:
       run: the run's directory.
       trainer: the trainer whose step is the horizontal axis.
+      hyperparameters: option -> value, for the HParams plugin.
+      write_more: writes more about an epoch with `tf.summary`; its argument is the step.
     """
 
-    def __init__(self, run: RunDirectory, trainer: Trainer):
+    def __init__(
+        self,
+        run: RunDirectory,
+        trainer: Trainer,
+        *,
+        hyperparameters: Mapping[str, Any] | None = None,
+        write_more: Callable[[int], None] = lambda step: None,
+    ):
         super().__init__()
         self._run = run
         self._trainer = trainer
+        self._hyperparameters = hyperparameters
+        self._write_more = write_more
         self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs=None):
-        for part in ("train", "validation"):
+        for part in ("train", "validation", "task"):
             directory = f"{self._run.tensorboard}/{part}"
             forget_events_after(
                 directory, self._trainer.step - self._trainer.progress.is_epoch_open
             )
             self._writers[part] = tf.summary.create_file_writer(directory)
+        if self._hyperparameters:
+            write_hyperparameters(self._run.tensorboard, self._hyperparameters)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        for name, value in (logs or {}).items():
+        step = self._trainer.step
+        rate = {"learning_rate": read_learning_rate(self._trainer)}
+        for name, value in (rate | (logs or {})).items():
             part = "validation" if name.startswith("val_") else "train"
             with self._writers[part].as_default():
-                tf.summary.scalar(name.removeprefix("val_"), value, step=self._trainer.step)
+                tf.summary.scalar(name.removeprefix("val_"), value, step=step)
+        with self._writers["task"].as_default():
+            self._write_more(step)
         for writer in self._writers.values():
             writer.flush()
 
@@ -207,3 +243,8 @@ class Profile(keras.callbacks.Callback):
         if self._is_tracing:
             tf.profiler.experimental.stop()
         self._is_tracing = False
+
+
+def read_learning_rate(trainer: Trainer) -> float:
+    """Returns the learning rate of the next step."""
+    return float(keras.ops.convert_to_numpy(trainer.model.optimizer.learning_rate))

@@ -1,6 +1,8 @@
-"""Trims TensorBoard's event files when a run continues from a step before their end."""
+"""TensorBoard's event files: trims them when a run continues, and writes hyperparameters."""
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,6 +35,24 @@ def forget_events_after(directory: str, step: int) -> None:
                 for record in kept:
                     writer.write(record)
             tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
+
+
+def write_hyperparameters(directory: str, values: Mapping[str, Any]) -> None:
+    """Writes hyperparameters for TensorBoard's HParams plugin, in place of those there.
+
+    Args:
+      directory: the directory of the run's events; its metrics are in directories below it.
+      values: name -> value; what is neither a number nor a text is written as text.
+    """
+    from tensorboard.plugins.hparams import api
+
+    forget_events_after(directory, -1)
+    plain = {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in values.items()
+    }
+    with tf.summary.create_file_writer(directory).as_default():
+        api.hparams(plain)
 
 
 def _read_records(path: str) -> list[bytes]:

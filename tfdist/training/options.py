@@ -6,6 +6,7 @@ from tfdist.options import OptionGroup, option
 from tfdist.training.optimizers import OptimizerOptions
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+TRACKERS = ("csv", "mlflow", "wandb")
 AUTO_BATCH_SIZE = 0  # stands for `global_batch_size=auto` until a number is found
 
 
@@ -76,13 +77,20 @@ class RunOptions(OptionGroup):
         minimum=0,
     )
     sample_every: int = option(
-        0,
-        "epochs between pictures of predictions, RUN_DIR/samples/epoch_NNNN.png; 0 for none",
+        1,
+        "epochs between pictures of predictions, in RUN_DIR/samples and TensorBoard; 0 for none",
         result=False,
         alike=True,
         minimum=0,
     )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)
+    track: tuple[str, ...] = option(
+        (),
+        "send the lines of metrics.jsonl to experiment trackers as well; none by default",
+        choices=TRACKERS,
+        metavar="NAME,NAME",
+        result=False,
+    )
     profile: tuple[int, ...] = option(
         (),
         "first and last step to trace for TensorBoard's profile plugin; none by default",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import read_environment
@@ -191,6 +192,10 @@ class RunDirectory:
             make_directories(path.rpartition("/")[0])
             write_atomically(path, content)
         return path
+
+    def write_image(self, name: str, image: np.ndarray) -> str:
+        """Writes an image, uint8 [height, width, channels], as a PNG, and returns its path."""
+        return self.write_picture(name, tf.io.encode_png(image).numpy())
 
     @contextlib.contextmanager
     def _show_failure(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Writes pictures of what a run's model predicts."""
+"""Draws what a run's model predicts."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,16 @@ import tensorflow as tf
 
 from tfdist.data.source import Source
 from tfdist.tasks.segmentation.pictures import make_comparison
-from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 
 _SAMPLES = 6
 
 
-def write_samples(
-    run: RunDirectory, trainer: Trainer, source: Source, *, class_names: Sequence[str], name: str
-) -> str | None:
-    """Writes a picture with image, truth and prediction of some examples.
+def draw_samples(trainer: Trainer, source: Source, *, class_names: Sequence[str]) -> np.ndarray:
+    """Returns image, truth and prediction of some examples, uint8 [height, width, 3].
 
     They are spread over the source, because neighbors may be frames of one video. All workers
-    predict; only the chief writes, and returns the path.
+    call this.
     """
     count = min(_SAMPLES, source.num_examples)
     chosen = np.linspace(0, source.num_examples - 1, count).round().astype(np.int64)
@@ -29,9 +26,6 @@ def write_samples(
     logits = trainer.predict(
         images, global_batch_size=max(count, trainer.engine.workers.num_replicas)
     )
-    if not trainer.is_chief:
-        return None
-    png = make_comparison(
+    return make_comparison(
         images, truths.astype(np.int64), np.argmax(logits, -1), class_names=class_names
     )
-    return run.write_picture(name, png)

@@ -53,8 +53,8 @@ def make_overlay(
 
 def make_comparison(
     images: np.ndarray, truths: np.ndarray, predictions: np.ndarray, *, class_names: Sequence[str]
-) -> bytes:
-    """Returns a PNG with one row per example: image, truth and prediction side by side.
+) -> np.ndarray:
+    """Returns a picture with one row per example: image, truth and prediction side by side.
 
     It has headings, and a legend of the classes that occur.
 
@@ -63,6 +63,9 @@ def make_comparison(
       truths, predictions: int labels [examples, height, width]; where the truth has no color
         (the ignore label), the prediction is not shown either.
       class_names: one name per class.
+
+    Returns:
+      uint8 [height, width, 3].
     """
     num_classes = len(class_names)
     palette = make_palette(num_classes)
@@ -83,7 +86,7 @@ def make_comparison(
         )
     picture = add_headings(np.concatenate(rows), ("image", "truth", "prediction"))
     shown = np.concatenate([truths.ravel(), predictions.ravel()])
-    return tf.io.encode_png(_add_legend(picture, shown, palette, class_names)).numpy()
+    return _add_legend(picture, shown, palette, class_names)
 
 
 def _add_legend(

@@ -12,11 +12,11 @@ _IOU = "val_iou/"
 def make_sections(run: RecordedRun) -> Sequence[Section]:
     """Returns samples, the IoU of every class and the confusion matrix.
 
-    Before the end of a run, there is only the IoU of the last epoch.
+    Before the end of a run, these are the samples and the IoU of the last epoch.
     """
     ious = run.summary.get("per_class_iou") or _find_last(run)
     colors = _name_colors(list(ious))
-    png = run.read("samples/predictions.png") if run.summary else None
+    png = run.read("samples/predictions.png")
     samples = make_pictures([(png, "image, truth and prediction")])
     confusion = run.summary.get("confusion")
     return [

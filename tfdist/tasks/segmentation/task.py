@@ -15,6 +15,7 @@ from tfdist.tasks.segmentation.presets import PRESETS
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
     from tfdist.report import Section
     from tfdist.tasks.segmentation.augment import Augmentation
@@ -259,7 +260,9 @@ class Segmentation(Task):
         self, run: "RunDirectory", trainer: "Trainer", data: Data, summary: Mapping[str, Any]
     ) -> None:
         """Writes samples of the validation data with their predictions."""
-        self.write_samples(run, trainer, data, name="samples/predictions.png")
+        for name, picture in self.draw(trainer, data).items():
+            if trainer.is_chief:
+                run.write_image(f"samples/{name}.png", picture)
 
     def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
         """Returns samples, the IoU of every class and the confusion matrix."""
@@ -267,14 +270,12 @@ class Segmentation(Task):
 
         return make_sections(run)
 
-    def write_samples(
-        self, run: "RunDirectory", trainer: "Trainer", data: Data, *, name: str
-    ) -> None:
-        """Writes image, truth and prediction of some validation examples."""
-        from tfdist.tasks.segmentation.evaluation import write_samples
+    def draw(self, trainer: "Trainer", data: Data) -> "Mapping[str, np.ndarray]":
+        """Returns the samples with their predictions."""
+        from tfdist.tasks.segmentation.evaluation import draw_samples
 
         val: Any = data.val
-        write_samples(run, trainer, val, class_names=data.info["class_names"], name=name)
+        return {"predictions": draw_samples(trainer, val, class_names=data.info["class_names"])}
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
         """Returns the model with Keras's own layers."""
