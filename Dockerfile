@@ -1,13 +1,18 @@
 # An image that trains: docker build -t IMAGE .  (for NVIDIA GPUs: --build-arg EXTRAS=[gpu])
-ARG PYTHON=3.13
+ARG PYTHON=3.13.9-slim-trixie
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON} AS build
 ARG EXTRAS=""
 RUN python -m venv /opt/tfdist
-COPY . /source
-RUN /opt/tfdist/bin/pip install --no-cache-dir "/source${EXTRAS}"
+# The dependencies: a layer that stays when only the code changes.
+WORKDIR /source
+COPY setup.cfg pyproject.toml ./
+RUN mkdir tfdist && echo '__version__ = "0"' > tfdist/__init__.py && touch README.md LICENSE \
+ && /opt/tfdist/bin/pip install --no-cache-dir ".${EXTRAS}"
+COPY . .
+RUN /opt/tfdist/bin/pip install --no-cache-dir --no-deps --force-reinstall .
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}
 COPY --from=build /opt/tfdist /opt/tfdist
 ENV PATH=/opt/tfdist/bin:${PATH} PYTHONUNBUFFERED=1
 # As the job files have it: runAsUser, fsGroup.

@@ -43,6 +43,7 @@ OF_OTHER_TOOLS = {
     "logdir",
     "python",
     "signal",
+    "wait",
 }
 STRATEGIES = StrategyOptions.__dataclass_fields__["strategy"].metadata["choices"]
 

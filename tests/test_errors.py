@@ -218,6 +218,8 @@ JOBS = [
     "--target=slurm -- --checkpoint_every=soon",
     "--target=slurm -- --flagfile=none.txt",
     "--target=slurm -- --strategy=tpu",
+    "--target=slurm --submit",
+    "--target=slurm --follow",
     "--target=slurm -- --strategy=parameter_server",
     "--target=slurm --workers=2 -- --strategy=mirrored",
     f"--target=slurm --ps=1 -- {PEERS}",
@@ -226,6 +228,15 @@ JOBS = [
     "--target=vertex --image=i",
     "--target=vertex --image=i --accelerator=nvidia-l4 --accelerators_per_worker=1",
     "--target=vertex --image=i -- --run_dir=gs://b/r --data_dir=data",
+    "--target=vertex --image=i --machine=a2-highgpu-2g --accelerators_per_worker=1",
+    "--target=vertex --image=i --machine=e2-standard-8 --accelerators_per_worker=1",
+    "--target=vertex --image=i --accelerator=NVIDIA_L4 --accelerators_per_worker=1",
+    "--target=vertex --image=i --machine=n1-standard-64 --accelerators_per_worker=1",
+    "--target=vertex --image=i --vertex_tensorboard=projects/p/locations/r/tensorboards/1",
+    "--target=vertex --image=i --machine=ct5lp-hightpu-4t",
+    "--target=tpu_vm --image=i --workers=2 -- --strategy=tpu --tpu=local",
+    "--target=tpu_vm --image=i --accelerator=v5litepod-16 -- --strategy=tpu --tpu=local",
+    "--target=tpu_vm --image=i -- --strategy=tpu --tpu=local",
     "--target=kubernetes --image=i",
     "--target=kubernetes --image=i --accelerator=nvidia.com/ --accelerators_per_worker=1",
     "--target=kubernetes --image=i -- --run_dir=gs://b/r --data_dir=/data",
@@ -359,6 +370,7 @@ def test_launcher(check, flags, monkeypatch):
 @pytest.mark.parametrize("flags", JOBS)
 def test_job_files(check, flags, monkeypatch):
     monkeypatch.setattr("sys.argv", ["jobs", *shlex.split(flags)])
+    monkeypatch.setenv("PATH", "")  # a machine without the targets' tools
     check(jobs.main(), "Job files", "", f"jobs {flags}".rstrip())
 
 

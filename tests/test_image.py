@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tfdist.jobs.kubernetes import USER
+from tfdist.jobs.pods import USER
 from tfdist.jobs.work import make_work
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -70,6 +70,24 @@ def check_beside_models(directory, **environment):
 
 
 @pytest.mark.thorough
+def test_the_layer_of_dependencies_needs_nothing_that_changes_with_the_code(tmp_path):
+    build = DOCKERFILE[: DOCKERFILE.index("COPY . .")]
+    (copied,) = re.findall(r"^COPY (.+) \./$", build, re.M)
+    for name in copied.split():
+        shutil.copy(ROOT / name, tmp_path)
+    (layer,) = re.findall(r"^RUN (mkdir .+?) \\\n", build, re.M)
+    subprocess.run(["sh", "-c", layer], cwd=tmp_path, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    site = tmp_path / "site"
+    subprocess.run(
+        [*pip, "--no-deps", "--target", site, "."], cwd=tmp_path, check=True, timeout=120
+    )
+    (metadata,) = site.glob("tfdist-*.dist-info/METADATA")
+    named = re.findall(r"^Requires-Dist: (\w+)", metadata.read_text(), re.M)
+    assert {"tensorflow", "keras", "absl"} <= set(named)
+
+
+@pytest.mark.thorough
 def test_a_user_may_have_models_of_their_own(tmp_path):
     check_beside_models(tmp_path)
 
@@ -84,4 +102,4 @@ def test_agrees_with_the_job_files_and_the_package():
     package.read(ROOT / "setup.cfg")
     assert "gpu" in package["options.extras_require"]
     python = re.search(r"^ARG PYTHON=(.+)$", DOCKERFILE, re.M)[1]
-    assert fnmatch.fnmatch(python, "3.1[123]")
+    assert fnmatch.fnmatch(python, "3.1[123].*-slim-*")  # the same base whenever it is built

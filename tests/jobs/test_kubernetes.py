@@ -31,7 +31,7 @@ def make_pods(job):
 @pytest.mark.parametrize("run_dir", [STORED, "--run_dir=gs://bucket/run"])
 def test_objects_are_of_the_official_schemas(arguments, run_dir):
     texts = make_texts("--target=kubernetes", "--image=r/tfdist", *arguments, run_dir)
-    assert set(texts) == {"job.yaml", "tfjob.yaml"} | (
+    assert set(texts) == {"job.yaml", "tfjob.yaml", "trainjob.yaml"} | (
         {"storage.yaml"} if run_dir == STORED else set()
     )
     for text in texts.values():
@@ -71,11 +71,44 @@ def test_failures_are_treated_as_their_exit_status_says():
     assert tf_job["spec"]["successPolicy"] == "AllWorkers"
 
 
-@pytest.mark.parametrize("name", ["job.yaml", "tfjob.yaml"])
+def test_the_nodes_of_a_train_job_find_one_another():
+    objects = make_objects(*SERVERS, STORED, name="trainjob.yaml")
+    runtime, job = objects["TrainingRuntime"], objects["TrainJob"]
+    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": "tfdist"}
+    assert runtime["metadata"]["name"] == "tfdist"
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    # Trainer fills in this container of this replicated job.
+    assert replicated["name"] == container["name"] == "node"
+    trainer = job["spec"]["trainer"]
+    given = {item["name"]: item["value"] for item in trainer["env"]}
+    # JobSet names the pods so: <job set>-<replicated job>-<its index>-<the pod's>.<job set>.
+    pods = [
+        {**given, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": f"tfdist-node-0-{i}"}
+        for i in range(trainer["numNodes"])
+    ]
+    configs = [parse_kubernetes(pod) for pod in pods]
+    assert [config.task_name for config in configs] == ["chief-0", "worker-0", "worker-1", "ps-0"]
+    assert configs[0].tasks["ps"] == ("tfdist-node-0-3.tfdist:2222",)
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "2"
+    spec = replicated["template"]["spec"]
+    of_job = make_objects(*SERVERS, STORED)["Job"]["spec"]
+    for name in ("backoffLimit", "successPolicy"):
+        assert spec[name] == of_job[name]
+    rules, others = (s["podFailurePolicy"]["rules"] for s in (spec, of_job))
+    assert [rule["action"] for rule in rules] == [rule["action"] for rule in others]
+    names = {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule}
+    assert names == {"node"}
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "tfjob.yaml", "trainjob.yaml"])
 def test_guards_cover_the_pods_and_only_them(name):
     objects = make_objects(*SERVERS, STORED, name=name)
     if name == "job.yaml":
         templates = [objects["Job"]["spec"]["template"]]
+    elif name == "trainjob.yaml":
+        (node,) = objects["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+        templates = [node["template"]["spec"]["template"]]
     else:
         roles = objects["TFJob"]["spec"]["tfReplicaSpecs"]
         assert {role: spec["replicas"] for role, spec in roles.items()} == {
@@ -105,6 +138,10 @@ def test_all_pods_share_the_storage():
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert STORED.startswith(f"--run_dir={spec['containers'][0]['volumeMounts'][0]['mountPath']}/")
     assert spec["containers"][0]["args"][-1] == STORED
+    assert "storageClassName" not in claim["spec"]
+    given = make_objects("--storage_class=nfs", *PEERS, STORED, name="storage.yaml")
+    assert given["PersistentVolumeClaim"]["spec"]["storageClassName"] == "nfs"
+    check_object(given["PersistentVolumeClaim"])
     texts = make_texts("--target=kubernetes", "--image=r/x", "--claim=mine", *PEERS, STORED)
     assert "storage.yaml" not in texts
     assert "claimName: mine" in texts["job.yaml"]

@@ -33,6 +33,12 @@ def test_arguments_arrive_as_they_were_given(path_with_spaces):
     assert not (path_with_spaces / "injected").exists()
 
 
+def test_names_the_partition_and_the_account():
+    script = make_texts("--target=slurm", "--partition=gpu", "--account=lab")["train.sbatch"]
+    assert "#SBATCH --partition=gpu\n#SBATCH --account=lab\n" in script
+    assert "--partition" not in make_texts("--target=slurm")["train.sbatch"]
+
+
 def make_job_with(accelerator):
     options = parse_flags(JobsOptions, ["--target=slurm", "--accelerators_per_worker=1"])
     return dataclasses.replace(make_job(options, []), accelerator=accelerator)

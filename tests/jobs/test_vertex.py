@@ -1,9 +1,12 @@
+import contextlib
 import shlex
 
 import pytest
 import yaml
 
 from tests.jobs.commands import make_files, make_texts
+from tfdist.errors import TfdistError
+from tfdist.jobs.vertex_machines import check_machine
 
 GIVEN = ("--target=vertex", "--image=region-docker.pkg.dev/p/r/tfdist")
 
@@ -65,6 +68,77 @@ def test_pools_are_in_their_fixed_order():
     assert spec["scheduling"]["restartJobOnWorkerRestart"] is True
 
 
+TPU = ("--strategy=tpu", "--tpu=local")
+
+
+def test_spot_machines_an_account_and_a_tensorboard():
+    board = "projects/p/locations/r/tensorboards/7"
+    flags = ("--spot", "--service_account=a@p.iam.gserviceaccount.com")
+    spec = make_spec(*flags, f"--vertex_tensorboard={board}", "--", "--run_dir=gs://b/r")
+    assert spec["scheduling"]["strategy"] == "SPOT"
+    assert spec["serviceAccount"] == "a@p.iam.gserviceaccount.com"
+    assert spec["tensorboard"] == board
+    assert "strategy" not in make_spec("--", "--run_dir=gs://b/r")["scheduling"]
+
+
+def test_a_tpu_is_part_of_the_machine():
+    spec = make_spec("--machine=ct5lp-hightpu-4t", "--", *TPU, "--run_dir=gs://b/r")
+    (pool,) = spec["workerPoolSpecs"]
+    assert pool["machineSpec"] == {"machineType": "ct5lp-hightpu-4t", "tpuTopology": "2x2"}
+    assert pool["containerSpec"]["args"] == list(TPU)
+
+
+def test_google_reads_the_further_fields():
+    board = "--vertex_tensorboard=projects/p/locations/r/tensorboards/7"
+    given = ("--machine=ct5lp-hightpu-4t", "--spot", "--service_account=a@p.com", board)
+    spec = parse_as_google(make_spec(*given, "--", *TPU, "--run_dir=gs://b/r"))
+    assert spec.worker_pool_specs[0].machine_spec.tpu_topology == "2x2"
+    strategy = type(spec.scheduling).DESCRIPTOR.fields_by_name["strategy"].enum_type
+    assert spec.scheduling.strategy == strategy.values_by_name["SPOT"].number
+    assert spec.tensorboard.endswith("/7")
+
+
+def test_accelerators_are_those_of_the_machine():
+    flags = ("--machine=a2-highgpu-2g", "--accelerators_per_worker=2", "--workers=2", "--ps=1")
+    spec = make_spec(*flags, "--", "--strategy=parameter_server", "--run_dir=gs://b/r")
+    machines = [pool["machineSpec"] for pool in spec["workerPoolSpecs"]]
+    of_worker = {
+        "machineType": "a2-highgpu-2g",
+        "acceleratorType": "NVIDIA_TESLA_A100",
+        "acceleratorCount": 2,
+    }
+    # The chief and the servers have none, which a machine of this type cannot do without.
+    assert machines == [
+        {"machineType": "n1-standard-8"},
+        of_worker,
+        {"machineType": "n1-standard-8"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "count", "is_valid"),
+    [
+        ("n1-standard-8", "NVIDIA_TESLA_T4", 1, True),
+        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, False),
+        ("n1-standard-32", "NVIDIA_TESLA_T4", 1, False),
+        ("n1-standard-32", "NVIDIA_TESLA_T4", 2, True),
+        ("n1-highmem-64", "NVIDIA_TESLA_V100", 4, False),
+        ("n1-highmem-64", "NVIDIA_TESLA_V100", 8, True),
+        ("n1-standard-8", "NVIDIA_L4", 1, False),
+        ("g2-standard-24", "NVIDIA_L4", 1, False),
+        ("g2-standard-24", "NVIDIA_L4", 2, True),
+        ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8, True),
+        ("e2-standard-4", "NVIDIA_TESLA_T4", 1, False),
+        ("e2-standard-4", "NVIDIA_TESLA_T4", 0, True),
+        ("z9-of-tomorrow-8", "NVIDIA_TOMORROW", 1, True),
+    ],
+)
+def test_a_machine_that_cannot_have_the_accelerators_is_refused(machine, kind, count, is_valid):
+    context = contextlib.nullcontext() if is_valid else pytest.raises(TfdistError, match=machine)
+    with context:
+        check_machine(machine, kind, count)
+
+
 @pytest.mark.parametrize("run_dir", [("--run_dir=gs://b/r",), ("--run_dir", "gs://b/r")])
 def test_the_run_directory_is_vertex_ais_own(run_dir):
     spec = make_spec("--", "--epochs=2", *run_dir, "--seed=3")
@@ -75,7 +149,7 @@ def test_the_run_directory_is_vertex_ais_own(run_dir):
 
 def test_is_submitted_by_gcloud():
     files = make_files(*GIVEN, "--region=europe-west4", "--", "--run_dir=gs://b/r")
-    assert shlex.split(files.commands[0].format(output="out")) == [
+    assert shlex.split(files.submission.commands[0].format(output="out")) == [
         "gcloud",
         "ai",
         "custom-jobs",
@@ -95,5 +169,5 @@ def test_awkward_texts_arrive_as_they_were_given():
     assert pool["containerSpec"]["args"] == list(given)
     assert pool["machineSpec"]["machineType"] == "1e3"
     assert '"1e3"' in files.texts["custom_job.yaml"]
-    (command,) = files.commands
+    (command,) = files.submission.commands
     assert "--region={a} b" in shlex.split(command.format(output="jobs"))

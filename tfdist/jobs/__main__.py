@@ -1,9 +1,9 @@
-"""`python -m tfdist.jobs`: writes job files for Vertex AI, Kubernetes and Slurm.
+"""`python -m tfdist.jobs`: writes job files for Vertex AI, TPU VMs, Kubernetes and Slurm.
 
     python -m tfdist.jobs --target=slurm --workers=4 -- --strategy=multi_worker_mirrored ...
 
 The flags of tfdist.train follow `--`; or those of tfdist.run, your own script and its arguments.
-Nothing is submitted.
+Nothing is submitted without --submit.
 """
 
 import functools
@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cli.command import run_command
+from tfdist.errors import TfdistError
 from tfdist.jobs import JobsOptions, make_job, make_job_files, write_job_files
+from tfdist.jobs.submission import check_tools, run_commands
 from tfdist.runs.options import TrainOptions
 
 
@@ -31,26 +33,34 @@ def main() -> int:
 
 
 def run_jobs(options: JobsOptions, *, arguments: Sequence[str]) -> int:
-    """Writes a job's files and prints how to submit them.
+    """Writes a job's files, and submits them or prints how to.
 
     Args:
       options: the options of the command.
       arguments: the arguments after `--`.
 
     Returns:
-      0.
+      0, or the status of the tool that submits or follows the job.
 
     Raises:
       TfdistError: bad input; nothing was written.
       OSError: `--output` cannot be written.
     """
+    given = options.files
+    if given.follow and not given.submit:
+        raise TfdistError("--follow follows a job that this command submits. Add --submit.")
     files = make_job_files(make_job(options, arguments))
-    output = options.files.output
-    paths = write_job_files(files, output)
-    if not options.files.quiet:
+    commands = files.submission.list_commands(follow=given.follow) if given.submit else ()
+    check_tools(commands)
+    paths = write_job_files(files, given.output)
+    if not given.quiet:
         print("\n".join(paths))
-        commands = [command.format(output=shlex.quote(output)) for command in files.commands]
-        print("Submit with\n  " + "\nor\n  ".join(commands))
+    if given.submit:
+        return run_commands(commands, given.output)
+    if not given.quiet:
+        output = shlex.quote(given.output)
+        shown = [command.format(output=output) for command in files.submission.commands]
+        print("Submit with\n  " + "\nor\n  ".join(shown))
     return 0
 
 

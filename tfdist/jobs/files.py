@@ -7,6 +7,8 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.job import Job
 from tfdist.jobs.kubernetes import make_kubernetes_files
 from tfdist.jobs.slurm import make_slurm_files
+from tfdist.jobs.submission import Submission
+from tfdist.jobs.tpu_vm import make_tpu_vm_files
 from tfdist.jobs.vertex import make_vertex_files
 
 
@@ -16,17 +18,18 @@ class JobFiles:
 
     Attributes:
       texts: file name -> content.
-      commands: alternative commands that submit the job, with {output} for the directory.
+      submission: how to submit the job.
     """
 
     texts: dict[str, str]
-    commands: tuple[str, ...]
+    submission: Submission
 
 
 def make_job_files(job: Job) -> JobFiles:
     """Returns the files of a job for its target."""
     make = {
         "vertex": make_vertex_files,
+        "tpu_vm": make_tpu_vm_files,
         "kubernetes": make_kubernetes_files,
         "slurm": make_slurm_files,
     }

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.jobs.options import ClusterOptions, JobsOptions
+from tfdist.jobs.vertex_machines import BUILT_IN, TPU_TOPOLOGIES, check_machine
 from tfdist.jobs.work import Work, make_work
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import AUTO, find_strategy, validate_cluster
 
-TARGETS = ("vertex", "kubernetes", "slurm")
+TARGETS = ("vertex", "tpu_vm", "kubernetes", "slurm")
 CONTAINER_STORAGE = "/mnt/tfdist"
 
 _MARGIN_S = 5
-_DEFAULT_ACCELERATORS = {"vertex": "NVIDIA_TESLA_T4", "kubernetes": "nvidia.com/gpu", "slurm": ""}
+_DEFAULT_ACCELERATORS = {
+    "vertex": "NVIDIA_TESLA_T4",
+    "tpu_vm": "v5litepod-8",
+    "kubernetes": "nvidia.com/gpu",
+    "slurm": "",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
         name=options.files.name,
         image=options.files.image,
         cluster=cluster,
-        accelerator=cluster.accelerator or _DEFAULT_ACCELERATORS[target],
+        accelerator=cluster.accelerator or _find_default_accelerator(cluster),
         work=make_work(arguments),
     )
     _check_numbers(cluster)
@@ -83,6 +89,12 @@ def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
     _check_strategy(job)
     _CHECKS[target](job)
     return job
+
+
+def _find_default_accelerator(cluster: ClusterOptions) -> str:
+    if cluster.target == "vertex" and cluster.machine in BUILT_IN:
+        return BUILT_IN[cluster.machine][0]
+    return _DEFAULT_ACCELERATORS[cluster.target]
 
 
 def _check_numbers(cluster: ClusterOptions) -> None:
@@ -101,7 +113,7 @@ def _check_numbers(cluster: ClusterOptions) -> None:
             raise TfdistError(f"--{name}={value} is too small: give {least} or more.")
     if cluster.time_limit_h <= 0:
         raise TfdistError(f"--time_limit_h={cluster.time_limit_h:g} is not positive: give hours.")
-    if cluster.accelerator and not cluster.accelerators_per_worker:
+    if cluster.accelerator and not cluster.accelerators_per_worker and cluster.target != "tpu_vm":
         raise TfdistError(
             f"--accelerator={cluster.accelerator} is given, but workers have no accelerators. Add "
             "--accelerators_per_worker=1."
@@ -120,11 +132,8 @@ def _check_name(name: str) -> None:
 def _check_strategy(job: Job) -> None:
     strategy = job.work.strategy
     traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
-    if traits.is_remote:
-        raise TfdistError(
-            f"--strategy={strategy}: job files for TPUs are not supported. Start tfdist.train on "
-            "the TPU VM with --tpu=local."
-        )
+    if traits.is_remote or has_tpu(job):
+        _check_tpu(job, is_used=traits.is_remote)
     if traits.has_servers != bool(job.cluster.ps):
         raise TfdistError(
             f"--strategy={strategy} with --ps={job.cluster.ps}: parameter servers and "
@@ -146,6 +155,31 @@ def _check_strategy(job: Job) -> None:
         validate_cluster(config, strategy)
 
 
+def has_tpu(job: Job) -> bool:
+    """Returns whether the job's machine is a TPU VM."""
+    return job.target == "tpu_vm" or (
+        job.target == "vertex" and job.cluster.machine in TPU_TOPOLOGIES
+    )
+
+
+def _check_tpu(job: Job, *, is_used: bool) -> None:
+    strategy = job.work.strategy
+    if not has_tpu(job):
+        raise TfdistError(
+            f"--strategy={strategy} with --target={job.target}: this job has no TPU. Give "
+            "--target=tpu_vm, or --target=vertex --machine=ct5lp-hightpu-8t."
+        )
+    if not is_used or job.work.tpu != "local":
+        raise TfdistError(
+            "A job on a TPU VM uses its own TPU. Give --strategy=tpu --tpu=local after `--`."
+        )
+    if job.cluster.workers > 1 or job.cluster.accelerators_per_worker:
+        raise TfdistError(
+            "A TPU job is one process on one machine. Leave --workers and "
+            "--accelerators_per_worker out; the kind of TPU decides how many chips there are."
+        )
+
+
 def _check_accelerator(job: Job, pattern: str, example: str) -> None:
     if not re.fullmatch(pattern, job.accelerator):
         raise TfdistError(
@@ -161,10 +195,31 @@ def _check_vertex(job: Job) -> None:
         raise TfdistError(
             f"--accelerator={job.accelerator} is not Vertex AI's spelling. Write {name}."
         )
+    check_machine(job.cluster.machine, job.accelerator, job.cluster.accelerators_per_worker)
+    if job.cluster.vertex_tensorboard and not (job.cluster.service_account and job.work.run_dir):
+        raise TfdistError(
+            "--vertex_tensorboard needs --service_account, an account that may write to it, and a "
+            "--run_dir. Give both, or leave it out."
+        )
+    _check_buckets(job, "Vertex AI")
+
+
+def _check_tpu_vm(job: Job) -> None:
+    _check_image(job, "REGION-docker.pkg.dev/PROJECT/REPOSITORY/tfdist")
+    # Slices of more than 8 chips have several hosts.
+    if not re.fullmatch(r"v5litepod-[148]|v[23]-8|v4-8", job.accelerator):
+        raise TfdistError(
+            f"--accelerator={job.accelerator} is not a TPU on one host. Give v5litepod-1, "
+            "v5litepod-4, v5litepod-8, v4-8, v3-8 or v2-8."
+        )
+    _check_buckets(job, "the job")
+
+
+def _check_buckets(job: Job, owner: str) -> None:
     run_dir, data_dir = job.work.run_dir, job.work.directories.get("data_dir")
     if "run_dir" in job.work.directories and not run_dir.startswith("gs://"):
         raise TfdistError(
-            f"--run_dir={run_dir} is on a machine that Vertex AI deletes after the job. Give a "
+            f"--run_dir={run_dir} is on a machine that {owner} deletes afterwards. Give a "
             "directory in a bucket, as in --run_dir=gs://BUCKET/RUN."
         )
     if data_dir and not data_dir.startswith(("gs://", "/gcs/")):
@@ -205,4 +260,9 @@ def _check_image(job: Job, example: str) -> None:
         )
 
 
-_CHECKS = {"vertex": _check_vertex, "kubernetes": _check_kubernetes, "slurm": _check_slurm}
+_CHECKS = {
+    "vertex": _check_vertex,
+    "tpu_vm": _check_tpu_vm,
+    "kubernetes": _check_kubernetes,
+    "slurm": _check_slurm,
+}

@@ -1,4 +1,4 @@
-"""A Kubeflow TFJob, and an indexed Job for clusters without Kubeflow.
+"""An indexed Job for any cluster, and for those with Kubeflow a TFJob or a TrainJob.
 
 The pods of the indexed Job find one another as `tfdist.cluster.parse_kubernetes` describes.
 
@@ -8,18 +8,26 @@ policy, success policy) and https://www.kubeflow.org/docs/components/trainer/leg
 
 from typing import Any
 
-from tfdist.jobs.job import CONTAINER_STORAGE, Job
+from tfdist.jobs.job import Job
+from tfdist.jobs.pods import (
+    PORT,
+    make_environment,
+    make_failure_policy,
+    make_labels,
+    make_metadata,
+    make_pod_template,
+    needs_volume,
+)
+from tfdist.jobs.submission import Submission
+from tfdist.jobs.trainjob import make_train_job, make_training_runtime
 from tfdist.jobs.yaml_text import dump_documents
-from tfdist.stopping import EXIT_TERMINATED
 
-_JOB, _TF_JOB, _STORAGE = "job.yaml", "tfjob.yaml", "storage.yaml"
-_PORT = 2222
-USER = 1000  # as in the Dockerfile
-_EXIT_BAD_INPUT = 2
+_JOB, _TF_JOB, _TRAIN_JOB, _STORAGE = "job.yaml", "tfjob.yaml", "trainjob.yaml", "storage.yaml"
+_CONTAINER = "tensorflow"  # the TFJob's operator looks for this name
 
 
-def make_kubernetes_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns file name -> text, and the commands that submit them, one per kind of job."""
+def make_kubernetes_files(job: Job) -> tuple[dict[str, str], Submission]:
+    """Returns file name -> text, and how to submit them; there is one file per kind of job."""
     guards = [make_network_policy(job), make_disruption_budget(job)]
     texts = {
         _JOB: dump_documents(
@@ -30,12 +38,18 @@ def make_kubernetes_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
             "A TFJob, for clusters with Kubeflow's training operator; it replaces job.yaml.",
             [*guards, make_tf_job(job)],
         ),
+        _TRAIN_JOB: dump_documents(
+            "A TrainJob, for clusters with Kubeflow Trainer 2; it replaces job.yaml.",
+            [*guards, make_training_runtime(job), make_train_job(job)],
+        ),
     }
     storage = ""
-    if _needs_volume(job) and not job.cluster.claim:
+    if needs_volume(job) and not job.cluster.claim:
         texts[_STORAGE] = dump_documents("Deleting this deletes the runs.", [make_claim(job)])
         storage = f"-f {{output}}/{_STORAGE} "
-    return texts, tuple(f"kubectl apply {storage}-f {{output}}/{name}" for name in (_JOB, _TF_JOB))
+    apply = [f"kubectl apply {storage}-f {{output}}/{name}" for name in (_JOB, _TF_JOB, _TRAIN_JOB)]
+    logs = f"kubectl logs --follow --all-pods --pod-running-timeout=1h job/{job.name}"
+    return texts, Submission(tuple(apply), followed=(apply[0], logs))
 
 
 def make_indexed_job(job: Job) -> dict[str, Any]:
@@ -44,14 +58,12 @@ def make_indexed_job(job: Job) -> dict[str, Any]:
     Bad input ends the Job. A pod that was stopped is restarted; failures count toward a limit.
     With parameter servers, the Job is done when the chief, pod 0, is.
     """
-    environment = {
-        "TFDIST_SERVICE": job.name,
-        "TFDIST_JOB": job.name,
-        "TFDIST_NUM_WORKERS": str(job.cluster.workers),
-        "TFDIST_NUM_PS": str(job.cluster.ps),
-        "TFDIST_PORT": str(_PORT),
-    }
-    template = _make_pod_template(job, environment=environment, with_accelerators=True)
+    template = make_pod_template(
+        job,
+        name=_CONTAINER,
+        environment=make_environment(job, job_name=job.name),
+        with_accelerators=True,
+    )
     template["spec"] |= {"subdomain": job.name, "restartPolicy": "Never"}
     spec = {
         "completionMode": "Indexed",
@@ -59,13 +71,7 @@ def make_indexed_job(job: Job) -> dict[str, Any]:
         "parallelism": job.num_tasks,
         # When a worker is lost, all others fail with it.
         "backoffLimit": job.cluster.retries * job.num_tasks,
-        "podFailurePolicy": {
-            "rules": [
-                _on_exit("FailJob", _EXIT_BAD_INPUT),
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-                _on_exit("Ignore", EXIT_TERMINATED),
-            ]
-        },
+        "podFailurePolicy": make_failure_policy(_CONTAINER),
         "template": template,
     }
     if job.cluster.ps:
@@ -73,7 +79,7 @@ def make_indexed_job(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": spec,
     }
 
@@ -88,7 +94,7 @@ def make_tf_job(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "TFJob",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": {
             "runPolicy": {"cleanPodPolicy": "Running"},
             # Without a chief, the success of one worker does not imply that of the others.
@@ -97,8 +103,11 @@ def make_tf_job(job: Job) -> dict[str, Any]:
                 kinds[role]: {
                     "replicas": count,
                     "restartPolicy": "ExitCode",
-                    "template": _make_pod_template(
-                        job, environment={}, with_accelerators=role == "worker"
+                    "template": make_pod_template(
+                        job,
+                        name=_CONTAINER,
+                        environment={},
+                        with_accelerators=role == "worker",
                     ),
                 }
                 for role, count in job.count_roles().items()
@@ -112,23 +121,23 @@ def make_service(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": _make_labels(job),
-            "ports": [{"name": "tensorflow", "port": _PORT}],
+            "selector": make_labels(job),
+            "ports": [{"name": "tensorflow", "port": PORT}],
         },
     }
 
 
 def make_network_policy(job: Job) -> dict[str, Any]:
     """Returns a policy that lets only the job's own pods reach its pods, on any port, for NCCL."""
-    own = {"matchLabels": _make_labels(job)}
+    own = {"matchLabels": make_labels(job)}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": {
             "podSelector": own,
             "policyTypes": ["Ingress"],
@@ -142,10 +151,10 @@ def make_disruption_budget(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": {
             "minAvailable": job.num_tasks,
-            "selector": {"matchLabels": _make_labels(job)},
+            "selector": {"matchLabels": make_labels(job)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -153,89 +162,14 @@ def make_disruption_budget(job: Job) -> dict[str, Any]:
 
 def make_claim(job: Job) -> dict[str, Any]:
     """Returns a claim for a volume that all pods can write to."""
+    storage_class = job.cluster.storage_class
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": _make_metadata(job),
+        "metadata": make_metadata(job),
         "spec": {
             "accessModes": ["ReadWriteMany"],
+            **({"storageClassName": storage_class} if storage_class else {}),
             "resources": {"requests": {"storage": f"{job.cluster.storage_gib}Gi"}},
         },
-    }
-
-
-def _make_pod_template(
-    job: Job, *, environment: dict[str, str], with_accelerators: bool
-) -> dict[str, Any]:
-    cluster = job.cluster
-    resources = {
-        "cpu": str(cluster.cpus_per_worker),
-        "memory": f"{cluster.memory_gib_per_worker}Gi",
-    }
-    container: dict[str, Any] = {
-        "name": "tensorflow",  # the TFJob's operator looks for this name
-        "image": job.image,
-        "command": list(job.work.command),
-        "args": list(job.work.arguments),
-        "ports": [{"name": "tfjob-port", "containerPort": _PORT}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-    if environment:
-        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
-    volumes: list[dict[str, Any]] = []
-    mounts: list[dict[str, Any]] = []
-    if _needs_volume(job):
-        claim = {"claimName": cluster.claim or job.name}
-        volumes.append({"name": "storage", "persistentVolumeClaim": claim})
-        mounts.append({"name": "storage", "mountPath": CONTAINER_STORAGE})
-    if with_accelerators and cluster.accelerators_per_worker:
-        resources[job.accelerator] = str(cluster.accelerators_per_worker)
-        # NCCL needs shared memory between a pod's GPUs; a container's default is 64 MiB.
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    container["resources"] = {"requests": resources, "limits": resources.copy()}
-    spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": job.grace_period_s,
-        "automountServiceAccountToken": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-    }
-    if volumes:
-        container["volumeMounts"] = mounts
-        spec["volumes"] = volumes
-    return {
-        "metadata": {
-            "labels": _make_labels(job),
-            # A sidecar would not end with the training, and would block gRPC.
-            "annotations": {"sidecar.istio.io/inject": "false"},
-        },
-        "spec": spec,
-    }
-
-
-def _needs_volume(job: Job) -> bool:
-    paths = (*job.work.directories.values(), *job.work.arguments)
-    return any(path.startswith(f"{CONTAINER_STORAGE}/") for path in paths)
-
-
-def _make_metadata(job: Job) -> dict[str, Any]:
-    return {"name": job.name, "labels": _make_labels(job)}
-
-
-def _make_labels(job: Job) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "tfdist", "app.kubernetes.io/instance": job.name}
-
-
-def _on_exit(action: str, status: int) -> dict[str, Any]:
-    return {
-        "action": action,
-        "onExitCodes": {"containerName": "tensorflow", "operator": "In", "values": [status]},
     }

@@ -10,7 +10,7 @@ from tfdist.options import CommandOptions, OptionGroup, option
 class ClusterOptions(OptionGroup):
     """Where the job runs."""
 
-    target: str = option("", "vertex, kubernetes or slurm", metavar="NAME")
+    target: str = option("", "vertex, tpu_vm, kubernetes or slurm", metavar="NAME")
     workers: int = option(1, "number of processes that train")
     ps: int = option(0, "number of parameter servers; they add a chief")
     cpus_per_worker: int = option(4, "kubernetes, slurm: CPU cores per task")
@@ -18,17 +18,36 @@ class ClusterOptions(OptionGroup):
     accelerators_per_worker: int = option(0, "accelerators per worker")
     accelerator: str = option(
         "",
-        "kind of accelerator: NVIDIA_TESLA_T4 (the default on vertex), nvidia.com/gpu (the default "
-        "on kubernetes), or the cluster's name for it (slurm; any kind by default)",
+        "kind of accelerator: on vertex, the machine's or NVIDIA_TESLA_T4 by default; on tpu_vm, "
+        "v5litepod-8; on kubernetes, nvidia.com/gpu; on slurm, the cluster's name for it, or any",
         metavar="KIND",
     )
     machine: str = option("n1-standard-8", "vertex: machine type; it must suit the accelerator")
     region: str = option("us-central1", "vertex: region", metavar="REGION")
+    zone: str = option("us-west4-a", "tpu_vm: zone", metavar="ZONE")
+    runtime_version: str = option(
+        "v2-alpha-tpuv5-lite", "tpu_vm: software of the TPU VM", metavar="VERSION"
+    )
+    spot: bool = option(False, "vertex, tpu_vm: use machines that may be taken back at any time")
+    service_account: str = option(
+        "", "vertex, tpu_vm: the account that the job acts as", metavar="EMAIL"
+    )
+    vertex_tensorboard: str = option(
+        "",
+        "vertex: show the run's events in this TensorBoard; needs --service_account",
+        metavar="projects/P/locations/R/tensorboards/ID",
+    )
+    partition: str = option("", "slurm: partition")
+    account: str = option("", "slurm: account to charge")
     time_limit_h: float = option(24.0, "vertex, slurm: time limit of one start, in hours")
     retries: int = option(
-        3, "kubernetes, slurm: number of restarts after failures; bad input is never retried"
+        3,
+        "not on vertex: number of restarts after failures; bad input is never retried",
     )
     storage_gib: int = option(100, "kubernetes: size of the volume for the run directory, in GiB")
+    storage_class: str = option(
+        "", "kubernetes: the volume's storage class, which must support ReadWriteMany"
+    )
     claim: str = option(
         "", "kubernetes: an existing volume claim to use instead; many nodes must be able to write"
     )
@@ -40,9 +59,13 @@ class FileOptions(OptionGroup):
 
     name: str = option("tfdist", "the job's name")
     image: str = option(
-        "", "vertex, kubernetes: container image, built with the Dockerfile", metavar="IMAGE"
+        "",
+        "not on slurm: container image, built with the Dockerfile",
+        metavar="IMAGE",
     )
     output: str = option("jobs", "directory for the job's files", metavar="DIR")
+    submit: bool = option(False, "also submit the job, with the target's command line tool")
+    follow: bool = option(False, "with --submit: follow the job to its end")
     quiet: bool = option(False, "print nothing but errors")
 
 

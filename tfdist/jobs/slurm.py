@@ -8,6 +8,7 @@ import shlex
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.job import Job
+from tfdist.jobs.submission import Submission
 
 _FILE = "train.sbatch"
 # Slurm may send the signal up to 60 s early, never late.
@@ -16,15 +17,17 @@ _SIGNAL_MARGIN_S = 30
 _WAIT_S = 60
 
 
-def make_slurm_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns file name -> text, and the command that submits them."""
-    return {_FILE: make_script(job)}, (f"sbatch {{output}}/{_FILE}",)
+def make_slurm_files(job: Job) -> tuple[dict[str, str], Submission]:
+    """Returns file name -> text, and how to submit them."""
+    path = f"{{output}}/{_FILE}"
+    submission = Submission((f"sbatch {path}",), followed=(f"sbatch --wait {path}",))
+    return {_FILE: make_script(job)}, submission
 
 
 def make_script(job: Job) -> str:
     """Returns the script: a task per worker; parameter servers come last and add a chief, first."""
     cluster = job.cluster
-    directives = {
+    directives: dict[str, str | int] = {
         "job-name": job.name,
         "ntasks": job.num_tasks,
         "cpus-per-task": cluster.cpus_per_worker,
@@ -34,6 +37,9 @@ def make_script(job: Job) -> str:
         "output": "%x-%j.log",
         "open-mode": "append",
     }
+    for name, value in (("partition", cluster.partition), ("account", cluster.account)):
+        if value:
+            directives[name] = value
     if cluster.accelerators_per_worker:
         kind = f"{job.accelerator}:" if job.accelerator else ""
         directives["gpus-per-task"] = f"{kind}{cluster.accelerators_per_worker}"

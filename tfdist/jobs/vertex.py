@@ -12,20 +12,26 @@ from typing import Any
 
 from tfdist.cli.flags import drop_flag
 from tfdist.jobs.job import Job
+from tfdist.jobs.options import ClusterOptions
+from tfdist.jobs.submission import Submission
+from tfdist.jobs.vertex_machines import BUILT_IN, TPU_TOPOLOGIES
 from tfdist.jobs.yaml_text import dump_documents
 
 _FILE = "custom_job.yaml"
 
 
-def make_vertex_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns file name -> text, and the command that submits them."""
+def make_vertex_files(job: Job) -> tuple[dict[str, str], Submission]:
+    """Returns file name -> text, and how to submit them."""
     region = shlex.quote(job.cluster.region).replace("{", "{{").replace("}", "}}")
-    command = (
+    create = (
         f"gcloud ai custom-jobs create --region={region} "
         f"--display-name={job.name} --config={{output}}/{_FILE}"
     )
+    stream = f"gcloud ai custom-jobs stream-logs {{id}} --region={region}"
     text = dump_documents("Vertex AI CustomJobSpec", [make_custom_job(job)])
-    return {_FILE: text}, (command,)
+    return {_FILE: text}, Submission(
+        (create,), followed=(f"{create} --format='value(name)'", stream)
+    )
 
 
 def make_custom_job(job: Job) -> dict[str, Any]:
@@ -41,26 +47,34 @@ def make_custom_job(job: Job) -> dict[str, Any]:
     else:
         counts = (1, roles["worker"] - 1)
         pools = [_make_pool(job, count, True) for count in counts if count]
-    return {
+    spec: dict[str, Any] = {
         "workerPoolSpecs": pools,
         "scheduling": {
             "timeout": f"{round(job.cluster.time_limit_h * 3600)}s",
             # Synchronous workers fail together; a worker of parameter servers may come back.
             "restartJobOnWorkerRestart": not job.cluster.ps,
+            **({"strategy": "SPOT"} if job.cluster.spot else {}),
         },
-        **(
-            {"baseOutputDirectory": {"outputUriPrefix": job.work.run_dir}}
-            if job.work.run_dir
-            else {}
-        ),
     }
+    if job.work.run_dir:
+        spec["baseOutputDirectory"] = {"outputUriPrefix": job.work.run_dir}
+    if job.cluster.service_account:
+        spec["serviceAccount"] = job.cluster.service_account
+    if job.cluster.vertex_tensorboard:
+        spec["tensorboard"] = job.cluster.vertex_tensorboard
+    return spec
 
 
 def _make_pool(job: Job, count: int, with_accelerators: bool) -> dict[str, Any]:
-    machine: dict[str, Any] = {"machineType": job.cluster.machine}
-    if with_accelerators and job.cluster.accelerators_per_worker:
+    name = job.cluster.machine
+    machine: dict[str, Any] = {"machineType": name}
+    if name in TPU_TOPOLOGIES:
+        machine["tpuTopology"] = TPU_TOPOLOGIES[name]
+    elif with_accelerators and job.cluster.accelerators_per_worker:
         machine["acceleratorType"] = job.accelerator
         machine["acceleratorCount"] = job.cluster.accelerators_per_worker
+    elif name in BUILT_IN:
+        machine["machineType"] = ClusterOptions().machine  # it cannot be had without accelerators
     return {
         "machineSpec": machine,
         "replicaCount": count,

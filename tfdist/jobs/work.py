@@ -18,6 +18,7 @@ class Work:
       command: the program.
       arguments: its arguments, with files of flags expanded.
       strategy: the value of `--strategy`.
+      tpu: the value of `--tpu`.
       run_dir: the run directory; empty for a script.
       directories: option -> directory that all tasks read or write, the run directory included.
       grace_period_s: seconds from SIGTERM until a task may be killed.
@@ -27,6 +28,7 @@ class Work:
     command: tuple[str, ...]
     arguments: tuple[str, ...]
     strategy: str
+    tpu: str = ""
     run_dir: str = ""
     directories: Mapping[str, str] = field(default_factory=dict)
     grace_period_s: float = RunOptions().grace_period_s
@@ -49,6 +51,7 @@ def make_work(arguments: Sequence[str]) -> Work:
         command=("python", "-m", "tfdist.train"),
         arguments=tuple(arguments),
         strategy=options.strategy.strategy,
+        tpu=getattr(options.strategy, "tpu", ""),
         run_dir=options.run.run_dir,
         directories={"run_dir": options.run.run_dir, **options.task.list_directories()},
         grace_period_s=options.run.grace_period_s,
@@ -67,4 +70,5 @@ def _make_script(flags: Sequence[str], script: Sequence[str]) -> Work:
         command=("python", "-m", "tfdist.run"),
         arguments=(*flags, *script),
         strategy=options.strategy.strategy,
+        tpu=getattr(options.strategy, "tpu", ""),
     )
