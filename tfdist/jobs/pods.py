@@ -113,10 +113,7 @@ def make_failure_policy(container: str) -> dict[str, Any]:
     return {
         "rules": [
             _on_exit(container, "FailJob", _EXIT_BAD_INPUT),
-            {
-                "action": "Ignore",
-                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-            },
+            {"action": "Ignore", "onPodConditions": [disruption]},
             _on_exit(container, "Ignore", EXIT_TERMINATED),
         ]
     }
