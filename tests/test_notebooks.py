@@ -1,4 +1,7 @@
-"""The notebooks are stored clean, and run from top to bottom as they are."""
+"""The notebooks are stored with small outputs, and run from top to bottom as they are.
+
+`pytest --write-docs tests/test_notebooks.py` runs them and stores what they show.
+"""
 
 import json
 import os
@@ -31,20 +34,37 @@ def test_the_notebooks_are_there():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_stored_notebook_has_no_outputs_an_install_cell_and_a_badge(path):
+def test_a_stored_notebook_is_small_and_has_an_install_cell_and_a_badge(path):
     cells = _read(path)["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
-    assert cells[0] is code[0]
-    assert "%pip install -q tfdist" in "".join(cells[0]["source"])
+    assert path.stat().st_size < 300_000
+    assert "\\b" not in path.read_text().replace("\\\\", "")  # of a progress bar
+    assert cells[0]["cell_type"] == "code"
+    assert cells[0] == _read(NOTEBOOKS[0])["cells"][0] | {"id": cells[0]["id"]}
     assert BADGE.format(REPOSITORY, path.name) in "".join(cells[1]["source"])
+
+
+@pytest.mark.parametrize("place", ["notebooks", "content"])
+def test_the_first_cell_installs_from_a_clone_or_from_github(place, path_with_spaces, monkeypatch):
+    for directory in ("tfdist", "notebooks", "content"):
+        (path_with_spaces / "clone" / directory).mkdir(parents=True)
+    if place == "notebooks":
+        (path_with_spaces / "clone" / "setup.cfg").touch()
+    monkeypatch.chdir(path_with_spaces / "clone" / place)
+    cell = "".join(_read(NOTEBOOKS[0])["cells"][0]["source"])
+    assert '%pip install -q "{source}"' in cell
+    before, _, _ = cell.replace("find_spec(", "__name__ == (").partition("    %pip")
+    names = {}
+    exec(before.replace("is None", "or True"), names)
+    clone = path_with_spaces / "clone"
+    there = {"notebooks": clone, "content": f"git+https://github.com/{REPOSITORY}"}
+    assert names["source"] == there[place]
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch):
+def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch, request):
     nbclient = pytest.importorskip("nbclient", reason="comes with the [dev] extra")
     import nbformat
 
@@ -70,7 +90,20 @@ def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch)
     )
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
+    assert "\b" not in printed, printed
     assert path.stem != "tpu" or "Skipped" in printed, printed
+    if request.config.getoption("--write-docs"):
+        path.write_text(nbformat.writes(_clean(notebook), indent=1) + "\n")
+
+
+def _clean(notebook):
+    """Returns a notebook without what belongs to the moment and the machine it was run on."""
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if "%tensorboard" in cell.source:  # a view of a server that has ended
+            cell.outputs = []
+    notebook.metadata.pop("widgets", None)
+    return notebook
 
 
 def _end_tensorboards() -> None:

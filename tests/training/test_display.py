@@ -1,9 +1,14 @@
 """What a run shows where nobody watches a bar."""
 
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
+import pytest
 
 import tfdist
 from tfdist.training.callbacks import Throughput
@@ -40,6 +45,21 @@ def test_shows_lines_within_an_epoch_where_it_is_long(capsys):
     _fit(every_s=0)
     steps = re.findall(r"step (\d)/6", capsys.readouterr().out)
     assert steps == ["1", "2", "2", "3", "4", "4", "5", "6", "6"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"), [({}, b"True"), ({"JPY_PARENT_PID": "7"}, b"False")]
+)
+def test_a_notebooks_terminal_gets_lines(variables, shown):
+    """The `!` of a notebook makes a terminal, but shows the backspaces of a bar as text."""
+    code = "import sys; from tfdist.cluster import can_redraw; print(can_redraw(sys.stdout))"
+    ours, theirs = pty.openpty()
+    environ = {name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, stdout=theirs, env=environ | variables, check=True, timeout=60)
+    assert os.read(ours, 100).strip() == shown
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_says_nothing_when_it_is_not_asked(capsys):

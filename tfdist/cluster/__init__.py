@@ -25,6 +25,7 @@ from tfdist.cluster.config import (
 )
 from tfdist.cluster.environment import (
     LAUNCH_DIR,
+    can_redraw,
     find_launch_dir,
     find_metadata_host,
     find_tf_config,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.tf_config import parse_tf_config
@@ -44,6 +45,14 @@ def has_peers() -> bool:
 def find_launch_dir() -> str | None:
     """Returns the directory of this task's launcher, or None without a launcher."""
     return os.environ.get(LAUNCH_DIR)
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Returns whether a stream is a terminal, where a line can be drawn again.
+
+    A notebook gives the commands of its cells a terminal, but shows all that they print.
+    """
+    return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def set_tf_config(config: ClusterConfig) -> None:

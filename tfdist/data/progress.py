@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import keras
 
+from tfdist.cluster import can_redraw
+
 _EVERY_S = 60.0  # between two lines
 
 Item = TypeVar("Item")
@@ -24,7 +26,7 @@ def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) 
     if quiet:
         yield from items
         return
-    if sys.stdout.isatty():
+    if can_redraw(sys.stdout):
         yield from _show_bar(items, total, unit)
         return
     shown, count = time.monotonic(), 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tfdist.cluster import can_redraw
 from tfdist.training.callbacks import Throughput
 from tfdist.training.trainer import Trainer
 
@@ -14,7 +15,7 @@ _EVERY_S = 60.0  # between two lines within an epoch
 
 def make_display(trainer: Trainer, throughput: Throughput, *, total_steps: int) -> "ProgressBar":
     """Builds the display of `fit`: a bar in a terminal, elsewhere lines per epoch and minute."""
-    if sys.stdout.isatty():
+    if can_redraw(sys.stdout):
         return ProgressBar()
     return LogLines(trainer, throughput, total_steps=total_steps)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.cli.command import EXIT_FAILED, run_command
+from tfdist.cluster import can_redraw
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.models import MODELS
 from tfdist.runs.options import TrainOptions
@@ -73,7 +74,7 @@ def check_options(options: VerifyOptions) -> None:
 
 def _make_say(options: VerifyOptions) -> Callable[[str, int, int], None]:
     """Returns a function that shows progress on one line, if there is a terminal."""
-    is_shown = sys.stderr.isatty() and not options.run.quiet
+    is_shown = can_redraw(sys.stderr) and not options.run.quiet
 
     def say(name: str, step: int, total: int) -> None:
         if is_shown:
