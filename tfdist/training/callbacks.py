@@ -125,7 +125,7 @@ class MetricsLog(keras.callbacks.Callback):
     def _write(self, logs: dict[str, Any] | None) -> None:
         line = {"step": self._trainer.step, "epoch": self._epoch + 1, **(logs or {})}
         line |= self._trainer.engine.summarize()
-        line["learning_rate"] = read_learning_rate(self._trainer)
+        line |= read_learning_rate(self._trainer)
         line["examples_per_second"] = round(self._throughput.examples_per_second, 2)
         self._run.append_metrics(line)
         if self._trackers:
@@ -196,8 +196,7 @@ class TensorBoardLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         step = self._trainer.step
-        rate = {"learning_rate": read_learning_rate(self._trainer)}
-        for name, value in (rate | (logs or {})).items():
+        for name, value in (read_learning_rate(self._trainer) | (logs or {})).items():
             part = "validation" if name.startswith("val_") else "train"
             with self._writers[part].as_default():
                 tf.summary.scalar(name.removeprefix("val_"), value, step=step)
@@ -245,6 +244,9 @@ class Profile(keras.callbacks.Callback):
         self._is_tracing = False
 
 
-def read_learning_rate(trainer: Trainer) -> float:
-    """Returns the learning rate of the next step."""
-    return float(keras.ops.convert_to_numpy(trainer.model.optimizer.learning_rate))
+def read_learning_rate(trainer: Trainer) -> dict[str, float]:
+    """Returns `learning_rate`, that of the next step; nothing if the model has no optimizer."""
+    optimizer = trainer.model.optimizer
+    if optimizer is None:
+        return {}
+    return {"learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate))}
