@@ -132,7 +132,7 @@ def _check_name(name: str) -> None:
 def _check_strategy(job: Job) -> None:
     strategy = job.work.strategy
     traits = Traits() if strategy == AUTO else find_strategy(strategy).traits
-    if traits.is_remote or has_tpu(job):
+    if traits.is_remote or _has_tpu(job):
         _check_tpu(job, is_used=traits.is_remote)
     if traits.has_servers != bool(job.cluster.ps):
         raise TfdistError(
@@ -155,7 +155,7 @@ def _check_strategy(job: Job) -> None:
         validate_cluster(config, strategy)
 
 
-def has_tpu(job: Job) -> bool:
+def _has_tpu(job: Job) -> bool:
     """Returns whether the job's machine is a TPU VM."""
     return job.target == "tpu_vm" or (
         job.target == "vertex" and job.cluster.machine in TPU_TOPOLOGIES
@@ -164,7 +164,7 @@ def has_tpu(job: Job) -> bool:
 
 def _check_tpu(job: Job, *, is_used: bool) -> None:
     strategy = job.work.strategy
-    if not has_tpu(job):
+    if not _has_tpu(job):
         raise TfdistError(
             f"--strategy={strategy} with --target={job.target}: this job has no TPU. Give "
             "--target=tpu_vm, or --target=vertex --machine=ct5lp-hightpu-8t."

@@ -51,11 +51,7 @@ def make_training_runtime(job: Job) -> dict[str, Any]:
                         {
                             "name": _NODE,
                             "template": {
-                                "metadata": {
-                                    "labels": {
-                                        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
-                                    }
-                                },
+                                "metadata": {"labels": _LABELS},
                                 "spec": spec,
                             },
                         }
