@@ -98,10 +98,23 @@ class Trackers:
                     f"Cannot start --track={name}: {found}. Correct this, or leave {name} out."
                 ) from error
         for line in lines:
-            self.log(line)
+            self._send(line)
+        self._write_state()
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Sends a line to the trackers that do not have it."""
+        if self._open:
+            self._send(line)
+            self._write_state()
+
+    def end(self, *, is_finished: bool) -> None:
+        """Closes the trackers."""
+        for name, tracker in list(self._open.items()):
+            with self._giving_up(name):
+                tracker.close(is_finished=is_finished)
+        self._open.clear()
+
+    def _send(self, line: Mapping[str, Any]) -> None:
         # Within an epoch, lines have no validation.
         place = [line["step"], any(name.startswith("val_") for name in line)]
         numbers = {
@@ -115,15 +128,6 @@ class Trackers:
             with self._giving_up(name):
                 tracker.log(numbers, step=line["step"])
                 self._state[name]["last"] = place
-        if self._open:
-            write_atomically(self._path, json.dumps(self._state))
-
-    def end(self, *, is_finished: bool) -> None:
-        """Closes the trackers."""
-        for name, tracker in list(self._open.items()):
-            with self._giving_up(name):
-                tracker.close(is_finished=is_finished)
-        self._open.clear()
 
     def _make(self, name: str) -> Tracker:
         state = self._state.setdefault(name, {})
@@ -133,6 +137,9 @@ class Trackers:
         if name == "mlflow":
             return MlflowTracker(self._run.path, state, self._hyperparameters)
         return WandbTracker(self._run.path, state, self._hyperparameters, quiet=self._quiet)
+
+    def _write_state(self) -> None:
+        write_atomically(self._path, json.dumps(self._state))
 
     def _read_state(self) -> dict[str, Any]:
         if not tf.io.gfile.exists(self._path):
