@@ -8,7 +8,8 @@ RUN python -m venv /opt/tfdist
 WORKDIR /source
 COPY setup.cfg pyproject.toml ./
 RUN mkdir tfdist && echo '__version__ = "0"' > tfdist/__init__.py && touch README.md LICENSE \
- && /opt/tfdist/bin/pip install --no-cache-dir ".${EXTRAS}"
+ && /opt/tfdist/bin/pip install --no-cache-dir ".${EXTRAS}" \
+ && rm -rf tfdist README.md LICENSE build *.egg-info
 COPY . .
 RUN /opt/tfdist/bin/pip install --no-cache-dir --no-deps --force-reinstall .
 

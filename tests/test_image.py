@@ -75,8 +75,8 @@ def test_the_layer_of_dependencies_needs_nothing_that_changes_with_the_code(tmp_
     (copied,) = re.findall(r"^COPY (.+) \./$", build, re.M)
     for name in copied.split():
         shutil.copy(ROOT / name, tmp_path)
-    (layer,) = re.findall(r"^RUN (mkdir .+?) \\\n", build, re.M)
-    subprocess.run(["sh", "-c", layer], cwd=tmp_path, check=True)
+    ((before, after),) = re.findall(r"^RUN (mkdir [^\\]+)\\\n.*\\\n && (rm .+)$", build, re.M)
+    subprocess.run(["sh", "-c", before], cwd=tmp_path, check=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     site = tmp_path / "site"
     subprocess.run(
@@ -85,6 +85,9 @@ def test_the_layer_of_dependencies_needs_nothing_that_changes_with_the_code(tmp_
     (metadata,) = site.glob("tfdist-*.dist-info/METADATA")
     named = re.findall(r"^Requires-Dist: (\w+)", metadata.read_text(), re.M)
     assert {"tensorflow", "keras", "absl"} <= set(named)
+    # What is left of this would end up in the package, instead of newer files of the same names.
+    subprocess.run(["sh", "-c", after], cwd=tmp_path, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"site", *copied.split()}
 
 
 @pytest.mark.thorough
