@@ -39,7 +39,7 @@ LAYERS = [
     {"runs.utilization"},
     {"runs"},
     {"train", "predict", "evaluate", "export"},
-    {"verify", "benchmark", "run", "report.__main__"},
+    {"verify", "benchmark", "run", "serve", "report.__main__"},
     {"__main__"},
 ]
 NAMES = {name for names in LAYERS for name in names}
@@ -159,6 +159,7 @@ def test_one_module_imports_what_is_private():
         "tfdist.verify.__main__",
         "tfdist.report.__main__",
         "tfdist.run.__main__",
+        "tfdist.serve.__main__",
         "tfdist.models",
     ],
 )

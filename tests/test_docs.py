@@ -10,6 +10,7 @@ from tfdist.jobs import JobsOptions
 from tfdist.launch.options import LaunchOptions
 from tfdist.report.options import ReportOptions
 from tfdist.runs.options import TrainOptions
+from tfdist.serve.options import ServeOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.tasks import commands
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
@@ -30,6 +31,7 @@ COMMANDS = (
     BenchmarkOptions,
     ReportOptions,
     JobsOptions,
+    ServeOptions,
     LaunchOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}

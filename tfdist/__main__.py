@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "predict with a finished run",
     "export": "export a finished run as a servable",
     "report": "write the report of a run, or compare runs",
+    "serve": "serve a finished run or a servable over HTTP",
     "verify": "compare every strategy with one device",
     "benchmark": "measure the speed of strategies and baselines",
     "jobs": "write job files for Vertex AI, Kubernetes and Slurm",

@@ -1,0 +1,55 @@
+"""Limits the time of a connection, which uvicorn does not do.
+
+uvicorn 0.54 limits only the time between two requests, and every received byte resets that limit:
+https://github.com/Kludex/uvicorn/issues/157
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+def make_protocol(
+    *, receive_timeout_s: float, answer_timeout_s: float, max_connections: int
+) -> type[asyncio.Protocol]:
+    """Returns a class of protocols for `uvicorn.Config`.
+
+    Args:
+      receive_timeout_s: seconds from the first byte of a request, or from the connection, until
+        the request is complete. Then the connection is cut.
+      answer_timeout_s: seconds from there until the client has read the answer.
+      max_connections: connections above this number are cut at once.
+    """
+
+    class TimedProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+        _is_receiving = True
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._limit(receive_timeout_s)
+            if len(self.connections) > max_connections:
+                transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            if not self._is_receiving and self.cycle.response_complete:
+                self._is_receiving = True
+                self._limit(receive_timeout_s)
+            super().data_received(data)
+            is_answered = self.cycle is None or self.cycle.response_complete
+            if self._is_receiving and not is_answered and not self.cycle.more_body:
+                self._is_receiving = False
+                self._limit(answer_timeout_s)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            super().connection_lost(exc)
+
+        def _limit(self, seconds: float) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    return TimedProtocol

@@ -1,0 +1,14 @@
+"""The error that becomes a response of status 4xx or 503."""
+
+
+class RequestError(Exception):
+    """A request is not answered; the client gets a status and one line.
+
+    Args:
+      message: what is wrong and what to do.
+      status: the HTTP status.
+    """
+
+    def __init__(self, message: str, *, status: int = 400):
+        super().__init__(message)
+        self.status = status

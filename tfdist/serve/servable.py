@@ -1,0 +1,152 @@
+"""One version of a servable: a SavedModel with signatures, loaded on one or several devices."""
+
+import queue
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tfdist.errors import TfdistError, shorten_error
+
+SAVED_MODEL = "saved_model.pb"
+_CLASS_NAMES = "assets/class_names.txt"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature of a servable.
+
+    Attributes:
+      name: its name.
+      inputs, outputs: name -> dtype and shape.
+    """
+
+    name: str
+    inputs: Mapping[str, tf.TensorSpec]
+    outputs: Mapping[str, tf.TensorSpec]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the first axis of all inputs and outputs is that of the examples."""
+        specs = [*self.inputs.values(), *self.outputs.values()]
+        return all(spec.shape.rank and spec.shape[0] is None for spec in specs)
+
+
+class Servable:
+    """A loaded SavedModel.
+
+    Args:
+      path: the directory of `saved_model.pb`, on any file system of `tf.io.gfile`.
+      version: its number.
+      devices: the devices, each of which gets a copy of the variables.
+      num_calls: the number of calls of `run` at the same time, at most.
+
+    Attributes:
+      version: its number.
+      signatures: name -> signature.
+      class_names: the lines of the asset `class_names.txt`, if there is one.
+
+    Raises:
+      TfdistError: it cannot be loaded, or has no signatures.
+    """
+
+    def __init__(self, path: str, *, version: int, devices: Sequence[str], num_calls: int):
+        self._path = path
+        self.version = version
+        try:
+            self._copies = [_load(path, device) for device in devices]
+        except Exception as error:  # TensorFlow raises errors of many classes.
+            raise TfdistError(f"Cannot load {path}: {shorten_error(error)}") from error
+        self.signatures = {
+            name: Signature(name, function.structured_input_signature[1], _list_outputs(function))
+            for name, function in self._copies[0].signatures.items()
+        }
+        if not self.signatures:
+            raise TfdistError(
+                f"Cannot serve {path}: it has no signatures. Save it with `signatures=`, or use "
+                "tfdist.export."
+            )
+        self.class_names = _read_class_names(path)
+        self._devices = tuple(devices)
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for call in range(num_calls):
+            self._free.put(call % len(devices))
+
+    def run(self, signature: str, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Returns the outputs of a signature, computed on a device that is free.
+
+        Raises:
+          tf.errors.OpError: the inputs do not suit the model.
+        """
+        index = self._free.get()
+        try:
+            with tf.device(self._devices[index]):
+                function = self._copies[index].signatures[signature]
+                outputs = function(**{name: tf.constant(a) for name, a in inputs.items()})
+            return {name: value.numpy() for name, value in outputs.items()}
+        finally:
+            self._free.put(index)
+
+    def warm_up(self) -> None:
+        """Runs every signature once on every device, because the first call is slow."""
+        for signature in self.signatures.values():
+            inputs = {name: make_example(spec, name) for name, spec in signature.inputs.items()}
+            for _ in self._devices:
+                try:
+                    self.run(signature.name, inputs)
+                except tf.errors.OpError:
+                    break  # The made-up inputs do not suit this model.
+
+    def describe(self) -> dict[str, Any]:
+        """Returns signature name -> its SignatureDef, ready for JSON."""
+        with tf.io.gfile.GFile(f"{self._path}/{SAVED_MODEL}", "rb") as file:
+            graph = saved_model_pb2.SavedModel.FromString(file.read()).meta_graphs[0]
+        return {
+            name: json_format.MessageToDict(
+                definition,
+                preserving_proto_field_name=True,
+                always_print_fields_with_no_presence=True,
+            )
+            for name, definition in graph.signature_def.items()
+            if name in self.signatures
+        }
+
+
+def make_example(spec: tf.TensorSpec, name: str) -> np.ndarray:
+    """Returns a batch of one example for an input: zeros, or one black pixel as a PNG file.
+
+    Axes of unknown size get the size 1.
+    """
+    shape = [size or 1 for size in spec.shape] if spec.shape.rank is not None else [1]
+    if spec.dtype == tf.string:
+        return np.full(shape, _encode_pixel() if name == "image_bytes" else b"", object)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def _encode_pixel() -> bytes:
+    return tf.io.encode_png(np.zeros((1, 1, 3), np.uint8)).numpy()
+
+
+def _load(path: str, device: str) -> Any:
+    with tf.device(device):
+        return tf.saved_model.load(path)
+
+
+def _list_outputs(function: Any) -> dict[str, tf.TensorSpec]:
+    return {
+        name: tf.TensorSpec(output.shape, output.dtype)
+        for name, output in function.structured_outputs.items()
+    }
+
+
+def _read_class_names(path: str) -> tuple[str, ...]:
+    if not tf.io.gfile.exists(f"{path}/{_CLASS_NAMES}"):
+        return ()
+    with tf.io.gfile.GFile(f"{path}/{_CLASS_NAMES}") as file:
+        return tuple(file.read().splitlines())
