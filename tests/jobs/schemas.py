@@ -13,6 +13,9 @@ KINDS = {
     "NetworkPolicy": "V1NetworkPolicy",
     "PodDisruptionBudget": "V1PodDisruptionBudget",
     "PersistentVolumeClaim": "V1PersistentVolumeClaim",
+    "ConfigMap": "V1ConfigMap",
+    "Deployment": "V1Deployment",
+    "HorizontalPodAutoscaler": "V2HorizontalPodAutoscaler",
     "TFJob": "KubeflowOrgV1TFJob",
 }
 _PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}

@@ -69,6 +69,7 @@ def send_requests(
             statuses[status] += 1
             if status == "200":
                 seconds.append(time.monotonic() - began)
+        connection.close()
 
     began = time.monotonic()
     clients = [threading.Thread(target=send) for _ in range(num_clients)]
@@ -89,8 +90,11 @@ def main() -> int:
     """Runs the command line and returns the exit status."""
     port, path, clients, requests, *files = sys.argv[1:]
     bodies = [pathlib.Path(file).read_bytes() for file in files]
+    num_clients = int(clients)
+    # The first requests warm up.
+    send_requests(int(port), path, bodies, num_clients=num_clients, num_requests=num_clients)
     result = send_requests(
-        int(port), path, bodies, num_clients=int(clients), num_requests=int(requests)
+        int(port), path, bodies, num_clients=num_clients, num_requests=int(requests)
     )
     print(json.dumps(dataclasses.asdict(result)))
     return 0

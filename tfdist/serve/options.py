@@ -45,7 +45,7 @@ class BatchingOptions(OptionGroup):
         16, "waiting batches, at most; further requests get status 503", minimum=1
     )
     num_batch_threads: int = option(
-        0, "batches that are computed at the same time; 0: two per device", minimum=0
+        0, "batches that are computed at the same time; 0: one per device", minimum=0
     )
     allowed_batch_sizes: tuple[int, ...] = option(
         (),

@@ -23,7 +23,6 @@ from tfdist.serve.versions import Versions
 from tfdist.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 _BACKLOG = 1024
-_CALLS_PER_DEVICE = 2
 
 Work = Callable[["RunningServer"], Awaitable[int]]
 
@@ -69,9 +68,7 @@ def run_server(
     Raises:
       TfdistError: there is no servable, or the address is in use.
     """
-    num_calls = max(
-        options.batching.num_batch_threads or _CALLS_PER_DEVICE * len(devices), len(devices)
-    )
+    num_calls = max(options.batching.num_batch_threads, len(devices))
 
     def load(directory: str, version: int) -> Servable:
         servable = Servable(directory, version=version, devices=devices, num_calls=num_calls)

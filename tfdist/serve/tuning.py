@@ -27,8 +27,7 @@ SIZES = (1, 2, 4, 8, 16)
 TIMEOUTS_US = (0, 2000, 10000)
 NUM_CLIENTS = 2 * max(SIZES)
 _IMAGE_SIZE = (256, 256)
-_REQUESTS_PER_CLIENT = 12
-_WARM_UP_REQUESTS = 8
+_REQUESTS_PER_CLIENT = 8
 _NEARLY = 0.95  # of the highest throughput
 
 
@@ -163,15 +162,11 @@ async def _measure(server: RunningServer, body: bytes) -> LoadResult:
     with tempfile.NamedTemporaryFile(prefix="tfdist-tune-") as file:
         file.write(body)
         file.flush()
-        await _send(server, file.name, _WARM_UP_REQUESTS)
-        return await _send(server, file.name, NUM_CLIENTS * _REQUESTS_PER_CLIENT)
-
-
-async def _send(server: RunningServer, file: str, requests: int) -> LoadResult:
-    path = f"/v1/models/{server.service.name}:predict"
-    command = ("-m", "tfdist.serve.load", server.port, path, NUM_CLIENTS, requests, file)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *map(str, command), stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
+        path = f"/v1/models/{server.service.name}:predict"
+        numbers = (NUM_CLIENTS, NUM_CLIENTS * _REQUESTS_PER_CLIENT)
+        command = ("-m", "tfdist.serve.load", server.port, path, *numbers, file.name)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *map(str, command), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
     return LoadResult(**json.loads(output))

@@ -1,0 +1,278 @@
+"""A server process on the loopback interface, and a real HTTP client."""
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.serve.running import PREDICT, encode, run_server
+from tfdist.tasks.commands import run_task_command
+
+IMAGES = [np.random.default_rng(i).integers(0, 256, (40, 30 + i, 3), np.uint8) for i in range(4)]
+PNGS = [tf.io.encode_png(image).numpy() for image in IMAGES]
+
+
+def make_bomb(width, height):
+    """A small PNG that says it is large."""
+
+    def chunk(kind, data):
+        end = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + end
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(10**5)))
+
+
+def make_animation():
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def servable(run_dir, tmp_path_factory):
+    path = tmp_path_factory.mktemp("a servable") / "versions"
+    assert run_task_command("export", [f"--run_dir={run_dir}", f"--output={path}", "--quiet"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(servable):
+    function = tf.saved_model.load(f"{servable}/1").signatures["serving_default"]
+    return {name: value.numpy() for name, value in function(image_bytes=tf.constant(PNGS)).items()}
+
+
+@pytest.fixture(scope="module")
+def server(servable):
+    flags = ("--max_body_mib=1", "--max_pixels=100000", "--max_instances=10")
+    with run_server(
+        f"--model={servable}", *flags, "--receive_timeout_s=2", "--max_connections=20"
+    ) as running:
+        yield running
+        assert running.process.poll() is None
+        assert len(running.lines) == 1, running.lines
+
+
+def test_rows_and_columns_are_those_of_the_servable(server, expected):
+    instances = [encode(png) for png in PNGS]
+    status, answer = server.predict({"instances": instances})
+    assert status == 200
+    masks = np.array([row["mask"] for row in answer["predictions"]])
+    np.testing.assert_array_equal(masks, expected["mask"])
+    status, answer = server.predict({"inputs": {"image_bytes": instances}})
+    found = np.array(answer["outputs"]["probabilities"])
+    np.testing.assert_allclose(found, expected["probabilities"], atol=1e-6)
+    body = {"instances": [{"image_bytes": instances[0]}], "output_filter": ["mask"]}
+    status, answer = server.predict(body, "/v1/models/model/versions/1:predict")
+    np.testing.assert_array_equal(answer["predictions"], expected["mask"][:1])
+    body = {"signature_name": "tensors", "inputs": [IMAGES[1].tolist()]}
+    status, answer = server.predict(body)
+    np.testing.assert_array_equal(answer["outputs"]["mask"], expected["mask"][1:2])
+
+
+def test_requests_at_the_same_time_share_batches(server, expected):
+    before = server.read_metric("tfdist_batch_size_count")
+    answers = [None] * 40
+
+    def send(index):
+        body = {"instances": [encode(PNGS[index % 4])], "output_filter": ["mask"]}
+        answers[index] = server.predict(body)
+
+    threads = [threading.Thread(target=send, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, (status, answer) in enumerate(answers[:16]):
+        assert status == 200
+        np.testing.assert_array_equal(answer["predictions"][0], expected["mask"][index % 4])
+    assert server.read_metric("tfdist_batch_size_count") - before < 16
+
+
+def test_status_metadata_health_and_metrics(server):
+    _, answer = server.ask("GET", "/v1/models/model")
+    assert answer["model_version_status"] == [
+        {
+            "version": "1",
+            "state": "AVAILABLE",
+            "status": {"error_code": "OK", "error_message": ""},
+        }
+    ]
+    _, answer = server.ask("GET", "/v1/models/model/metadata")
+    assert answer["model_spec"] == {"name": "model", "signature_name": "", "version": "1"}
+    signature = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    assert signature["inputs"]["image_bytes"]["dtype"] == "DT_STRING"
+    assert signature["method_name"] == "tensorflow/serving/predict"
+    assert server.ask("GET", "/healthz") == (200, {"status": "ok"})
+    for path in ("/metrics", "/monitoring/prometheus/metrics"):
+        assert 'tfdist_requests_total{status="200"}' in server.ask("GET", path)[1]
+
+
+TENSORS = {"signature_name": "tensors"}
+BAD = {
+    "no JSON": (b"{", 400, "The body is not JSON"),
+    "a list": ([], 400, 'either "instances" or "inputs"'),
+    "rows and columns": ({"instances": [1], "inputs": [1]}, 400, "either"),
+    "another field": ({"instances": [1], "examples": []}, 400, "Unknown field 'examples'"),
+    "another signature": ({"instances": [1], "signature_name": "x"}, 400, "Unknown signature 'x'"),
+    "no instances": ({"instances": []}, 400, "at least one instance"),
+    "another input": ({"instances": [{"image": "a"}]}, 400, r"instances\[0\] has image"),
+    "another output": ({"instances": ["a"], "output_filter": ["x"]}, 400, "must list outputs"),
+    "no image": ({"instances": ["abc"]}, 400, r"image_bytes\[0\] is not a JPEG"),
+    "a number": ({"instances": [1]}, 400, "image_bytes is not string"),
+    "no base64": ({"instances": [{"b64": "?"}]}, 400, "image_bytes is not string"),
+    "deep lists": (b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "image_bytes is not"),
+    "a truncated image": ({"instances": [encode(PNGS[0][:-800])]}, 400, "cannot be decoded"),
+    "an animation": ({"instances": [encode(make_animation())]}, 400, "an animation"),
+    "a bomb": ({"instances": [encode(make_bomb(50000, 50000))]}, 413, "too large"),
+    "a large image": ({"instances": [encode(make_bomb(400, 400))]}, 413, "400x400 pixels"),
+    "many instances": ({"instances": [encode(PNGS[0])] * 11}, 413, "has 11 instances"),
+    "a large body": (b" " * (2**20 + 1), 413, "larger than 1048576 bytes"),
+    "uneven rows": (TENSORS | {"instances": [[[[1, 2, 3]]], [[[1]]]]}, 400, "images is not float"),
+    "two channels": (TENSORS | {"instances": [[[[1, 2]]]]}, 400, "the shape .*expects"),
+    "words for numbers": (TENSORS | {"instances": [[[["a"] * 3]]]}, 400, "images is not float"),
+    "no pixels": (TENSORS | {"instances": [[]]}, 400, "the shape"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_request_gets_one_line(server, what):
+    body, expected_status, message = BAD[what]
+    status, answer = server.predict(body)
+    assert (status, list(answer)) == (expected_status, ["error"])
+    assert "\n" not in answer["error"]
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected_status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/models/model/versions/7", 404),
+        ("POST", "/v1/models/model/versions/7:predict", 404),
+        ("GET", PREDICT, 405),
+        ("DELETE", "/", 405),
+    ],
+)
+def test_a_wrong_path_gets_one_line(server, method, path, expected_status):
+    body = {"instances": [encode(PNGS[0])]} if method == "POST" else None
+    status, answer = server.ask(method, path, body)
+    assert (status, list(answer)) == (expected_status, ["error"])
+
+
+def test_a_compressed_body_is_refused(server):
+    status, _ = server.ask("POST", PREDICT, b"x", **{"Content-Encoding": "gzip"})
+    assert status == 415
+
+
+HEAD = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+
+
+def test_slow_senders_are_cut_off(server):
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(server.connect()) for _ in range(3)]
+        began = time.monotonic()
+        for connection, start in zip(connections, (b"", b"POST / HT", HEAD + b"1"), strict=True):
+            connection.sendall(start)
+        assert server.ask("GET", "/healthz")[0] == 200
+        for connection in connections:
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+        assert time.monotonic() - began < 10
+
+
+def test_connections_above_the_limit_get_503(server):
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(server.connect())
+        status, answer = server.ask("GET", "/healthz")
+        assert (status, answer) == (503, {"error": "Too many connections. Try again later."})
+    time.sleep(0.2)
+    assert server.ask("GET", "/healthz")[0] == 200
+
+
+def test_the_page_knows_the_classes(server):
+    status, page = server.ask("GET", "/")
+    assert status == 200
+    assert "https://" not in page
+    _, about = server.ask("GET", "/page.json")
+    assert about["image_signature"] == "serving_default"
+    assert len(about["classes"]) == len(about["colors"]) == 4
+
+
+@pytest.mark.cluster
+def test_a_new_version_and_sigterm_lose_no_request(servable, tmp_path):
+    directory = tmp_path / "a directory of versions"
+    shutil.copytree(servable / "1", directory / "1")
+    body = {"instances": [encode(PNGS[0])], "output_filter": ["mask"]}
+    statuses, refused, stop = [], [], threading.Event()
+
+    def send():
+        while not stop.is_set():
+            try:
+                statuses.append(server.predict(body)[0])
+            except ConnectionRefusedError:
+                refused.append(1)
+                return
+
+    with run_server(f"--model={directory}", "--poll_s=0.1") as server:
+        threads = [threading.Thread(target=send) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        (directory / "7").mkdir()  # incomplete
+        (directory / "8").mkdir()
+        (directory / "8" / "saved_model.pb").write_bytes(b"broken")
+        shutil.copytree(servable / "1", tmp_path / "writing")
+        os.rename(tmp_path / "writing", directory / "5")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            _, answer = server.ask("GET", "/v1/models/model")
+            states = {s["version"]: s["state"] for s in answer["model_version_status"]}
+            if states == {"5": "AVAILABLE", "8": "END"}:
+                break
+            time.sleep(0.1)
+        assert states == {"5": "AVAILABLE", "8": "END"}
+        assert server.predict(body, "/v1/models/model/versions/5:predict")[0] == 200
+        assert server.predict(body, "/v1/models/model/versions/1:predict")[0] == 404
+        assert server.stop() == 143
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert set(statuses) == {200}
+    assert len(statuses) > 20
+    assert "Version 5 is served.\n" in server.lines
+    assert any(f"Cannot load {directory}/8" in line for line in server.lines)
+
+
+@pytest.mark.cluster
+def test_a_run_is_served_on_two_devices_until_ctrl_c(run_dir, expected):
+    flags = ("--virtual_devices=2", "--drain_s=0", "--allowed_batch_sizes=1,8")
+    with run_server(f"--run_dir={run_dir}", *flags) as server:
+        _, answer = server.predict({"instances": [encode(png) for png in PNGS * 3]})
+        masks = np.array([row["mask"] for row in answer["predictions"]])
+        np.testing.assert_array_equal(masks, np.concatenate([expected["mask"]] * 3))
+        assert server.stop(signal.SIGINT) == 130
+
+
+@pytest.mark.cluster
+def test_tuning_proposes_flags(servable):
+    command = [sys.executable, "-m", "tfdist.serve", f"--model={servable}", "--port=0", "--tune"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Proposed: --max_batch_size=")
+    assert len(done.stdout.splitlines()) == 3 + 13
