@@ -18,6 +18,7 @@ from tfdist.launch import __main__ as launch
 from tfdist.report import __main__ as report
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.commands import ExportOptions
+from tfdist.serve import __main__ as serve
 from tfdist.tasks.segmentation.inference.commands import (
     run_evaluation,
     run_export,
@@ -243,6 +244,21 @@ JOBS = [
 ]
 
 REPORT = ["", "none", "--epochs=3 run", "--output=/proc/a.html run"]
+SERVE = [
+    "",
+    "--run_dir=a --model=b",
+    "--run_dir=none",
+    "--model=none",
+    "--model=none --name=My_model",
+    "--model=none --port=99999",
+    "--model=none --max_batch_size=0",
+    "--model=none --allowed_batch_sizes=1,4",
+    "--model=none --max_pixels=0",
+    "--model=none --devices=GPU:0",
+    "--model=none --tune --tune_request=none.json",
+    "--model=single --write_tf_serving=jobs",
+    "--model=none --write_tf_serving=gs://bucket/serving",
+]
 
 # The commands that use a finished run: the function, the options, good flags.
 USING = {
@@ -381,6 +397,14 @@ def test_reports(check, arguments, run_dir, monkeypatch):
     check(report.main(), "Reports", "", f"report {arguments}".rstrip())
 
 
+@pytest.mark.parametrize("flags", SERVE)
+def test_serving(check, flags, monkeypatch):
+    pathlib.Path("single").mkdir()
+    pathlib.Path("single/saved_model.pb").touch()
+    monkeypatch.setattr("sys.argv", ["serve", "--port=0", *shlex.split(flags)])
+    check(serve.main(), "Serving", "", f"serve {flags}".rstrip())
+
+
 @pytest.mark.parametrize("command", USED)
 def test_commands_that_use_a_run(check, command, run_dir):
     write_images()
@@ -461,10 +485,12 @@ def test_the_table(request):
     if request.config.getoption("--write-docs"):
         DOCS.write_text(format_table(request.config.stash.get(ROWS, {})))
     lines = DOCS.read_text().splitlines()
-    number = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, USED))) + 2
+    number = (
+        sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, SERVE, USED))) + 2
+    )
     rows = [line for line in lines if line.startswith("| ") and line not in HEADS]
     assert len(rows) == len(set(rows)) == number >= 40
-    groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports"]
+    groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports", "Serving"]
     groups.append("Using a run, and verifying")
     assert [line for line in lines if line.startswith("## ")] == [f"## {name}" for name in groups]
 

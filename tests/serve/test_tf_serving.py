@@ -18,7 +18,6 @@ from tfdist.cli.command import run_command
 from tfdist.serve.__main__ import run_serving
 from tfdist.serve.options import ServeOptions
 
-
 # The messages that the package tensorflow-serving-api does not have, as published in
 # servables/tensorflow/session_bundle_config.proto and config/monitoring_config.proto.
 PUBLISHED = """

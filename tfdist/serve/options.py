@@ -9,6 +9,8 @@ from tfdist.strategies.base import devices_option
 from tfdist.strategies.options import StrategyOptions
 from tfdist.training.options import RunOptions
 
+_MAX_PORT = 65535
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModelOptions(OptionGroup):
@@ -96,6 +98,11 @@ class ServerOptions(OptionGroup):
     )
     quiet: bool = inherit(RunOptions, "quiet")
     verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.port > _MAX_PORT:
+            raise TfdistError(f"`port={self.port}` is not a port. Give 0 to {_MAX_PORT}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,16 +188,14 @@ class _Stop:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
         raise TfdistError(
-            f"Cannot listen on `host={host}`, `port={port}`: {reason}. Give another address or "
-            "port."
+            f"Cannot listen on `host={host}`, `port={port}`: {error.strerror}. Give another "
+            "address or port."
         ) from error
-    return listener
 
 
 def _say(text: str) -> None:
