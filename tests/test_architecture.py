@@ -40,6 +40,7 @@ LAYERS = [
     {"runs"},
     {"train", "predict", "evaluate", "export"},
     {"verify", "benchmark", "run", "serve", "report.__main__"},
+    {"plan"},
     {"__main__"},
 ]
 NAMES = {name for names in LAYERS for name in names}
@@ -158,6 +159,7 @@ def test_one_module_imports_what_is_private():
         "tfdist.jobs.__main__",
         "tfdist.verify.__main__",
         "tfdist.report.__main__",
+        "tfdist.plan.__main__",
         "tfdist.run.__main__",
         "tfdist.serve.__main__",
         "tfdist.models",

@@ -8,6 +8,7 @@ import pytest
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.jobs import JobsOptions
 from tfdist.launch.options import LaunchOptions
+from tfdist.plan.options import PlanOptions
 from tfdist.report.options import ReportOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.serve.options import ServeOptions
@@ -33,6 +34,7 @@ COMMANDS = (
     JobsOptions,
     ServeOptions,
     LaunchOptions,
+    PlanOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
 OF_OTHER_TOOLS = {

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cli.command import run_command
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
+from tfdist.plan import __main__ as plan
 from tfdist.report import __main__ as report
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.commands import ExportOptions
@@ -306,6 +307,20 @@ USED = [
     "verify --global_batch_size=auto",
 ]
 
+PLAN = [
+    "--hardware=h10",
+    "--hardware=none.toml",
+    "--workers=0",
+    "--sweep=workers=4",
+    "--sweep=workers=8..2",
+    "--calibrate=none/here.toml",
+    "--calibrate=here.toml -- --precision=auto",
+    "-- --epocs=3",
+    "-- --global_batch_size=auto",
+    "-- --micro_batches=2",
+    "--hardware=tpu-v4 -- --precision=float64",
+]
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path, monkeypatch):
@@ -405,6 +420,12 @@ def test_serving(check, flags, monkeypatch):
     check(serve.main(), "Serving", "", f"serve {flags}".rstrip())
 
 
+@pytest.mark.parametrize("flags", PLAN)
+def test_plans(check, flags, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["plan", *shlex.split(flags)])
+    check(plan.main(), "Plans", "", f"plan {flags}")
+
+
 @pytest.mark.parametrize("command", USED)
 def test_commands_that_use_a_run(check, command, run_dir):
     write_images()
@@ -492,6 +513,20 @@ def test_the_table(request):
     assert len(rows) == len(set(rows)) == number >= 40
     groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports", "Serving"]
     groups.append("Using a run, and verifying")
+    groups_of = (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, PLAN, USED)
+    number = sum(map(len, groups_of)) + 2
+    rows = [line for line in lines if line.startswith("| ") and line not in HEADS]
+    assert len(rows) == len(set(rows)) == number >= 40
+    groups = [
+        *TRAIN,
+        "Files",
+        "TF_CONFIG",
+        "Launcher",
+        "Job files",
+        "Reports",
+        "Plans",
+        "Using a run, and verifying",
+    ]
     assert [line for line in lines if line.startswith("## ")] == [f"## {name}" for name in groups]
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a finished run or a servable over HTTP",
     "verify": "compare every strategy with one device",
     "benchmark": "measure the speed of strategies and baselines",
+    "plan": "predict memory, speed and price of every strategy",
     "jobs": "write job files for Vertex AI, Kubernetes and Slurm",
 }
 

@@ -81,7 +81,7 @@ def describe_dry_run(options: TrainOptions) -> str:
     model = assembly.make_build_model(
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
     )()
-    x_spec = _find_inputs(model, data)
+    x_spec = find_inputs(model, data)
     placement = options.placement.select()
     if not all(layer.built for layer in model._flatten_layers()):
         build_outputs(model, x_spec)
@@ -152,7 +152,7 @@ def estimate_memory(
     return MemoryEstimate(state=state, activations=round(kept) * num_rows)
 
 
-def _find_inputs(model: keras.Model, data: DataPlan) -> Any:
+def find_inputs(model: keras.Model, data: DataPlan) -> Any:
     """Returns a structure of `tf.TensorSpec` for a batch of inputs.
 
     Raises:

@@ -1,0 +1,210 @@
+"""The estimates of setups: what they must be, whatever the numbers of a model are."""
+
+import dataclasses
+import math
+
+import keras
+import pytest
+
+from tfdist.models import make_model
+from tfdist.placement.costs import estimate_costs
+from tfdist.placement.graph import make_graph
+from tfdist.placement.stages.cutting import balance
+from tfdist.plan.answer import estimate_all
+from tfdist.plan.compute import cut_stages, time_layers, time_pipeline
+from tfdist.plan.estimate import estimate
+from tfdist.plan.hardware import Measured, load_hardware
+from tfdist.plan.recommend import recommend
+from tfdist.plan.setup import Setup, list_setups
+from tfdist.plan.workload import Workload, count_state, make_layers
+
+ONE = Setup(strategy="one_device")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("unet", image_size=(32, 32), num_classes=3, base_filters=8, depth=2)
+
+
+@pytest.fixture(scope="module")
+def workload(model):
+    optimizer = keras.optimizers.Adam()
+    return Workload(
+        layers=make_layers(model),
+        global_batch_size=256,
+        optimizer=count_state(optimizer, model.trainable_variables),
+        num_examples=10_000,
+    )
+
+
+def test_a_workload_has_the_models_parameters(model, workload):
+    assert workload.weights == 4 * model.count_params()
+    assert workload.gradients == 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+    assert workload.optimizer == pytest.approx(2.0, rel=0.01)  # Adam's two moments
+    assert workload.sums == 2 * sum("Normal" in type(x).__name__ for x in model.layers)
+
+
+def test_memory_is_counted_by_hand(workload):
+    found = estimate(ONE, workload, load_hardware("a100")).memory
+    assert found.weights + found.gradients + found.optimizer == pytest.approx(
+        workload.weights + workload.gradients * (1 + workload.optimizer)
+    )
+    assert found.activations == 256 * sum(x.activations for x in workload.layers)
+
+
+def test_rematerialization_and_micro_batches_trade_time_for_memory(workload):
+    hardware = load_hardware("v100")
+    plain = estimate(ONE, workload, hardware)
+    again = dataclasses.replace(workload, rematerialized=workload.activations / 4)
+    computed = estimate(ONE, again, hardware)
+    assert computed.memory.activations == pytest.approx(plain.memory.activations / 4)
+    assert computed.computation_s == pytest.approx(plain.computation_s * 4 / 3, rel=0.01)
+    parts = estimate(ONE.split(4), workload, hardware)
+    assert parts.memory.activations == pytest.approx(plain.memory.activations / 4)
+    assert parts.computation_s > plain.computation_s
+
+
+def test_replicas_halve_the_activations_and_keep_the_weights(workload):
+    hardware = load_hardware("a100")
+    one = estimate(ONE, workload, hardware).memory
+    two = estimate(Setup(strategy="mirrored", replicas=2), workload, hardware).memory
+    assert two.activations == one.activations / 2
+    assert two.weights == one.weights
+
+
+def test_what_does_not_fit_is_said(workload):
+    small = dataclasses.replace(load_hardware("a100"), memory_bytes=0.7e9)
+    found = estimate(ONE, workload, small)
+    assert found.missing == pytest.approx(found.memory.total - 0.63e9)
+    assert not found.is_possible
+
+
+def test_the_stages_are_those_of_training(model, workload):
+    graph = make_graph(model)
+    assert [first for first, _ in cut_stages(workload, 3)[1:]] == balance(estimate_costs(graph), 3)
+
+
+def test_micro_batches_shrink_the_bubble(workload):
+    hardware = dataclasses.replace(load_hardware("v100"), operation_s=0.0)
+    setup = Setup(strategy="one_device", placement="layers", parts=2)
+    bubbles = [
+        found.bubble_s / (found.computation_s + found.bubble_s)
+        for count in (1, 4, 32)
+        for found in [estimate(dataclasses.replace(setup, micro_batches=count), workload, hardware)]
+    ]
+    assert bubbles[0] == pytest.approx(0.5, abs=0.02)
+    assert bubbles == sorted(bubbles, reverse=True)
+    # With equal stages, (p - 1) / (m + p - 1) of the time.
+    assert 1 - 8 * 4 / (4 * time_pipeline([1.0] * 4, 8)) == pytest.approx(3 / 11)
+
+
+@pytest.mark.parametrize("name", ["a100", "k80", "cpu"])
+def test_the_parts_of_a_step_add_up(workload, name):
+    hardware = load_hardware(name)
+    for setup in list_setups(hardware, workload, workers=4, devices=4):
+        found = estimate(setup, workload, hardware)
+        parts = (
+            found.computation_s
+            + found.communication_s
+            + found.bubble_s
+            + found.wait_s
+            + found.input_s
+            + found.host_s
+        )
+        assert parts == pytest.approx(found.step_s)
+        assert 0 < found.efficiency <= 1.001, setup
+
+
+def test_a_slow_input_limits_the_speed(workload):
+    hardware = dataclasses.replace(load_hardware("a100"), examples_per_s=100.0)
+    assert estimate(ONE, workload, hardware).examples_per_s == pytest.approx(100.0)
+    two = estimate(Setup(strategy="mirrored", replicas=2), workload, hardware)
+    assert two.examples_per_s == pytest.approx(100.0)  # a machine's, not a replica's
+    far = Setup(strategy="multi_worker_mirrored", workers=2)
+    assert estimate(far, workload, hardware).examples_per_s == pytest.approx(200.0)
+
+
+def test_a_measured_model_is_as_fast_as_measured(workload):
+    measured = Measured(
+        parameters=round(workload.weights / 4),
+        flops=workload.flops,
+        precision="float32",
+        step_s=0.1,
+        example_s=0.01,
+    )
+    hardware = dataclasses.replace(load_hardware("cpu"), measured=(measured,), host_s=0.0)
+    assert estimate(ONE, workload, hardware).step_s == pytest.approx(0.1 + 256 * 0.01)
+    other = dataclasses.replace(workload, precision="mixed_bfloat16")
+    assert sum(time_layers(other, hardware, 256)) != pytest.approx(256 * 0.01)
+
+
+def test_devices_that_share_cores_compute_in_turns(workload):
+    hardware = dataclasses.replace(load_hardware("cpu"), shares_cores=True)
+    alone = estimate(ONE, workload, hardware)
+    for setup in (
+        Setup(strategy="mirrored", replicas=2),
+        Setup(strategy="multi_worker_mirrored", workers=2),
+        Setup(strategy="one_device", placement="strips", parts=2),
+    ):
+        assert estimate(setup, workload, hardware).step_s >= alone.step_s
+
+
+def test_a_sum_on_one_device_costs_more_with_each_replica(workload):
+    hardware = load_hardware("v100")
+    slow = dataclasses.replace(workload, all_reduce="reduction_to_one_device")
+    ratios = []
+    for count in (2, 8):
+        setup = Setup(strategy="mirrored", replicas=count)
+        ring = estimate(setup, workload, hardware).communication_s
+        ratios.append(estimate(setup, slow, hardware).communication_s / ring)
+    assert 1 <= ratios[0] < ratios[1]
+
+
+def test_replicas_without_examples_are_refused(workload):
+    small = dataclasses.replace(workload, global_batch_size=2)
+    found = estimate(Setup(strategy="mirrored", replicas=4), small, load_hardware("a100"))
+    assert found.refusal == "a batch of 2 has no example for every replica"
+
+
+def test_one_device_is_recommended_for_a_small_batch(workload):
+    small = dataclasses.replace(workload, global_batch_size=8)
+    hardware = load_hardware("h100")
+    setups = list_setups(hardware, small, workers=2, devices=8)
+    found = recommend(estimate_all(setups, small, hardware), batch=8)
+    assert found.best.setup.name == "one_device"
+    assert found.reason.startswith("One device is enough")
+    assert found.limit.startswith("Do not use more: 2 devices")
+
+
+def test_a_placement_is_recommended_only_for_what_does_not_fit_otherwise(workload):
+    hardware = load_hardware("a100")
+    hardware = dataclasses.replace(hardware, process_bytes=0.0)
+    large = dataclasses.replace(workload, global_batch_size=1)
+    one = dataclasses.replace(
+        large, layers=tuple(dataclasses.replace(x, activations=1e9) for x in large.layers)
+    )
+    setups = list_setups(hardware, one, workers=1, devices=8)
+    needed = estimate(ONE, one, hardware).memory.total
+    small = dataclasses.replace(hardware, memory_bytes=needed)  # of which nine tenths count
+    found = recommend(estimate_all(setups, one, small), batch=1)
+    assert found.best.setup.placement != "none"
+    tiny = dataclasses.replace(hardware, memory_bytes=1e6)
+    nothing = recommend(estimate_all(setups, one, tiny), batch=1)
+    assert nothing.best is None
+    assert nothing.reason.startswith("Nothing fits")
+
+
+def test_a_growing_batch_keeps_each_replicas_part(workload):
+    hardware = load_hardware("k80")
+    setups = [Setup(strategy="mirrored", replicas=n) for n in (2, 8)]
+    two, eight = estimate_all(setups, workload, hardware, batch_per_replica=32)
+    assert two.computation_s == pytest.approx(eight.computation_s)
+    assert eight.examples_per_s > 2 * two.examples_per_s
+
+
+def test_the_price_of_an_epoch(workload):
+    hardware = load_hardware("a100")
+    setup = Setup(strategy="mirrored", replicas=2)
+    found = estimate(setup, workload, hardware, price_per_hour=3.0)
+    assert found.epoch_s == pytest.approx(10_000 / found.examples_per_s)
+    assert found.price == pytest.approx(2 * 3.0 * found.epoch_s / 3600)

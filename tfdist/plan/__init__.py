@@ -1,0 +1,1 @@
+"""Predicts memory, speed and price of every strategy, before anything is rented."""

@@ -1,0 +1,185 @@
+"""Measures this machine with a training command's model, and writes a file for `--hardware`."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.benchmark.machine import describe_machine
+from tfdist.benchmark.runs import run_task
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.plan.compute import count_parameters
+from tfdist.plan.estimate import estimate
+from tfdist.plan.hardware import Hardware, Link, Measured, format_hardware
+from tfdist.plan.options import PlanOptions
+from tfdist.plan.setup import Setup
+from tfdist.plan.training_command import CHOSEN, drop_flags
+from tfdist.plan.workload import Workload
+from tfdist.runs.options import TrainOptions
+
+_STEPS = 16
+_TIMEOUT_S = 300.0
+TWO_DEVICES = ("--strategy=mirrored", "--virtual_devices=2", "--devices=CPU:0,CPU:1")
+
+
+def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str]) -> None:
+    """Measures this machine and writes the file.
+
+    Args:
+      options: the options of the command.
+      train: the options of `tfdist.train`.
+      arguments: the same as flags.
+
+    Raises:
+      TfdistError: the command is invalid, or an accelerator is visible.
+      TrainingError: a measurement failed.
+    """
+    from tfdist.devices import ACCELERATORS, list_devices
+    from tfdist.plan.subject import make_workload
+
+    found = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
+    if found:
+        raise TfdistError(
+            f"`calibrate` measures processors, but {found[0]} is visible. Hide it with "
+            "CUDA_VISIBLE_DEVICES=-1, or plan with the `hardware` of its kind."
+        )
+    if train.training.precision == "auto":
+        raise TfdistError(
+            "`calibrate` measures one precision. Name it instead of `precision=auto`."
+        )
+    say = None if options.run.quiet else _print
+    arguments = drop_flags(arguments, CHOSEN)
+    hardware = measure_hardware(arguments, precision=train.training.precision, say=say)
+    workload = make_workload(train, hardware)
+    hardware = add_model(hardware, workload, arguments, say=say)
+    Path(options.run.calibrate).write_text(format_hardware(hardware))
+    if say:
+        say(f"Wrote {options.run.calibrate}: give it as --hardware={options.run.calibrate}.")
+
+
+def measure_hardware(
+    arguments: Sequence[str], *, precision: str = "float32", say: Any = None
+) -> Hardware:
+    """Returns this machine's processor and its links, between processes and virtual devices.
+
+    Args:
+      arguments: flags of `tfdist.train`.
+      precision: the precision in them.
+      say: prints a line; None prints nothing.
+    """
+    machine = run("machine", [*arguments, "--strategy=one_device"], say=say)
+    between = run("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2, say=say)
+    inside = run("links", [*arguments, *TWO_DEVICES], say=say)
+    near = Link(inside["bytes_per_s"], inside["latency_s"])
+    return Hardware(
+        title=describe_machine(),
+        source="measured by python -m tfdist.plan --calibrate",
+        devices_per_machine=len(os.sched_getaffinity(0)),
+        flops_per_s={precision: machine["flops_per_s"]},
+        memory_bytes=machine["memory_bytes"],
+        memory_bytes_per_s=machine["memory_bytes_per_s"],
+        inside=near,
+        between=Link(between["bytes_per_s"], between["latency_s"]),
+        host=near,
+        shares_cores=True,
+        peak_share=1.0,
+        memory_share=1.0,
+        link_share=1.0,
+        host_s=0.0,
+        examples_per_s=machine["examples_per_s"],
+    )
+
+
+def add_model(
+    hardware: Hardware,
+    workload: Workload,
+    arguments: Sequence[str],
+    *,
+    rounds: int = 2,
+    say: Any = None,
+) -> Hardware:
+    """Returns the hardware with the steps of a model, measured with the whole batch and with half.
+
+    Args:
+      hardware: the hardware.
+      workload: the model.
+      arguments: flags of `tfdist.train`.
+      rounds: how often to measure.
+      say: prints a line; None prints nothing.
+    """
+    batch = workload.global_batch_size
+    half = max(1, batch // 2)
+    given = [*arguments, "--strategy=one_device"]
+    whole = measure_fastest(given, rounds=rounds, say=say)
+    part = measure_fastest([*given, f"--global_batch_size={half}"], rounds=rounds, say=say)
+    slope = (whole["step_s"] - part["step_s"]) / max(1, batch - half)
+    example_s = min(max(slope, 0.0), whole["step_s"] / batch)
+    found = Measured(
+        parameters=count_parameters(workload),
+        flops=workload.flops,
+        precision=workload.precision,
+        step_s=whole["step_s"] - batch * example_s,
+        example_s=example_s,
+    )
+    others = [m for m in hardware.measured if m.parameters != found.parameters]
+    # What tracing and kernels need does not depend on the strategy, as far as is known.
+    own = dataclasses.replace(hardware, measured=(*others, found), process_bytes=0.0)
+    model = estimate(Setup(strategy="one_device"), workload, own).memory.total
+    return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
+
+
+def measure_fastest(
+    arguments: Sequence[str], *, workers: int = 1, ps: int = 0, rounds: int = 2, say: Any = None
+) -> dict[str, float]:
+    """Returns the round of `measure_steps` with the fastest steps.
+
+    Args:
+      arguments: flags of `tfdist.train`.
+      workers, ps: the processes.
+      rounds: how often to measure.
+      say: prints a line; None prints nothing.
+
+    Raises:
+      TrainingError: the measurement failed.
+    """
+    found = [run("steps", arguments, workers=workers, ps=ps, say=say) for _ in range(rounds)]
+    return min(found, key=lambda finding: finding["step_s"])
+
+
+def run(
+    what: str,
+    arguments: Sequence[str],
+    *,
+    workers: int = 1,
+    ps: int = 0,
+    say: Any = None,
+) -> dict[str, float]:
+    """Returns what `tfdist.plan.measure` finds.
+
+    Args:
+      what: a key of its table.
+      arguments: flags of `tfdist.train`.
+      workers, ps: the processes.
+      say: prints a line; None prints nothing.
+
+    Raises:
+      TrainingError: the measurement failed.
+    """
+    if say:
+        say(f"Measuring {what}: {' '.join(arguments)}")
+    found = run_task(
+        {"what": what, "arguments": list(arguments), "steps": _STEPS},
+        [sys.executable, "-m", "tfdist.plan.measure"],
+        workers=workers,
+        ps=ps,
+        timeout_s=_TIMEOUT_S,
+    )
+    if "error" in found:
+        raise TrainingError(f"Cannot measure {what} of this machine: {found['error']}")
+    return found
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,94 @@
+"""How long the replicas of a setup communicate at each step, and how much of it is not hidden."""
+
+from collections.abc import Sequence
+
+from tfdist.plan.collectives import (
+    find_exposed,
+    make_path,
+    time_all_reduce,
+    time_hierarchical,
+    time_reduction_to_one,
+    time_ring,
+)
+from tfdist.plan.compute import Computation
+from tfdist.plan.hardware import Hardware
+from tfdist.plan.setup import Setup
+from tfdist.plan.workload import TRAINING_PASSES, Workload
+
+_SMALL = 1024.0  # bytes of the moments of a layer's channels
+
+
+def time_communication(
+    setup: Setup, workload: Workload, hardware: Hardware, computed: Computation
+) -> float:
+    """Returns the seconds per step in which replicas communicate and do not compute."""
+    if setup.strategy == "central_storage":
+        # Each device reads the weights from the host and leaves its gradients there.
+        num_bytes = workload.gradients * (setup.replicas if hardware.shares_cores else 1)
+        return hardware.time(hardware.host, 2 * num_bytes, messages=2)
+    if setup.strategy == "parameter_server":
+        return hardware.time(hardware.between, 2 * workload.gradients, messages=2)
+    if setup.sharing == 1:
+        return 0.0
+    if setup.strategy == "local_sgd":
+        state = workload.gradients * (1 + workload.optimizer)
+        apart = Setup(strategy="mirrored", replicas=setup.replicas)
+        inside = time_communication(apart, workload, hardware, computed)
+        network = make_path(hardware, hardware.between)
+        return inside + time_all_reduce(setup.workers, state, network) / workload.sync_every
+    small = workload.sums * transfer(setup, hardware, _SMALL, all_reduce=workload.all_reduce)
+    return small + _time_gradients(setup, workload, hardware, computed)
+
+
+def transfer(
+    setup: Setup, hardware: Hardware, num_bytes: float, *, all_reduce: str = "auto"
+) -> float:
+    """Returns the seconds of an all-reduce over all replicas of a setup.
+
+    Args:
+      setup: how the model is distributed.
+      hardware: the links.
+      num_bytes: the bytes that each replica has.
+      all_reduce: see `mirrored`.
+    """
+    inside = make_path(hardware, hardware.inside)
+    between = make_path(hardware, hardware.between)
+    if setup.strategy == "tpu":
+        return time_ring(setup.devices, num_bytes, inside)
+    if setup.strategy == "mirrored" and all_reduce == "reduction_to_one_device":
+        return time_reduction_to_one(setup.replicas, num_bytes, inside)
+    return time_hierarchical(setup.replicas, setup.workers, num_bytes, inside, between)
+
+
+def list_ready(workload: Workload, layers_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Returns when the backward pass, which begins at 0, knows each gradient, and its bytes."""
+    time, ready = 0.0, []
+    backward = (TRAINING_PASSES - 1) / TRAINING_PASSES
+    for layer, seconds in zip(reversed(workload.layers), reversed(layers_s), strict=True):
+        time += seconds * backward
+        ready.append((time, layer.gradients))
+    return ready
+
+
+def _time_gradients(
+    setup: Setup, workload: Workload, hardware: Hardware, computed: Computation
+) -> float:
+    """Returns the seconds of the gradients' all-reduce that the backward pass does not hide.
+
+    `multi_worker_mirrored` sums packs as soon as they are known, `mirrored` everything at the end,
+    and a TPU's compiler in between. A sum takes a processor's time, so on one, nothing is hidden.
+    """
+    has_packs = setup.strategy in ("multi_worker_mirrored", "tpu")
+    share = workload.compressed if setup.workers > 1 else 1.0
+    pack = workload.bytes_per_pack * share if has_packs else 0.0
+    # Stages and shards have the gradients of their own weights, and sum them at the same time.
+    apart = setup.parts if setup.placement in ("layers", "shards") else 1
+    parts = apart if setup.workers == 1 else 1
+    ready = [(time, size * share / parts) for time, size in list_ready(workload, computed.layers_s)]
+    if hardware.shares_cores:
+        ready = [(0.0, size) for _, size in ready]
+    return find_exposed(
+        ready,
+        lambda size: transfer(setup, hardware, size, all_reduce=workload.all_reduce),
+        bytes_per_pack=pack,
+    )

@@ -1,0 +1,198 @@
+"""How long a model's layers take to compute, on one device and divided over several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.plan.hardware import Hardware, Measured
+from tfdist.plan.setup import Setup
+from tfdist.plan.workload import TRAINING_PASSES, Workload
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The time in which a replica computes its examples.
+
+    Attributes:
+      computation_s: forward and backward pass, and update, of the busiest device.
+      bubble_s: time in which the devices of a replica wait for each other.
+      exchange_s: time in which they exchange activations.
+      layers_s: the seconds of each layer, forward and backward, without communication.
+    """
+
+    computation_s: float
+    bubble_s: float
+    exchange_s: float
+    layers_s: tuple[float, ...]
+
+
+def time_layers(workload: Workload, hardware: Hardware, rows: float) -> list[float]:
+    """Returns the seconds of each layer in a training step: forward and backward pass.
+
+    A layer is limited by its operations, or by the bytes that it moves (the roofline model). If the
+    hardware's file has a measurement of this model, the layers' shares are as estimated and their
+    sum is as measured.
+
+    Args:
+      workload: the model.
+      hardware: the device.
+      rows: the examples that it computes at a time.
+
+    Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
+    model for multicore architectures".
+    """
+    speed = hardware.find_peak(workload.precision) * hardware.peak_share
+    bandwidth = hardware.memory_bytes_per_s * hardware.memory_share
+    passes = TRAINING_PASSES + (workload.rematerialized is not None)
+    times = [
+        passes * (max(rows * x.flops / speed, rows * x.moved / bandwidth) + hardware.operation_s)
+        if x.moved or x.flops
+        else 0.0
+        for x in workload.layers
+    ]
+    measured = find_measured(workload, hardware)
+    if measured is None:
+        return times
+    return [time / sum(times) * rows * measured.example_s for time in times]
+
+
+def time_update(workload: Workload, hardware: Hardware, share: float = 1.0) -> float:
+    """Returns the seconds of the optimizer's update, or of a share of it: it moves memory.
+
+    What a measured step takes whatever its number of examples is counted here, too.
+    """
+    measured = find_measured(workload, hardware)
+    if measured is not None:
+        return measured.step_s
+    # Reads gradient, weight and state; writes weight and state.
+    moved = workload.gradients * (3 + 2 * workload.optimizer) * share
+    return moved / (hardware.memory_bytes_per_s * hardware.memory_share)
+
+
+def find_measured(workload: Workload, hardware: Hardware) -> Measured | None:
+    """Returns the measurement of this model, if the hardware's file has one."""
+    return next(
+        (
+            m
+            for m in hardware.measured
+            if m.parameters == count_parameters(workload)
+            and abs(m.flops - workload.flops) <= 0.01 * workload.flops
+            and m.precision == workload.precision
+        ),
+        None,
+    )
+
+
+def count_parameters(workload: Workload) -> int:
+    """Returns the number of a model's parameters, all as float32."""
+    return round(workload.weights / 4)
+
+
+def compute_replica(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> Computation:
+    """Returns the time in which a replica computes its examples on all of its devices."""
+    if setup.placement == "layers":
+        return _compute_stages(setup, workload, hardware, rows)
+    parts = 1 if hardware.shares_cores else setup.parts
+    count = setup.micro_batches
+    layers = [count * time for time in time_layers(workload, hardware, rows / parts / count)]
+    share = 1 / setup.replicas if setup.shards_optimizer else 1.0
+    update = time_update(workload, hardware, share)
+    if setup.placement == "strips":
+        return _compute_strips(setup, workload, hardware, rows, layers, update)
+    if setup.placement == "shards":
+        return _compute_shards(setup, workload, hardware, rows, layers, update)
+    return Computation(sum(layers) + update, 0.0, 0.0, tuple(layers))
+
+
+def cut_stages(workload: Workload, count: int) -> list[tuple[int, int]]:
+    """Returns the first and the end position of the layers of each stage, as training cuts them."""
+    from tfdist.placement.stages.cutting import balance
+
+    places = balance(workload.layers, count)  # type: ignore[arg-type]
+    return list(zip([0, *places], [*places, len(workload.layers)], strict=True))
+
+
+def count_crossing(workload: Workload, stages: Sequence[tuple[int, int]]) -> list[float]:
+    """Returns the bytes per example that each stage but the first takes from stages before it."""
+    taken = []
+    for first, end in stages[1:]:
+        needed = {i for x in workload.layers[first:end] for i in x.inputs if i < first}
+        taken.append(sum(workload.layers[i].activations for i in needed))
+    return taken
+
+
+def time_pipeline(stages_s: Sequence[float], micro_batches: int) -> float:
+    """Returns the seconds in which stages, each on a device, compute all micro-batches of a step.
+
+    The slowest stage computes all of them; the others fill and drain the pipeline.
+
+    Args:
+      stages_s: the seconds of each stage for a micro-batch.
+      micro_batches: the number of micro-batches.
+
+    Source: Huang et al. 2019 (arXiv:1811.06965), section 2.3.
+    """
+    return sum(stages_s) + (micro_batches - 1) * max(stages_s)
+
+
+def _compute_stages(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> Computation:
+    count = setup.micro_batches
+    part = rows / count
+    layers = time_layers(workload, hardware, part)
+    stages = cut_stages(workload, setup.parts)
+    times = [sum(layers[a:b]) for a, b in stages]
+    crossing = count_crossing(workload, stages)
+    hops = [2 * hardware.time(hardware.inside, part * b) for b in crossing]
+    update = time_update(workload, hardware)
+    layers_s = tuple(count * time for time in layers)
+    if hardware.shares_cores:
+        return Computation(count * sum(times) + update, 0.0, count * sum(hops), layers_s)
+    whole, busy = time_pipeline(times, count), count * sum(times) / len(stages)
+    return Computation(busy + update / len(stages), whole - busy, sum(hops), layers_s)
+
+
+def _compute_strips(
+    setup: Setup,
+    workload: Workload,
+    hardware: Hardware,
+    rows: int,
+    layers: list[float],
+    update: float,
+) -> Computation:
+    """Each device computes its rows; layers without a rule get whole images on the first device."""
+    parts = 1 if hardware.shares_cores else setup.parts
+    divided, whole, exchange = 0.0, 0.0, 0.0
+    for layer, time in zip(workload.layers, layers, strict=True):
+        if layer.halo < 0:
+            whole += time * parts
+            taken = sum(workload.layers[i].activations for i in layer.inputs)
+            exchange += 2 * hardware.time(hardware.inside, rows * taken)
+            continue
+        divided += time
+        if layer.halo > 0:
+            # Both neighbors at the same time; forward, and their gradients backward.
+            exchange += 2 * hardware.time(hardware.inside, 2 * rows * layer.halo)
+    exchange += hardware.time(hardware.inside, 2 * workload.gradients)  # weights are on the first
+    busy = divided + whole / parts + update
+    return Computation(busy, whole * (1 - 1 / parts), exchange, tuple(layers))
+
+
+def _compute_shards(
+    setup: Setup,
+    workload: Workload,
+    hardware: Hardware,
+    rows: int,
+    layers: list[float],
+    update: float,
+) -> Computation:
+    """The devices compute parts of a layer's units, and gather its outputs."""
+    parts = 1 if hardware.shares_cores else setup.parts
+    divided, whole, exchange = 0.0, 0.0, 0.0
+    for layer, time in zip(workload.layers, layers, strict=True):
+        if layer.is_divisible:
+            divided += time
+            taken = (setup.parts - 1) / setup.parts * rows * layer.activations
+            exchange += 2 * hardware.time(hardware.inside, taken, messages=setup.parts - 1)
+        else:
+            whole += time * parts
+    busy = divided + (whole + update) / parts
+    return Computation(busy, whole * (1 - 1 / parts), exchange, tuple(layers))

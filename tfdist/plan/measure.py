@@ -1,0 +1,178 @@
+"""Measures one thing in its own processes: `python -m tfdist.plan.measure DIRECTORY`.
+
+`task.json` in the directory says what: the steps of a training command, or the links between
+processes or devices. The chief writes `result.json`.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfdist.cli.flags import parse_flags
+from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.errors import TfdistError
+from tfdist.runs.options import TrainOptions
+
+_SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
+_ROUNDS = 9
+_WARMUP_STEPS = 4
+_INPUT_S = 2.0
+
+
+def main(directory: str) -> int:
+    """Measures what `task.json` describes; prints an error last."""
+    task = json.loads((Path(directory) / "task.json").read_text())
+    start_tensorflow_quietly()
+    options = parse_flags(TrainOptions, task["arguments"])
+    try:
+        found = _MEASURES[task["what"]](options, task)
+    except TfdistError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    if found is not None:
+        (Path(directory) / "result.json").write_text(json.dumps(found))
+    return 0
+
+
+def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, float] | None:
+    """Trains a command's model on a few of its examples, which are kept in memory.
+
+    Returns:
+      `step_s`, the mean seconds of a step, and `peak_memory_bytes` of the process; None in a
+      process that is not the chief.
+    """
+    import keras
+    import tensorflow as tf
+
+    from tfdist import assembly, devices
+    from tfdist.benchmark.measuring import Clock
+    from tfdist.runs import processes
+    from tfdist.strategies.servers import run_server
+    from tfdist.tasks.sources import to_sources
+    from tfdist.training.trainer import Trainer
+
+    options, config = processes.start_process(options)
+    has_servers = options.strategy.select().traits.has_servers
+    if config and not config.is_chief and has_servers:
+        run_server(config)
+        return None
+    strategy = processes.build_strategy(options)
+    chosen, training = options.task.select(), options.training
+    data = to_sources(chosen.make_data(seed=training.seed, quiet=True))
+    batch = training.global_batch_size
+    count = min(2 * batch, data.train.num_examples)
+    examples = data.train.load_batch(tf.range(count, dtype=tf.int64))
+    arrays = tf.nest.map_structure(lambda part: part.numpy(), examples)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
+    trainer = Trainer(
+        assembly.make_build_model(chosen, training, data.info, total_steps=100),
+        strategy=strategy,
+        seed=training.seed,
+        step_options=options.step,
+        placement=options.placement.select(),
+    )
+    clock, steps = Clock(), _WARMUP_STEPS + task["steps"]
+    trainer.fit(
+        x,
+        y,
+        sample_weight=weight,
+        global_batch_size=batch,
+        max_steps=steps,
+        callbacks=[clock],
+        verbose=0,
+    )
+    if config and not config.is_chief:
+        return None
+    return {
+        "step_s": 1 / clock.measure_rate(_WARMUP_STEPS, steps),
+        "peak_memory_bytes": devices.measure_peak_memory(),
+    }
+
+
+def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, float] | None:
+    """Sums tensors over the replicas of a strategy, which must be two.
+
+    Returns:
+      `latency_s` of a message and `bytes_per_s` of a link, if the sum is a ring's.
+    """
+    import tensorflow as tf
+
+    from tfdist.runs import processes
+    from tfdist.training.reduction import sum_over_replicas
+
+    options, config = processes.start_process(options)
+    strategy = processes.build_strategy(options)
+    # As gradients, variables are not known when the graph is made.
+    with strategy.scope():
+        values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _LARGE)}
+
+    def make(size: int) -> Callable[[], None]:
+        def reduce() -> tf.Tensor:
+            total = sum_over_replicas([tf.identity(values[size])], is_compressed=False)[0]
+            return tf.cast(total[0], tf.float32)
+
+        @tf.function(autograph=False)
+        def run() -> Any:
+            return strategy.experimental_local_results(strategy.run(reduce))
+
+        def wait() -> None:
+            for result in run():
+                float(result)
+
+        return wait
+
+    small, large = (_time(make(size)) for size in (_SMALL, _LARGE))
+    if config and not config.is_chief:
+        return None
+    return {"latency_s": small / 2, "bytes_per_s": 4 * _LARGE / max(large - small, 1e-9)}
+
+
+def measure_machine(options: TrainOptions, task: dict[str, Any]) -> dict[str, float]:
+    """Measures matrix products, copies, and the reading of a command's examples.
+
+    Returns:
+      `flops_per_s`, `memory_bytes_per_s`, `memory_bytes`, and `examples_per_s`.
+    """
+    import tensorflow as tf
+
+    from tfdist import memory
+    from tfdist.runs import processes
+    from tfdist.tasks.sources import to_sources
+
+    options, _ = processes.start_process(options)
+    precision = options.training.precision
+    dtype = tf.bfloat16 if precision == "mixed_bfloat16" else tf.float32
+    matrix = tf.cast(tf.random.stateless_normal([2048, 2048], [0, 1]), dtype)
+    big = tf.zeros([64 << 20], tf.float32)
+    product = tf.function(lambda: tf.matmul(matrix, matrix)[0, 0])
+    copy = tf.function(lambda: (big + 1.0)[0])
+    data = to_sources(options.task.select().make_data(seed=options.training.seed, quiet=True))
+    batch = min(options.training.global_batch_size, data.train.num_examples)
+    read = tf.function(lambda: data.train.load_batch(tf.range(batch, dtype=tf.int64)))
+    return {
+        "flops_per_s": 2 * 2048.0**3 / _time(product),
+        "memory_bytes_per_s": 2 * 4 * (64 << 20) / _time(copy),
+        "memory_bytes": float(memory.find_free_memory().bytes),
+        "examples_per_s": batch / _time(read),
+    }
+
+
+def _time(run: Callable[[], Any]) -> float:
+    """Returns the median seconds of a function, after its first call."""
+    run()
+    times = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+_MEASURES = {"steps": measure_steps, "links": measure_links, "machine": measure_machine}
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Discrete-event simulations of collectives and of training, which check the formulas."""

@@ -1,0 +1,72 @@
+"""The command that trains with a setup."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from tfdist.plan.hardware import Hardware
+from tfdist.plan.setup import Setup
+from tfdist.runs.options import TrainOptions
+
+CHOSEN = {
+    "strategy",
+    "devices",
+    "virtual_devices",
+    "placement",
+    "mesh",
+    "micro_batches",
+    "shard_optimizer",
+    "dry_run",
+}
+"""The flags of `tfdist.train` that a plan chooses itself."""
+
+_ALONE = {"shard_optimizer", "dry_run"}  # flags without a value
+
+
+def make_command(
+    setup: Setup,
+    train: TrainOptions,
+    arguments: Sequence[str],
+    hardware: Hardware,
+    *,
+    batch_per_replica: int = 0,
+) -> str:
+    """Returns the command that trains with a setup.
+
+    Args:
+      setup: the setup.
+      train: the options of the command that was planned.
+      arguments: the same as flags.
+      hardware: the machines.
+      batch_per_replica: the examples of a replica, if the batch grows with the replicas.
+    """
+    dropped = set(CHOSEN)
+    added = []
+    for item in dataclasses.fields(train.strategy):
+        if setup.strategy not in item.metadata.get("takers", [setup.strategy]):
+            dropped.add(item.name)
+    if batch_per_replica:
+        dropped.add("global_batch_size")
+        added.append(f"--global_batch_size={batch_per_replica * setup.sharing}")
+    if hardware.shares_cores and setup.replicas * setup.parts > 1:
+        added.append(f"--virtual_devices={setup.replicas * setup.parts}")
+    return setup.format_command(shlex.join([*drop_flags(arguments, dropped), *added]))
+
+
+def drop_flags(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Returns the flags of a command line without some of them.
+
+    >>> drop_flags(["--strategy", "tpu", "--epochs=3", "--nodry_run"], {"strategy", "dry_run"})
+    ['--epochs=3']
+    """
+    kept, skips = [], False
+    for argument in arguments:
+        flag, has_value, _ = argument.lstrip("-").partition("=")
+        name = flag if flag in names else flag.removeprefix("no")
+        if skips:
+            skips = False
+        elif name in names:
+            skips = not has_value and name not in _ALONE
+        else:
+            kept.append(argument)
+    return kept
