@@ -1,0 +1,154 @@
+"""Compares `tfdist.plan` with measured steps and memory on this machine.
+
+    python -m benchmarks.plan_accuracy [--models=unet,resnet50,mlp] [--rounds=2]
+
+Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
+strategies; and then runs them. Each measurement has its own processes; the fastest of the rounds
+counts, because other programs can only slow a step down. Prints a Markdown table.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+from dataclasses import dataclass
+
+from tfdist.benchmark.machine import describe_machine
+from tfdist.cli.flags import parse_flags
+from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.errors import TrainingError
+from tfdist.plan.calibrate import TWO_DEVICES, add_model, measure_fastest, measure_hardware
+from tfdist.plan.estimate import estimate
+from tfdist.plan.hardware import Hardware
+from tfdist.plan.setup import Setup
+from tfdist.runs.options import TrainOptions
+
+MODELS = {
+    "unet": (
+        "--dataset=shapes",
+        "--image_size=64,64",
+        "--base_filters=16",
+        "--depth=3",
+        "--train_examples=128",
+        "--val_examples=16",
+        "--global_batch_size=16",
+    ),
+    "resnet50": (
+        "--task=classification",
+        "--model=ResNet50",
+        "--image_size=64,64",
+        "--train_examples=64",
+        "--val_examples=16",
+        "--global_batch_size=16",
+    ),
+    "mlp": ("--task=benchmarks/mlp_task.py:Mlp", "--global_batch_size=256"),
+}
+_ONE_OF_TWO = ("--strategy=one_device", "--virtual_devices=2", "--devices=CPU:0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A setup, and the flags and processes that run it."""
+
+    setup: Setup
+    flags: tuple[str, ...]
+    workers: int = 1
+    ps: int = 0
+
+
+CASES = {
+    "one_device": Case(setup=Setup(strategy="one_device"), flags=("--strategy=one_device",)),
+    "mirrored x2": Case(setup=Setup(strategy="mirrored", replicas=2), flags=TWO_DEVICES),
+    "multi_worker_mirrored x2": Case(
+        setup=Setup(strategy="multi_worker_mirrored", workers=2),
+        flags=("--strategy=multi_worker_mirrored",),
+        workers=2,
+    ),
+    "parameter_server 2+1": Case(
+        setup=Setup(strategy="parameter_server", workers=2, servers=1),
+        flags=("--strategy=parameter_server",),
+        workers=2,
+        ps=1,
+    ),
+    "local_sgd x2": Case(
+        setup=Setup(strategy="local_sgd", workers=2), flags=("--strategy=local_sgd",), workers=2
+    ),
+    "layers x2": Case(
+        setup=Setup(strategy="one_device", placement="layers", parts=2),
+        flags=(*_ONE_OF_TWO, "--placement=layers"),
+    ),
+    "strips x2": Case(
+        setup=Setup(strategy="one_device", placement="strips", parts=2),
+        flags=(*_ONE_OF_TWO, "--placement=strips"),
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=2)
+    flags = parser.parse_args()
+    start_tensorflow_quietly()
+    print(f"{describe_machine()}, the fastest of {flags.rounds} rounds\n")
+    heads = ("predicted, ms", "measured, ms", "error", "predicted, MiB", "measured, MiB", "error")
+    print(f"| model | setup | {' | '.join(heads)} |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    errors: tuple[list[float], list[float]] = ([], [])
+    models = flags.models.split(",")
+    machine = measure_hardware(MODELS[models[0]], say=_say)
+    machine = dataclasses.replace(machine, examples_per_s=0.0)  # examples are kept in memory
+    for model in models:
+        compare(model, machine, rounds=flags.rounds, errors=errors)
+    for what, found in zip(("steps", "memory"), errors, strict=True):
+        within = sum(abs(error) <= 0.15 for error in found)
+        middle = statistics.median(map(abs, found))
+        print(f"{what}: {within} of {len(found)} within 15 %, median {middle:.1%}")
+    return 0
+
+
+def compare(
+    model: str, hardware: Hardware, *, rounds: int, errors: tuple[list[float], list[float]]
+) -> None:
+    """Prints a model's rows, and adds their errors to those of steps and of memory."""
+    from tfdist.plan.subject import make_workload
+
+    arguments = MODELS[model]
+    workload = make_workload(parse_flags(TrainOptions, arguments), hardware)
+    hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
+    _say(str(dataclasses.replace(hardware, source="")))
+    for name, case in CASES.items():
+        found = estimate(case.setup, workload, hardware)
+        if found.refusal:
+            print(f"| {model} | {name} | {found.refusal} | | | | | |", flush=True)
+            continue
+        predicted_s = workload.global_batch_size / found.examples_per_s
+        try:
+            measured = measure_fastest(
+                [*arguments, *case.flags], workers=case.workers, ps=case.ps, rounds=rounds, say=_say
+            )
+        except TrainingError as error:
+            print(f"| {model} | {name} | {predicted_s * 1e3:.0f} | {error} | | | | |", flush=True)
+            continue
+        errors[0].append(predicted_s / measured["step_s"] - 1)
+        cells = [
+            f"{predicted_s * 1e3:.1f}",
+            f"{measured['step_s'] * 1e3:.1f}",
+            f"{errors[0][-1]:+.0%}",
+        ]
+        if not case.ps:  # its chief does not compute
+            errors[1].append(found.memory.total / measured["peak_memory_bytes"] - 1)
+            cells += [
+                f"{found.memory.total / 2**20:.0f}",
+                f"{measured['peak_memory_bytes'] / 2**20:.0f}",
+                f"{errors[1][-1]:+.0%}",
+            ]
+        print(f"| {model} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
