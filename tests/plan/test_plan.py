@@ -111,7 +111,6 @@ def test_calibration_measures_this_machine(path_with_spaces):
 
 
 def test_the_page_has_curves_and_a_table(plan, path_with_spaces):
-    pytest.importorskip("tfdist.report")
     path = path_with_spaces / "a plan.html"
     plan(f"--hardware=a100 --workers=2 --price_per_hour=2 --html='{path}' --quiet")
     page = path.read_text()
