@@ -97,7 +97,7 @@ def main() -> int:
     for name, findings in found.items():
         step_s = _find_median(findings, "step_s")
         rate = "-" if step_s is None else f"{CASES[name].images / step_s:.2f}"
-        cells = [_format_ms(_find_median(findings, key)) for key in KEYS]
+        cells = [format_ms(_find_median(findings, key)) for key in KEYS]
         print(f"| {name} | {rate} | {' | '.join(cells)} |")
     return int(any("error" in finding for findings in found.values() for finding in findings))
 
@@ -110,7 +110,7 @@ def _find_median(findings: list[dict[str, Any]], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _format_ms(seconds: float | None) -> str:
+def format_ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.0f}"
 
 

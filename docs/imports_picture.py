@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Modules at the top of tfdist that are no package, by what they are drawn as.
 _TOGETHER = {
     "base": ("_lazy", "errors", "options", "imports", "internals", "replacing"),
-    "machine": ("devices", "memory", "stopping"),
+    "machine": ("cgroups", "devices", "memory", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     "runs": ("assembly",),
     # What is done with finished runs, and needs their options.

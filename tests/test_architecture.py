@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "errors", "internals", "replacing"},
+    {"_lazy", "cgroups", "errors", "internals", "replacing"},
     {"options", "imports", "cli.arguments"},
     {"training.options", "training.optimizers", "training.step_options"},
     {"placement.options"},
@@ -157,6 +157,7 @@ def test_one_module_imports_what_is_private():
         "tfdist.export",
         "tfdist.launch.__main__",
         "tfdist.jobs.__main__",
+        "tfdist.doctor.__main__",
         "tfdist.verify.__main__",
         "tfdist.report.__main__",
         "tfdist.plan.__main__",

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cgroups import list_cgroups
+
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the highest number of pages
 
 
@@ -65,22 +67,12 @@ def find_free_memory(root: Path = Path("/")) -> FreeMemory:
 
 def _list_cgroups(root: Path) -> Iterator[FreeMemory]:
     """Yields the memory left in each of this process's control groups (cgroup v1 and v2)."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-                names = ("memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                tops = [root / "sys/fs/cgroup/memory"]
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            else:
-                continue
-            # In a container, the path may be the host's, of which only the root is visible.
-            inner = Path(path.lstrip("/"))
-            for top in tops:
-                for group in {top / part for part in (inner, *inner.parents)}:
-                    yield from _read_cgroup(group, *names)
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    for group in list_cgroups("memory", root):
+        yield from _read_cgroup(group.path, *names[group.version])
 
 
 def _read_cgroup(group: Path, limit: str, usage: str, cache: str) -> Iterator[FreeMemory]:

@@ -15,13 +15,15 @@ from tfdist.launch.tasks import computes
 
 Environment = tuple[dict[str, str], list[int] | None]
 
+MIN_INTEROP_THREADS = 2
+"""With one inter-op thread, an operation that waits for a peer would block all others."""
+
 
 def divide_machine(
     configs: Sequence[ClusterConfig], environ: Mapping[str, str]
 ) -> list[Environment]:
     """Returns each task's environment and cores (None: all)."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    cores = divide_cores(usable, len(configs))
+    cores = divide_cores(list_cores(), len(configs))
     computing = [config for config in configs if computes(config)]
     gpus = find_gpus(environ)
     shares = divide_gpus(gpus, len(computing))
@@ -36,8 +38,7 @@ def divide_machine(
         threads = max(1, len(own_cores))
         defaults = {
             "TF_NUM_INTRAOP_THREADS": str(threads),
-            # With one inter-op thread, an operation that waits for a peer would block all others.
-            "TF_NUM_INTEROP_THREADS": str(max(2, threads)),
+            "TF_NUM_INTEROP_THREADS": str(max(MIN_INTEROP_THREADS, threads)),
             "OMP_NUM_THREADS": str(threads),
         }
         if gpus:
@@ -60,6 +61,17 @@ def complete_environment(environ: Mapping[str, str], config: ClusterConfig) -> d
         "TF_CONFIG": config.to_tf_config_json(),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def list_cores() -> list[int]:
+    """Returns the cores that this process may use; none if the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def add_interop_thread(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which a task on a single core has two inter-op threads."""
+    threads = {"TF_NUM_INTEROP_THREADS": str(MIN_INTEROP_THREADS)}
+    return (threads if len(list_cores()) == 1 else {}) | dict(environ)
 
 
 def find_sources(environ: Mapping[str, str]) -> dict[str, str]:

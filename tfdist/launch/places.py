@@ -7,7 +7,12 @@ from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError
 from tfdist.launch.agent_client import AgentProcess, agent_process
 from tfdist.launch.logs import Logs
-from tfdist.launch.machine import Environment, complete_environment, divide_machine
+from tfdist.launch.machine import (
+    Environment,
+    add_interop_thread,
+    complete_environment,
+    divide_machine,
+)
 from tfdist.launch.report import announce
 from tfdist.launch.tasks import hold_ports, make_configs
 
@@ -81,7 +86,8 @@ class OneTask:
         self, agent: AgentProcess, logs: Logs, environ: Mapping[str, str], *, stream: bool
     ) -> Iterator[tuple[list[ClusterConfig], list[Environment]]]:
         """Yields the configuration and environment of the task, which gets the whole machine."""
-        yield [self._config], [(complete_environment(environ, self._config), None)]
+        environment = complete_environment(add_interop_thread(environ), self._config)
+        yield [self._config], [(environment, None)]
 
     def resize(self, workers: int) -> None:
         """Does nothing: only a launcher of all tasks can reduce the number of workers."""
