@@ -19,6 +19,7 @@ COMMANDS = {
     "verify": "compare every strategy with one device",
     "benchmark": "measure the speed of strategies and baselines",
     "plan": "predict memory, speed and price of every strategy",
+    "doctor": "find out what is wrong with this machine or cluster",
     "jobs": "write job files for Vertex AI, Kubernetes and Slurm",
 }
 

@@ -35,6 +35,7 @@ class Machine:
       wait_s: how long to wait for the other tasks, in seconds.
       clock: returns the time, in seconds since 1970.
       packages: the directories of installed packages.
+      report: what TensorFlow reports; empty to ask it.
     """
 
     root: Path = Path("/")
@@ -45,6 +46,7 @@ class Machine:
     wait_s: float = 5.0
     clock: Callable[[], float] = time.time
     packages: Sequence[str] = tuple(sys.path)
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def cores(self) -> int:
@@ -95,11 +97,13 @@ class Machine:
         return check_cluster(self.cluster, own=self.own_task, wait_s=self.wait_s)
 
     @functools.cached_property
-    def tensorflow(self) -> dict[str, Any]:
+    def tensorflow(self) -> Mapping[str, Any]:
         """What `tfdist.doctor.report_tensorflow` prints, or `error`: why it failed.
 
         Another process imports TensorFlow, because a broken one may end its process.
         """
+        if self.report:
+            return self.report
         command = [sys.executable, "-m", "tfdist.doctor.report_tensorflow"]
         environ = find_sources(self.environ) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
         try:

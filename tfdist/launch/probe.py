@@ -22,12 +22,14 @@ class AddressCheck:
       address: its "host:port".
       ok: whether nothing is wrong with it.
       found: what was found and, if something is wrong, what to do.
+      resolved: its IP address, empty if it has none.
     """
 
     task: str
     address: str
     ok: bool
     found: str
+    resolved: str = ""
 
 
 def run_check(
@@ -67,7 +69,7 @@ def check_cluster(
         for role, addresses in config.tasks.items()
         for index, address in enumerate(addresses)
     ]
-    found: dict[int, tuple[bool, str]] = {}
+    found: dict[int, tuple[bool, str, str]] = {}
 
     def probe(position: int, address: str, is_own: bool) -> None:
         found[position] = _probe(address, is_own, len(tasks) > 1, deadline)
@@ -81,7 +83,7 @@ def check_cluster(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline + _CONNECT_TIMEOUT_S + 1 - time.monotonic()))
-    unknown = (False, "no name service answers. Check /etc/resolv.conf, or use IP addresses.")
+    unknown = (False, "no name service answers. Check /etc/resolv.conf, or use IP addresses.", "")
     checks = [
         AddressCheck(f"{role} {index}", address, *found.get(position, unknown))
         for position, (role, index, address) in enumerate(tasks)
@@ -89,16 +91,17 @@ def check_cluster(
     return _mark_mixed_loopbacks(checks)
 
 
-def _probe(address: str, is_own: bool, has_peers: bool, deadline: float) -> tuple[bool, str]:
+def _probe(address: str, is_own: bool, has_peers: bool, deadline: float) -> tuple[bool, str, str]:
     host, port = split_address(address)
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return False, f"cannot resolve {host} ({error.strerror or error}). Check the name and DNS."
+        problem = f"cannot resolve {host} ({error.strerror or error}). Check the name and DNS."
+        return False, problem, ""
     resolved = str(infos[0][4][0])
     if is_own:
-        return _probe_own(infos[0][0], resolved, port, has_peers, deadline)
-    return _probe_peer(resolved, port, deadline)
+        return *_probe_own(infos[0][0], resolved, port, has_peers, deadline), resolved
+    return *_probe_peer(resolved, port, deadline), resolved
 
 
 def _probe_own(
@@ -114,6 +117,8 @@ def _probe_own(
                 return False, f"{resolved} is not an address of this machine. Check --task."
             if error.errno == errno.EADDRINUSE:
                 return False, "the port is in use. End the process that uses it, or choose another."
+            if error.errno == errno.EACCES:
+                return False, "ports below 1024 are only for root. Choose another."
             return False, f"cannot listen on this port ({error.strerror}). Choose another."
         while has_peers and time.monotonic() < deadline:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -145,25 +150,30 @@ def _probe_peer(resolved: str, port: int, deadline: float) -> tuple[bool, str]:
 
 def _mark_mixed_loopbacks(checks: list[AddressCheck]) -> list[AddressCheck]:
     """Marks loopback addresses in a cluster that also has others."""
-    loopbacks = [_is_loopback(split_address(check.address)[0]) for check in checks]
+    loopbacks = [_is_loopback(check) for check in checks]
     if all(loopbacks) or not any(loopbacks):
         return checks
     return [
-        dataclasses.replace(
-            check,
-            ok=False,
-            found="a loopback address, which other machines cannot reach. Use another address.",
-        )
-        if loopback
-        else check
+        dataclasses.replace(check, ok=False, found=_describe_loopback(check)) if loopback else check
         for check, loopback in zip(checks, loopbacks, strict=True)
     ]
 
 
-def _is_loopback(host: str) -> bool:
+def _is_loopback(check: AddressCheck) -> bool:
+    host = check.resolved or split_address(check.address)[0]
     if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _describe_loopback(check: AddressCheck) -> str:
+    host = split_address(check.address)[0]
+    if host in (check.resolved, "localhost"):
+        return "a loopback address, which other machines cannot reach. Use another address."
+    return (
+        f"{host} is {check.resolved} here, a loopback address, which other machines cannot reach. "
+        "Correct /etc/hosts, or use IP addresses."
+    )

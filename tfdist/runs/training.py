@@ -32,6 +32,7 @@ from tfdist.training.display import make_display
 from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.model_variables import hash_weights
 from tfdist.training.progress import ReportSteps
+from tfdist.training.reduction import count_gradient_bytes
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trackers import Trackers
 from tfdist.training.trainer import Trainer
@@ -267,6 +268,9 @@ class TrainingRun:
             "input_fraction": _round(throughput.input_fraction, 4),
             "host_fraction": _round(throughput.host_fraction, 4),
             "all_reduce_fraction": self._measure_all_reduce_fraction(rate),
+            "gradient_bytes": count_gradient_bytes(
+                trainer.model, is_compressed=self._options.step.compress_gradients
+            ),
             **(self._utilization.summarize(rate) if self._utilization else {}),
             "seconds": round(time.perf_counter() - self._started, 1),
             **(summarize_record(launch_dir) if launch_dir else {}),

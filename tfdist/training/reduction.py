@@ -1,5 +1,6 @@
 """The single all-reduce of a training step, and its cost."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,6 +39,14 @@ def sum_over_replicas(
         reduced = context.all_reduce(SUM, [gradients[i] for i in places], options)
         sums |= dict(zip(places, reduced, strict=True))
     return [sums[i] for i in range(len(gradients))]
+
+
+def count_gradient_bytes(model: keras.Model, *, is_compressed: bool) -> int:
+    """Returns the size of a model's gradients as they are summed over the replicas, in bytes."""
+    return sum(
+        math.prod(variable.shape) * (2 if is_compressed else tf.as_dtype(variable.dtype).size)
+        for variable in model.trainable_variables
+    )
 
 
 def measure_all_reduce(

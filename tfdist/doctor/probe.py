@@ -1,0 +1,167 @@
+"""Trains on one device and on all of them, and says why more devices are not faster."""
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tfdist.cli.flags import parse_flags
+from tfdist.doctor.findings import Finding, ok, wrong
+from tfdist.doctor.machine import Machine
+from tfdist.doctor.options import ProbeOptions
+from tfdist.doctor.reasons import Measurement, explain, is_explained, is_fast
+from tfdist.errors import TfdistError
+from tfdist.launch.logs import last_lines
+from tfdist.launch.machine import complete_environment, find_sources
+from tfdist.runs.options import TrainOptions
+from tfdist.strategies.options import make_strategy_options
+from tfdist.strategies.registry import AUTO
+
+_REFERENCE = (
+    "--dataset=shapes",
+    "--image_size=64,64",
+    "--base_filters=16",
+    "--depth=3",
+    "--train_examples=1600",
+    "--val_examples=16",
+    "--global_batch_size=32",
+)
+_POLL_S = 0.2
+
+Say = Callable[[str], None]
+
+
+def probe(
+    machine: Machine, options: ProbeOptions, train_flags: Sequence[str], say: Say
+) -> Iterator[Finding]:
+    """Yields whether all devices are faster than one, and if not, why.
+
+    In a cluster, all tasks must call it at the same time; the first one measures one device before.
+
+    Raises:
+      TfdistError: the flags are invalid.
+    """
+    train = parse_flags(TrainOptions, list(train_flags or _REFERENCE))
+    config = machine.cluster
+    gpus = len(machine.tensorflow.get("gpus", ()))
+    devices = config.num_workers if config else gpus or machine.cores
+    if devices < 2:
+        yield ok("there is only one device")
+        return
+    if config and not machine.directory:
+        raise TfdistError(
+            "`probe` in a cluster needs `run_dir`, a directory that all machines see. Give it."
+        )
+    runs = _Runs(machine, options, say)
+    with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:
+        try:
+            chief = config is None or config.is_chief
+            alone = dataclasses.replace(
+                train,
+                strategy=make_strategy_options(strategy="one_device"),
+                step=dataclasses.replace(train.step, compress_gradients=False),
+            )
+            one = runs.run("one device", alone, f"{directory}/one") if chief else None
+            together = train
+            if train.strategy.strategy == AUTO and not config and not gpus:
+                split = make_strategy_options(strategy="mirrored", virtual_devices=devices)
+                together = dataclasses.replace(train, strategy=split)
+            place = f"{machine.directory or directory}/tfdist-doctor-all"
+            many = runs.run("all devices", together, place, in_cluster=True)
+            if one is None or many is None:
+                yield ok("the first task says how fast the cluster is")
+                return
+            larger = None
+            if config is None and not is_fast(one, many) and not is_explained(many):
+                size = train.training.global_batch_size * many.replicas
+                grown = dataclasses.replace(together.training, global_batch_size=size)
+                wide = dataclasses.replace(together, training=grown)
+                larger = runs.run("all devices, larger batch", wide, f"{directory}/larger")
+        except TfdistError as error:
+            yield wrong(str(error))
+            return
+    yield explain(
+        one,
+        many,
+        larger,
+        shared_cores=0 if config or gpus else machine.cores,
+        link_gbit_per_second=find_link_speed(machine) if config else 0.0,
+    )
+
+
+def find_link_speed(machine: Machine) -> float:
+    """Returns the Gbit/s of the fastest network device that is up, 0 if none says."""
+    speeds = [0.0]
+    for device in machine.list_directory("sys/class/net"):
+        place = f"sys/class/net/{device.name}"
+        with contextlib.suppress(ValueError):
+            if machine.read(f"{place}/operstate").strip() == "up":
+                speeds.append(int(machine.read(f"{place}/speed")) / 1000)
+    return max(speeds)
+
+
+class _Runs:
+    """Runs `tfdist.train` in processes of their own."""
+
+    def __init__(self, machine: Machine, options: ProbeOptions, say: Say):
+        self._machine, self._options, self._say = machine, options, say
+
+    def run(
+        self, name: str, train: TrainOptions, run_dir: str, *, in_cluster: bool = False
+    ) -> Measurement | None:
+        """Trains for some steps and returns what was measured, None where this is not the chief.
+
+        Args:
+          name: what trains, for the display.
+          train: the options of the training.
+          run_dir: a directory for the run.
+          in_cluster: whether the process is a task of the cluster, if there is one.
+
+        Raises:
+          TfdistError: the training fails or takes too long.
+        """
+        machine, steps = self._machine, self._options.steps
+        run = dataclasses.replace(
+            train.run, run_dir=run_dir, log_every=1, tensorboard=False, quiet=True
+        )
+        training = dataclasses.replace(train.training, max_steps=steps)
+        train = dataclasses.replace(train, run=run, training=training)
+        environ = find_sources(machine.environ)
+        if in_cluster and machine.cluster:
+            environ = complete_environment(environ, machine.cluster)
+        else:
+            environ = {k: v for k, v in environ.items() if k not in ("TF_CONFIG", "CLUSTER_SPEC")}
+        with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:
+            config, log = Path(directory) / "options.json", Path(directory) / "log"
+            config.write_text(json.dumps(train.to_dict()))
+            command = [sys.executable, "-m", "tfdist.train", f"--config={config}"]
+            with log.open("wb") as output:
+                process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
+            try:
+                self._watch(process, name, Path(run_dir) / "metrics.jsonl")
+            finally:
+                process.kill()
+                process.wait()
+            if process.returncode:
+                said = last_lines(log.read_bytes()) or ["it printed nothing"]
+                text = said[-1] if process.returncode > 0 else "it took too long"
+                raise TfdistError(f"the training on {name} fails: {text}")
+        if in_cluster and machine.cluster and not machine.cluster.is_chief:
+            return None
+        return Measurement.from_summary(json.loads((Path(run_dir) / "summary.json").read_text()))
+
+    def _watch(self, process: "subprocess.Popen[bytes]", name: str, metrics: Path) -> None:
+        """Shows the steps that a training has done, until it ends or takes too long."""
+        until = time.monotonic() + self._options.timeout_s
+        while process.poll() is None and time.monotonic() < until:
+            step = 0
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                step = json.loads(metrics.read_text().splitlines()[-1]).get("step", 0)
+            self._say(f"{name}: step {step} of {self._options.steps}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)

@@ -1,0 +1,51 @@
+"""The table of checks; a new check is a module and a row."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from tfdist.doctor.checks.cluster import check_addresses, check_cluster
+from tfdist.doctor.checks.cores import check_cores
+from tfdist.doctor.checks.disk import check_disk
+from tfdist.doctor.checks.gpus import check_gpus
+from tfdist.doctor.checks.limits import check_open_files
+from tfdist.doctor.checks.memory import check_memory, check_shared_memory
+from tfdist.doctor.checks.peers import check_peers
+from tfdist.doctor.checks.proxies import check_proxies
+from tfdist.doctor.checks.tensorflow import check_tensorflow
+from tfdist.doctor.checks.versions import check_versions
+from tfdist.doctor.findings import Finding
+from tfdist.doctor.machine import Machine
+
+Check = Callable[[Machine], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "cluster": check_cluster,
+    "addresses": check_addresses,
+    "peers": check_peers,
+    "proxies": check_proxies,
+    "versions": check_versions,
+    "tensorflow": check_tensorflow,
+    "gpus": check_gpus,
+    "cores": check_cores,
+    "memory": check_memory,
+    "shared memory": check_shared_memory,
+    "disk": check_disk,
+    "open files": check_open_files,
+}
+
+
+def examine(
+    machine: Machine, *, say: Callable[[str], None] = lambda name: None
+) -> Iterator[Finding]:
+    """Yields what all checks find; `ok` only where a check finds nothing else.
+
+    Args:
+      machine: the machine.
+      say: called with the name of each check before it runs.
+    """
+    for name, check in CHECKS.items():
+        say(name)
+        found = list(check(machine))
+        problems = [finding for finding in found if finding.severity != "ok"]
+        for finding in problems or found:
+            yield dataclasses.replace(finding, check=name)
