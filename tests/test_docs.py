@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.doctor.options import DoctorOptions
 from tfdist.jobs import JobsOptions
 from tfdist.launch.options import LaunchOptions
 from tfdist.plan.options import PlanOptions
@@ -35,6 +36,7 @@ COMMANDS = (
     ServeOptions,
     LaunchOptions,
     PlanOptions,
+    DoctorOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
 OF_OTHER_TOOLS = {

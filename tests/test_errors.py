@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli.command import run_command
+from tfdist.doctor import __main__ as doctor
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
 from tfdist.plan import __main__ as plan
@@ -206,6 +207,8 @@ LAUNCH = [
 ]
 
 PEERS = "--strategy=multi_worker_mirrored"
+DOCTOR = ["--prob", "--steps=1", "--wait_s=soon", "--probe -- --strategy=miror"]
+
 JOBS = [
     "",
     "--target=vertx",
@@ -426,6 +429,11 @@ def test_plans(check, flags, monkeypatch):
     check(plan.main(), "Plans", "", f"plan {flags}")
 
 
+@pytest.mark.parametrize("flags", DOCTOR)
+def test_doctor(check, flags):
+    check(doctor.main(shlex.split(flags)), "Doctor", "", f"doctor {flags}")
+
+
 @pytest.mark.parametrize("command", USED)
 def test_commands_that_use_a_run(check, command, run_dir):
     write_images()
@@ -512,6 +520,10 @@ def test_the_table(request):
     rows = [line for line in lines if line.startswith("| ") and line not in HEADS]
     assert len(rows) == len(set(rows)) == number >= 40
     groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports", "Serving"]
+    number = sum(map(len, (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, DOCTOR, USED))) + 2
+    rows = [line for line in lines if line.startswith("| ") and line not in HEADS]
+    assert len(rows) == len(set(rows)) == number >= 40
+    groups = [*TRAIN, "Files", "TF_CONFIG", "Launcher", "Job files", "Reports", "Doctor"]
     groups.append("Using a run, and verifying")
     groups_of = (*TRAIN.values(), FILES, TF_CONFIG, LAUNCH, JOBS, REPORT, PLAN, USED)
     number = sum(map(len, groups_of)) + 2

@@ -55,10 +55,12 @@ class TwoHosts:
 
     def drop_packets_to(self, host: int, port: int) -> None:
         """Drops what a host receives for a TCP port, as a firewall does."""
-        tc = ["tc", "-n", self.spaces[host]]
-        _run(*tc, *f"qdisc add dev {self.devices[host]} ingress".split())
-        match = f"protocol ip u32 match ip dport {port} 0xffff action drop"
-        _run(*tc, *f"filter add dev {self.devices[host]} parent ffff: {match}".split())
+        rule = ["ip", "-n", self.spaces[host], "rule"]
+        # The rule of the machine's own addresses comes first, unless it is moved.
+        _run(*rule, *["add", "pref", "2", "lookup", "local"])
+        _run(*rule, *["del", "pref", "0", "lookup", "local"])
+        match = f"add pref 1 iif {self.devices[host]} ipproto tcp dport {port} blackhole"
+        _run(*rule, *match.split())
 
 
 @contextlib.contextmanager

@@ -164,7 +164,7 @@ PEER = """
 import sys, time
 from tfdist.doctor import Machine
 from tfdist.doctor.table import CHECKS
-machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=3, {})
+machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=2, {})
 print(*(finding.text for finding in CHECKS["peers"](machine)), sep="\\n")
 """
 
@@ -222,6 +222,7 @@ def install(directory, **versions):
     return (str(directory),)
 
 
+@pytest.mark.thorough
 def test_another_version_on_another_machine(tmp_path):
     packages = install(tmp_path, tfdist=("0.1.0",), tensorflow=("2.20.0",), keras=("3.15.1",))
     first, second = peers("", f"packages={packages!r}")

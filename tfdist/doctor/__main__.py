@@ -16,7 +16,7 @@ from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.doctor.findings import Finding, format_findings, sort_findings
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.options import DoctorOptions
-from tfdist.doctor.probe import probe
+from tfdist.doctor.probe import parse_train_flags, probe
 from tfdist.doctor.table import CHECKS, examine
 from tfdist.runs.options import TrainOptions
 
@@ -48,7 +48,7 @@ def run_doctor(options: DoctorOptions, train_flags: Sequence[str] = ()) -> int:
     Raises:
       TfdistError: the flags are invalid.
     """
-    subject = options.subject
+    subject, train = options.subject, parse_train_flags(train_flags)
     machine = Machine(
         directory=subject.run_dir, hosts=subject.hosts, task=subject.task, wait_s=subject.wait_s
     )
@@ -56,7 +56,7 @@ def run_doctor(options: DoctorOptions, train_flags: Sequence[str] = ()) -> int:
     found = list(examine(machine, say=say))
     if options.speed.probe or train_flags:
         is_broken = any(finding.severity == "wrong" for finding in found)
-        measured = [] if is_broken else list(probe(machine, options.speed, train_flags, say))
+        measured = [] if is_broken else list(probe(machine, options.speed, train, say))
         found += [dataclasses.replace(finding, check="speed") for finding in measured]
     say("")
     print(_to_json(found) if options.run.json else _to_text(found))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.cli.flags import parse_flags
-from tfdist.doctor.findings import Finding, ok, wrong
+from tfdist.doctor.findings import Finding, ok, slow, wrong
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.options import ProbeOptions
 from tfdist.doctor.reasons import Measurement, explain, is_explained, is_fast
@@ -27,26 +27,33 @@ _REFERENCE = (
     "--image_size=64,64",
     "--base_filters=16",
     "--depth=3",
-    "--train_examples=1600",
+    "--train_examples=320",
     "--val_examples=16",
-    "--global_batch_size=32",
+    "--global_batch_size=16",
 )
 _POLL_S = 0.2
 
 Say = Callable[[str], None]
 
 
-def probe(
-    machine: Machine, options: ProbeOptions, train_flags: Sequence[str], say: Say
-) -> Iterator[Finding]:
-    """Yields whether all devices are faster than one, and if not, why.
-
-    In a cluster, all tasks must call it at the same time; the first one measures one device before.
+def parse_train_flags(train_flags: Sequence[str]) -> TrainOptions:
+    """Returns the options of what is trained, by default a small U-Net.
 
     Raises:
       TfdistError: the flags are invalid.
     """
-    train = parse_flags(TrainOptions, list(train_flags or _REFERENCE))
+    options = parse_flags(TrainOptions, list(train_flags or _REFERENCE))
+    options.check()
+    return options
+
+
+def probe(
+    machine: Machine, options: ProbeOptions, train: TrainOptions, say: Say
+) -> Iterator[Finding]:
+    """Yields whether all devices are faster than one, and if not, why.
+
+    In a cluster, all tasks must call it at the same time; the first one measures one device before.
+    """
     config = machine.cluster
     gpus = len(machine.tensorflow.get("gpus", ()))
     devices = config.num_workers if config else gpus or machine.cores
@@ -54,9 +61,9 @@ def probe(
         yield ok("there is only one device")
         return
     if config and not machine.directory:
-        raise TfdistError(
-            "`probe` in a cluster needs `run_dir`, a directory that all machines see. Give it."
-        )
+        yield wrong("--probe in a cluster needs --run_dir, a directory that all machines see.")
+        return
+    yield from _find_other_programs(machine)
     runs = _Runs(machine, options, say)
     with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:
         try:
@@ -92,6 +99,15 @@ def probe(
         shared_cores=0 if config or gpus else machine.cores,
         link_gbit_per_second=find_link_speed(machine) if config else 0.0,
     )
+
+
+def _find_other_programs(machine: Machine) -> Iterator[Finding]:
+    load = machine.read("proc/loadavg").partition(" ")[0]
+    if load and float(load) > machine.cores:
+        yield slow(
+            f"other programs kept {load} threads busy during the last minute, on {machine.cores} "
+            "cores. End them, or believe the next line less."
+        )
 
 
 def find_link_speed(machine: Machine) -> float:
