@@ -1,17 +1,18 @@
 """Compares strategies, and PyTorch's DistributedDataParallel, on two hosts and a slow network.
 
-    python -m benchmarks.two_hosts --rate=1 [--rounds=3] [--python=PATH]
+    python -m benchmarks.two_hosts --rate=1 [--rounds=3] [--python=PATH] [--record=FILE]
 
 The hosts are two network namespaces of this machine with one half of its cores each; what they
 send is limited to `--rate` Gbit/s. `tfdist.launch` starts every configuration on both of them, with
 `--hosts`. Prints a Markdown table of medians over rounds, each of which measures every
-configuration. `--python` is the interpreter that has PyTorch; without it, PyTorch is left out.
-Needs root and iproute2.
+configuration; `--record` keeps the rounds, and adds to those of earlier calls. `--python` is the
+interpreter that has PyTorch; without it, PyTorch is left out. Needs root and iproute2.
 """
 
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 import socket
 import statistics
@@ -82,23 +83,31 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="measured steps per round")
     parser.add_argument("--python", default="", help="the interpreter with PyTorch")
+    parser.add_argument("--record", default="", metavar="FILE", help="adds to earlier rounds")
     flags = parser.parse_args()
     cases = {name: c for name, c in CASES.items() if flags.python or not c.is_pytorch}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    record = Path(flags.record or os.devnull)
+    for line in record.read_text().splitlines() if record.exists() else ():
+        name, finding = json.loads(line)
+        found[name].append(finding)
+    done = len(found[ALONE])
     try:
         with two_hosts() as hosts:
             hosts.set_rate(flags.rate)
             reached = measure_network(hosts)
-            for number in range(flags.rounds):
+            for number in range(done, done + flags.rounds):
                 for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
                     finding = run_case(hosts, cases[name], steps=flags.steps, python=flags.python)
                     found[name].append(finding)
                     print(name, finding, sep="; ", file=sys.stderr, flush=True)
+                    with record.open("a") as file:
+                        file.write(json.dumps([name, finding]) + "\n")
     except UnavailableError as error:
         raise SystemExit(f"Cannot make two hosts: {error}.") from None
     print(
         f"{describe_machine()}; {flags.rate:g} Gbit/s, of which one TCP connection reaches "
-        f"{reached:.2g}; medians of {flags.rounds} rounds of {flags.steps} steps\n"
+        f"{reached:.2g}; medians of {done + flags.rounds} rounds of {flags.steps} steps\n"
     )
     print("| | examples/s | range | of twice one host | all-reduce alone, ms |")
     print("|---|---|---|---|---|")
@@ -113,9 +122,7 @@ def format_row(name: str, findings: list[dict[str, Any]], alone: list[dict[str, 
     below = [f["examples_per_second"] for f in alone if "examples_per_second" in f]
     if not rates or not below:
         return f"| {name} | failed | | | |"
-    share = (
-        "-" if name == ALONE else f"{statistics.median(rates) / 2 / statistics.median(below):.2f}"
-    )
+    share = statistics.median(rates) / 2 / statistics.median(below)
     times = [f["all_reduce_s"] for f in findings if f.get("all_reduce_s")]
     return (
         f"| {name} | {statistics.median(rates):.1f} | {min(rates):.1f}-{max(rates):.1f} "

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from tfdist.doctor.options import ProbeOptions
 from tfdist.doctor.reasons import Measurement, explain, is_explained, is_fast
 from tfdist.errors import TfdistError
 from tfdist.launch.logs import last_lines
-from tfdist.launch.machine import complete_environment, find_sources
+from tfdist.launch.machine import add_interop_thread, complete_environment, find_sources
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.registry import AUTO
@@ -78,8 +79,12 @@ def probe(
             if train.strategy.strategy == AUTO and not config and not gpus:
                 split = make_strategy_options(strategy="mirrored", virtual_devices=devices)
                 together = dataclasses.replace(train, strategy=split)
-            place = f"{machine.directory or directory}/tfdist-doctor-all"
-            many = runs.run("all devices", together, place, in_cluster=True)
+            place = f"{machine.directory or directory}/tfdist-doctor"
+            try:
+                many = runs.run("all devices", together, place, in_cluster=True)
+            finally:
+                if chief:
+                    shutil.rmtree(place, ignore_errors=True)
             if one is None or many is None:
                 yield ok("the first task says how fast the cluster is")
                 return
@@ -105,8 +110,9 @@ def _find_other_programs(machine: Machine) -> Iterator[Finding]:
     load = machine.read("proc/loadavg").partition(" ")[0]
     if load and float(load) > machine.cores:
         yield slow(
-            f"other programs kept {load} threads busy during the last minute, on {machine.cores} "
-            "cores. End them, or believe the next line less."
+            f"other programs kept {load} threads busy during the last minute, and this machine has "
+            f"{machine.cores} core{'s' * (machine.cores > 1)}. End them, because they distort the "
+            "measurement."
         )
 
 
@@ -149,7 +155,7 @@ class _Runs:
         train = dataclasses.replace(train, run=run, training=training)
         environ = find_sources(machine.environ)
         if in_cluster and machine.cluster:
-            environ = complete_environment(environ, machine.cluster)
+            environ = complete_environment(add_interop_thread(environ), machine.cluster)
         else:
             environ = {k: v for k, v in environ.items() if k not in ("TF_CONFIG", "CLUSTER_SPEC")}
         with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:

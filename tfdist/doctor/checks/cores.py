@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from tfdist.cgroups import list_cgroups
 from tfdist.doctor.findings import Finding, ok, slow, wrong
 from tfdist.doctor.machine import Machine
+from tfdist.errors import TfdistError
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _OFF = ("0", "false")
@@ -30,8 +31,7 @@ def check_cores(machine: Machine) -> Iterator[Finding]:
             yield slow(f"{name}={text} for {cores} cores. Unset it, or set {name}={cores}.")
         elif text and name == _THREADS[0] and 0 < int(text) < min(cores, round(quota or cores)):
             yield slow(f"{name}={text} leaves some of {cores} cores idle. Unset it.")
-    interop = machine.environ.get("TF_NUM_INTEROP_THREADS", str(cores))
-    if interop == "1":
+    if _has_peers(machine) and _count_interop_threads(machine) == "1":
         yield wrong(
             "TensorFlow has a single inter-op thread, so an operation that waits for another task "
             "blocks all others. Set TF_NUM_INTEROP_THREADS=2."
@@ -43,6 +43,18 @@ def check_cores(machine: Machine) -> Iterator[Finding]:
         yield wrong(f"TF_ENABLE_ONEDNN_OPTS={onednn} is neither 0 nor 1. Unset it.")
     limit = f", at most {quota:g} at a time" if quota is not None else ""
     yield ok(f"{cores} core{'s' * (cores != 1)}{limit}")
+
+
+def _has_peers(machine: Machine) -> bool:
+    with contextlib.suppress(TfdistError):  # another check reports it
+        return machine.cluster is not None and machine.cluster.num_tasks > 1
+    return False
+
+
+def _count_interop_threads(machine: Machine) -> str:
+    """Returns the number of inter-op threads; empty if `tfdist.launch` chooses it."""
+    default = "" if machine.hosts else str(machine.cores)
+    return machine.environ.get("TF_NUM_INTEROP_THREADS", default)
 
 
 def find_quota(machine: Machine) -> float | None:
