@@ -729,3 +729,14 @@ def test_an_all_reduce_of_tensorflow(script, isolate):
     assert result.status == 0
     for task in result.tasks:
         assert "sum 11.0" in task.log.read_text()
+
+
+def test_a_task_alone_on_one_core_has_two_inter_op_threads(script, tmp_path):
+    """With one, parameter servers hang: an operation that waits for a peer blocks all others."""
+    command = script('(here / "threads").write_text(os.environ["TF_NUM_INTEROP_THREADS"])')
+    flags = ["--hosts=127.0.0.1:2222", "--task=worker:0", f"--command={shlex.join(command)}"]
+    launcher = [sys.executable, "-m", "tfdist.launch", *flags]
+    core = str(min(os.sched_getaffinity(0)))
+    environ = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTEROP_THREADS"}
+    subprocess.run(["taskset", "-c", core, *launcher], env=environ, check=True, timeout=60)
+    assert (tmp_path / "a folder with spaces" / "threads").read_text() == "2"
