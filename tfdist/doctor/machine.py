@@ -14,10 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import ClusterConfig, parse_host_list, read_environment, resolve_cluster
+from tfdist.cluster import ClusterConfig, read_environment
 from tfdist.launch.machine import find_sources, list_cores
-from tfdist.launch.probe import AddressCheck, check_cluster
-from tfdist.strategies.registry import validate_cluster
+from tfdist.launch.probe import AddressCheck, check_cluster, find_cluster
 
 _IMPORT_TIMEOUT_S = 300.0
 
@@ -68,26 +67,19 @@ class Machine:
                 found.setdefault(name.lower().replace("_", "-"), item.version)
         return found
 
-    @functools.cached_property
+    @property
     def cluster(self) -> ClusterConfig | None:
         """The cluster that this machine belongs to, None for a single process.
 
         Raises:
           TfdistError: its description is invalid.
         """
-        if self.hosts and not self.task:
-            tasks = parse_host_list(self.hosts)
-            config = ClusterConfig(tasks, next(iter(tasks)), 0, "--hosts")
-            validate_cluster(config, "")
-            return config
-        return resolve_cluster(hosts=self.hosts, task=self.task, environ=self.environ)
+        return find_cluster(self.hosts, self.task, environ=self.environ)[0]
 
     @property
     def own_task(self) -> tuple[str, int] | None:
         """This machine's role and index in the cluster, None if it is none of its tasks."""
-        if self.cluster is None or (self.hosts and not self.task):
-            return None
-        return self.cluster.role, self.cluster.index
+        return find_cluster(self.hosts, self.task, environ=self.environ)[1]
 
     @functools.cached_property
     def addresses(self) -> list[AddressCheck]:

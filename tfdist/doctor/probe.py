@@ -32,6 +32,7 @@ _REFERENCE = (
     "--val_examples=16",
     "--global_batch_size=16",
 )
+_OF_CLUSTERS = ("TF_CONFIG", "CLUSTER_SPEC", "SLURM_", "JOB_COMPLETION_INDEX", "TFDIST_")
 _POLL_S = 0.2
 
 Say = Callable[[str], None]
@@ -88,15 +89,16 @@ def probe(
             if one is None or many is None:
                 yield ok("the first task says how fast the cluster is")
                 return
-            larger = None
-            if config is None and not is_fast(one, many) and not is_explained(many):
-                size = train.training.global_batch_size * many.replicas
-                grown = dataclasses.replace(together.training, global_batch_size=size)
-                wide = dataclasses.replace(together, training=grown)
-                larger = runs.run("all devices, larger batch", wide, f"{directory}/larger")
         except TfdistError as error:
             yield wrong(str(error))
             return
+        larger = None
+        if config is None and not is_fast(one, many) and not is_explained(many):
+            size = many.batch * many.replicas
+            grown = dataclasses.replace(together.training, global_batch_size=size)
+            wide = dataclasses.replace(together, training=grown)
+            with contextlib.suppress(TfdistError):  # it may not fit in memory
+                larger = runs.run("all devices, larger batch", wide, f"{directory}/larger")
     yield explain(
         one,
         many,
@@ -157,7 +159,7 @@ class _Runs:
         if in_cluster and machine.cluster:
             environ = complete_environment(add_interop_thread(environ), machine.cluster)
         else:
-            environ = {k: v for k, v in environ.items() if k not in ("TF_CONFIG", "CLUSTER_SPEC")}
+            environ = {k: v for k, v in environ.items() if not k.startswith(_OF_CLUSTERS)}
         with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:
             config, log = Path(directory) / "options.json", Path(directory) / "log"
             config.write_text(json.dumps(train.to_dict()))

@@ -23,12 +23,7 @@ from typing import Any
 
 from tfdist.cli.arguments import check_arguments, print_help
 from tfdist.cli.flags import expand_flag_files, format_help, name_flags, parse_flags, split_command
-from tfdist.cluster import (
-    ClusterConfig,
-    parse_host_list,
-    parse_hosts,
-    resolve_cluster,
-)
+from tfdist.cluster import parse_hosts
 from tfdist.errors import TfdistError
 from tfdist.launch.options import LaunchOptions, LocalClusterOptions
 from tfdist.launch.report import say
@@ -36,7 +31,6 @@ from tfdist.launch.results import ClusterResult, TaskResult
 from tfdist.launch.run import run_local_cluster, run_task
 from tfdist.launch.signals import signal_number, signals_as_exceptions
 from tfdist.runs.options import TrainOptions
-from tfdist.strategies.registry import validate_cluster
 
 __all__ = ["ClusterResult", "TaskResult", "main", "run_local_cluster", "run_task"]
 
@@ -68,7 +62,7 @@ def _run_command(argv: Sequence[str]) -> int:
     if several.check:
         from tfdist.launch import probe
 
-        found, own = _find_cluster_to_check(several.hosts, several.task)
+        found, own = probe.find_cluster(several.hosts, several.task)
         return probe.run_check(found, own, wait_s=several.wait_s)
     train_flags, command = _find_command(rest, shlex.split(tasks.command))
     common: dict[str, Any] = {
@@ -125,19 +119,6 @@ def _check_alone(local: LocalClusterOptions) -> None:
             "--hosts lists the whole cluster, so --workers, --ps, --chief and --evaluator cannot "
             "be used with it. Leave them out, or leave out --hosts and --task."
         )
-
-
-def _find_cluster_to_check(
-    hosts: str, task: str
-) -> tuple[ClusterConfig | None, tuple[str, int] | None]:
-    """Returns the cluster and this process's task in it, each None if unknown."""
-    if hosts and not task:
-        tasks = parse_host_list(hosts)
-        config = ClusterConfig(tasks, next(iter(tasks)), 0, "--hosts")
-        validate_cluster(config, "")
-        return config, None
-    found = resolve_cluster(hosts=hosts, task=task)
-    return found, (found.role, found.index) if found else None
 
 
 if __name__ == "__main__":

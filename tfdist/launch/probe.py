@@ -6,8 +6,10 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Mapping
 
-from tfdist.cluster import ClusterConfig, split_address
+from tfdist.cluster import ClusterConfig, parse_host_list, resolve_cluster, split_address
+from tfdist.strategies.registry import validate_cluster
 
 _CONNECT_TIMEOUT_S = 2.0
 _RETRY_S = 0.2
@@ -30,6 +32,27 @@ class AddressCheck:
     ok: bool
     found: str
     resolved: str = ""
+
+
+def find_cluster(
+    hosts: str, task: str, *, environ: Mapping[str, str] | None = None
+) -> tuple[ClusterConfig | None, tuple[str, int] | None]:
+    """Returns the cluster to check and this process's task in it, each None if unknown.
+
+    Args:
+      hosts, task: the flags of `tfdist.launch`; `task` may be empty even if `hosts` is not.
+      environ: the environment to read; this process's own by default.
+
+    Raises:
+      TfdistError: the description of the cluster is invalid.
+    """
+    if hosts and not task:
+        tasks = parse_host_list(hosts)
+        config = ClusterConfig(tasks, next(iter(tasks)), 0, "--hosts")
+        validate_cluster(config, "")
+        return config, None
+    found = resolve_cluster(hosts=hosts, task=task, environ=environ)
+    return found, (found.role, found.index) if found else None
 
 
 def run_check(
