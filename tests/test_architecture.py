@@ -39,7 +39,7 @@ LAYERS = [
     {"runs.utilization"},
     {"runs"},
     {"train", "predict", "evaluate", "export"},
-    {"verify", "benchmark", "run", "serve", "report.__main__"},
+    {"verify", "benchmark", "run", "serve", "doctor", "report.__main__"},
     {"plan"},
     {"__main__"},
 ]

@@ -40,7 +40,7 @@ class DrawSamples(keras.callbacks.Callback):
         self._pictures = self._task.draw(self._trainer, self._data) if is_due else {}
         if self._trainer.is_chief:
             for name, picture in self._pictures.items():
-                self._run.write_image(f"samples/{name}.png", picture)
+                self._run.write_png(f"samples/{name}.png", picture)
 
     def write_events(self, step: int) -> None:
         """Writes the pictures of the epoch that has just ended with `tf.summary`."""

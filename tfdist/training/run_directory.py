@@ -193,9 +193,9 @@ class RunDirectory:
             write_atomically(path, content)
         return path
 
-    def write_image(self, name: str, image: np.ndarray) -> str:
-        """Writes an image, uint8 [height, width, channels], as a PNG, and returns its path."""
-        return self.write_picture(name, tf.io.encode_png(image).numpy())
+    def write_png(self, name: str, values: np.ndarray) -> str:
+        """Writes uint8 [height, width, channels] as a picture, and returns its path."""
+        return self.write_picture(name, tf.io.encode_png(values).numpy())
 
     @contextlib.contextmanager
     def _show_failure(self) -> Iterator[None]:

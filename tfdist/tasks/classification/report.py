@@ -51,7 +51,7 @@ def write_examples(run: RunDirectory, source: Any, examples: Mapping[str, Any]) 
         for number, image in enumerate(np.clip(images, 0, 255).astype(np.uint8)):
             enlarge = max(1, _MIN_HEIGHT // image.shape[0])
             large = np.kron(image, np.ones((enlarge, enlarge, 1), np.uint8))
-            run.write_picture(_name_picture(kind, number), tf.io.encode_png(large).numpy())
+            run.write_png(_name_picture(kind, number), large)
 
 
 def make_sections(run: RecordedRun) -> Sequence[Section]:

@@ -262,7 +262,7 @@ class Segmentation(Task):
         """Writes samples of the validation data with their predictions."""
         for name, picture in self.draw(trainer, data).items():
             if trainer.is_chief:
-                run.write_image(f"samples/{name}.png", picture)
+                run.write_png(f"samples/{name}.png", picture)
 
     def make_report(self, run: "RecordedRun") -> "Sequence[Section]":
         """Returns samples, the IoU of every class and the confusion matrix."""
