@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+_LAST_LOOK_S = 0.5
+
 
 def make_protocol(
     *, receive_timeout_s: float, answer_timeout_s: float, max_connections: int
@@ -41,6 +43,14 @@ def make_protocol(
             if self._is_receiving and not is_answered and not self.cycle.more_body:
                 self._is_receiving = False
                 self._limit(answer_timeout_s)
+
+        def shutdown(self) -> None:
+            # The client may have sent a request that is not read yet; closing would lose it.
+            self.loop.call_later(_LAST_LOOK_S, self._shut_down)
+
+        def _shut_down(self) -> None:
+            if not self.transport.is_closing():
+                super().shutdown()
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._timer is not None:
