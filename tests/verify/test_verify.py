@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from tfdist.placement.options import PLACEMENTS
+from tfdist.placement.shards.elementwise import updates_elements
 from tfdist.verify import runs
 from tfdist.verify.options import VerificationOptions, VerifiedModelOptions, VerifyOptions
+from tfdist.verify.recording import keep_first_gradients
 from tfdist.verify.table import format_table
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -76,6 +78,14 @@ def test_a_divided_optimizer_is_equal(verify):
     texts = [format_table([verdict]) for verdict in verdicts]
     assert [verdict.holds for verdict in verdicts] == [True] * 3, texts
     assert "not supported" in texts[2]
+
+
+def test_recording_does_not_change_how_an_optimizer_is_divided():
+    import keras
+
+    optimizer = keras.optimizers.Adam()
+    keep_first_gradients(optimizer)
+    assert updates_elements(optimizer)
 
 
 @pytest.mark.cluster

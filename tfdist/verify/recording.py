@@ -140,7 +140,7 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
             is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
             slot = self.first_gradients[self._get_variable_index(variable)]
             whole = tf.cast(tf.convert_to_tensor(gradient), slot.dtype)
-            slot.assign(tf.where(is_first, whole, tf.convert_to_tensor(slot)))
+            self.assign(slot, tf.where(is_first, whole, tf.convert_to_tensor(slot)))
             super().update_step(gradient, variable, learning_rate)
 
     Keeping.__name__ = kind.__name__
