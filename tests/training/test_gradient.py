@@ -10,6 +10,7 @@ from tests import zoo
 from tests.training.programs import X, Y, dense
 from tfdist.training.gradient import compute_loss
 from tfdist.training.inputs import make_data_adapter
+from tfdist.training.reduction import count_gradient_bytes
 
 WEIGHTS = np.linspace(0, 2, 8).astype("f4")
 
@@ -50,3 +51,10 @@ def test_an_update_is_keras_s_however_the_gradient_is_computed(strategy_name, op
     for name, value in logs.items():
         np.testing.assert_allclose(found.logs[name], value, rtol=1e-5)
     assert zoo.largest_difference(engine.model.get_weights(), expected.get_weights()) < 1e-6
+
+
+def test_the_size_of_the_gradients():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.layers[1].trainable = False
+    assert count_gradient_bytes(model, is_compressed=False) == 4 * (3 * 2 + 2)
+    assert count_gradient_bytes(model, is_compressed=True) == 2 * (3 * 2 + 2)
