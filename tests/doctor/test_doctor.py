@@ -78,14 +78,16 @@ PROBED = [
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_devices_that_share_the_cores():
-    done = run("--probe", "--steps=4", "--", *PROBED, timeout=280)
+    done = run("--probe", "--steps=4", "--", *PROBED, timeout=560)
     (line,) = [line for line in done.stdout.splitlines() if "times as fast" in line]
     # On a busy machine the numbers may be anything.
     assert "because they share the same " in line or line.startswith("ok"), line
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_a_slow_network(path_with_spaces):
     addresses = ",".join(f"{address}:2222" for address in ADDRESSES)
     flags = [f"--hosts={addresses}", f"--run_dir={path_with_spaces}", "--wait_s=10", "--probe"]
@@ -100,7 +102,7 @@ def test_a_slow_network(path_with_spaces):
                 )
                 for host in range(2)
             ]
-            said = [task.communicate(timeout=280)[0] for task in tasks]
+            said = [task.communicate(timeout=560)[0] for task in tasks]
     except UnavailableError as error:
         pytest.skip(str(error))
     assert re.search(r"because the all-reduce of 0\.\d+ MB takes \d+% of a step, at 0\.0", said[0])
