@@ -125,14 +125,15 @@ def measure(directory: Path) -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=workers
         )
-    model: nn.Module = UNet(**task["model"]).to(memory_format=torch.channels_last)
+    device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
+    model: nn.Module = UNet(**task["model"]).to(device, memory_format=torch.channels_last)
     if workers > 1:
         model = nn.parallel.DistributedDataParallel(model)
     if task["compiled"]:
         model = torch.compile(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss_of = nn.CrossEntropyLoss()
-    bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
+    bfloat16 = torch.autocast(device, dtype=torch.bfloat16)
     random = np.random.default_rng(rank)
     batch = task["global_batch_size"] // workers
     shape = (_BATCHES, batch, *task["image_size"])
@@ -141,7 +142,7 @@ def measure(directory: Path) -> None:
     masks = torch.from_numpy(random.integers(0, task["model"]["num_classes"], shape))
     ends, began = [], time.perf_counter()
     for step in range(task["warmup_steps"] + task["steps"]):
-        x, y = images[step % _BATCHES], masks[step % _BATCHES]
+        x, y = (data[step % _BATCHES].to(device) for data in (images, masks))
         optimizer.zero_grad(set_to_none=True)
         with bfloat16 if task["bfloat16"] else contextlib.nullcontext():
             loss = loss_of(model(x), y)
