@@ -54,8 +54,8 @@ def make_model(
     >>> make_model("unett", image_size=(32, 32), num_classes=2)
     Traceback (most recent call last):
       ...
-    ValueError: Unknown model 'unett'. Valid: unet, resnet50_unet, mobilenet_v2_unet, \
-efficientnet_v2_b0_unet.
+    ValueError: Unknown model 'unett'. Valid: unet, pix2pix_unet, resnet50_unet, \
+mobilenet_v2_unet, efficientnet_v2_b0_unet.
     """
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=len(MODELS), cutoff=0.0)

@@ -27,6 +27,8 @@ NAMES = (
 
 def install_stubs() -> None:
     """Makes the modules in `NAMES` importable as stubs, whether or not they are installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]  # Keras imports matplotlib if it is installed
     sys.meta_path.insert(0, _Finder())
 
 
