@@ -74,6 +74,7 @@ def train(path, *flags):
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
 def test_a_continued_run_equals_one_in_one_piece_and_the_second_phase_begins_with_it(
     path_with_spaces,
 ):

@@ -62,6 +62,7 @@ def test_ends_where_one_device_ends(float64, kind, options, name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @each_placement
 def test_half_precision(kind, policy):
@@ -85,6 +86,7 @@ def _run(path, steps, placement=None):
     return trainer, [v.numpy() for v in trainer.model.variables]
 
 
+@pytest.mark.thorough(keep=1)
 @each_placement
 def test_killed_and_continued_to_the_same_bits(tmp_path, kind):
     _, whole = _run(tmp_path / "whole", 6, kind(devices=2))
@@ -94,6 +96,7 @@ def test_killed_and_continued_to_the_same_bits(tmp_path, kind):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_goes_from_one_placement_to_another(tmp_path, float64):
     placements = [None, *(kind(devices=n) for n in (2, 3) for kind in PLACEMENTS.values())]
     _, expected = _run(tmp_path / "whole", 2 * len(placements))

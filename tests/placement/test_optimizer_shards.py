@@ -77,6 +77,7 @@ def test_any_optimizer_updates_alike_or_is_refused(float64, name):
     assert zoo.largest_difference(found, expected) < 1e-13
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("count", [2, 3])
 def test_each_replica_keeps_its_part_of_the_state(count):
     whole, _ = _train("unet", keras.optimizers.Adam, f"mirrored-{count}")
@@ -144,6 +145,7 @@ def test_together_with_stages(float64):
     assert zoo.largest_difference(found, expected) < 1e-12
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_whole(tmp_path):
     def run(steps, strategy_name, **options):
         return _train(

@@ -53,6 +53,7 @@ def test_a_file_predicts_as_the_model_does(file_format, quantize, run_dir, path_
     assert difference > 1e-5 or quantize == "none"
 
 
+@pytest.mark.thorough
 def test_a_file_that_computes_something_else_is_refused(
     run_dir, path_with_spaces, monkeypatch, capfd
 ):
