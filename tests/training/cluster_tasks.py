@@ -97,13 +97,14 @@ def run_two(task):
     """Everything that two workers must do as one device does."""
     for name in MODELS:
         task.compare(name, name, make_sgd)
-    task.compare("uneven", "unet", make_sgd, UNEVEN_BATCH)
     check_evaluation(task)
     check_callbacks(task)
     check_programs(task)
     task.found["refusals"] = list_refusals(task)
     set_precision("float64")
     task.compare("adam", "unet", make_adam)
+    # In float32, the rounding of the inputs may move these weights by 1e-4 on one device.
+    task.compare("uneven", "unet", make_sgd, UNEVEN_BATCH)
     task.compare("adam_uneven", "unet", make_adam, UNEVEN_BATCH)
 
 
