@@ -5,40 +5,21 @@ import shutil
 
 import pytest
 
+from tests.browser import needs_browser, open_browser
 from tfdist.report.comparison import make_comparison
 from tfdist.runs.reporting import write_page, write_report
 from tfdist.training.recorded_run import read_recorded_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="comes with the [dev] extra")
-
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
-)
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+pytestmark = needs_browser
 PHONE = 400
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('a browser')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
+    profile = tmp_path_factory.mktemp("a browser")
+    with open_browser(profile, logs=("browser", "performance")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")

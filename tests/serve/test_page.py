@@ -1,49 +1,31 @@
 """The page in a real browser."""
 
 import os
-import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.browser import needs_browser, open_browser
 from tests.serve.running import run_server
 from tfdist.tasks.segmentation.shapes import make_shapes
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="comes with the [dev] extra")
-waiting = pytest.importorskip("selenium.webdriver.support.wait")
-
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+waiting = pytest.importorskip(
+    "selenium.webdriver.support.wait", reason="comes with the [dev] extra"
 )
+
 # A directory for screenshots, for those who want to look at the page.
 SCREENSHOTS = os.environ.get("TFDIST_SCREENSHOTS")
 
 
 @pytest.fixture
 def browser(tmp_path):
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'a profile'}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
+    with open_browser(tmp_path / "a profile") as driver:
+        yield driver
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
-)
+@needs_browser
 def test_an_image_gets_its_overlay_and_legend(run_dir, tmp_path, browser):
     image, _ = make_shapes("val", (96, 160), 1, 3).load(tf.constant(0, tf.int64))
     path = tmp_path / "an image.png"
