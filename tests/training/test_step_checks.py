@@ -44,6 +44,8 @@ def _train_example(example, strategy_name, jit_compile):
         ("dense", "one_device"),
         ("unet", "one_device"),
         ("two_inputs", "mirrored-2"),
+        ("random", "one_device"),
+        ("random", "mirrored-2"),
     ],
 )
 def test_xla_ends_where_tensorflow_ends(model_name, strategy_name):
@@ -82,13 +84,21 @@ def test_weighted_metrics_know_the_mask_of_what_xla_computed():
     ("model_name", "strategy_name", "message"),
     [
         ("convolutional", "mirrored-2", "the layer 'fused_batch.* updates variables that replicas"),
-        ("random", "one_device", "the layer 'gaussian_noise.* .GaussianNoise. draws"),
         ("dense", "central_storage-2", "CentralStorageStrategy.* does not support `jit_compile`"),
     ],
 )
 def test_refuses_what_xla_cannot_compile(model_name, strategy_name, message):
     with pytest.raises(TfdistError, match=message):
         _train(model_name, strategy_name, jit_compile=True)
+
+
+def test_refuses_truncated_normal_numbers():
+    class Cut(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.truncated_normal(keras.ops.shape(x), seed=3)
+
+    with pytest.raises(TfdistError, match="draws truncated normal numbers, and XLA would"):
+        _train_with(Cut())
 
 
 def _double_in_python(x):

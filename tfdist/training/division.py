@@ -47,6 +47,7 @@ class Division:
       batch_norm: `global` uses the moments of the global batch; `per_replica` is as in Keras.
       gather_outputs: whether a loss sees the examples of all replicas.
       is_chief: whether this worker counts the examples when all workers have copies of them.
+      is_compiled: whether XLA compiles the step.
 
     Attributes:
       draws: decides what random layers draw.
@@ -60,8 +61,9 @@ class Division:
         batch_norm: str = "global",
         gather_outputs: bool = False,
         is_chief: bool = True,
+        is_compiled: bool = False,
     ):
-        self.draws = RowDraws()
+        self.draws = RowDraws(is_compiled=is_compiled)
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
         self._batch_norm = batch_norm

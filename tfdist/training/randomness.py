@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdist.internals import global_state, keras_random, random_ops
 from tfdist.replacing import replaced
+from tfdist.training import random_numbers
 
 # The operations through which `keras.random` and `tf.random.stateless_*` draw, and how many
 # blocks of the generator (128 bits each) one block of results takes: a truncated normal number
@@ -33,6 +34,16 @@ _BLOCKS = {
     "stateless_truncated_normal_v2": lambda block: 64 * block,
 }
 _BLOCK_BYTES = 16
+
+# What draws the same numbers where XLA compiles.
+_COMPILED = {
+    "stateless_random_get_key_counter": random_numbers.get_key_counter,
+    "stateless_random_get_alg": random_numbers.get_algorithm,
+    "stateless_random_uniform_v2": random_numbers.draw_uniform,
+    "stateless_random_uniform_int_v2": random_numbers.draw_integers,
+    "stateless_random_normal_v2": random_numbers.draw_normal,
+    "stateless_truncated_normal_v2": random_numbers.refuse_truncated,
+}
 
 Draws = dict[int, tuple[keras.random.SeedGenerator, tuple[bool, ...]]]
 """Id of a generator -> the generator, and for each of its draws whether it was ordered."""
@@ -58,11 +69,15 @@ class RowDraws:
     drawn by example: `hide_rows` makes this dimension unknown while the step is traced. Any other
     tensor, such as noise on a weight, is the same on all replicas, as in Keras.
 
+    Args:
+      is_compiled: whether XLA compiles the step.
+
     Attributes:
       seen: every generator that has drawn while a step was traced, by its id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_compiled: bool = False) -> None:
+        self._compiled = _COMPILED if is_compiled else {}
         # MirroredStrategy traces each replica in its own thread; the threads take turns.
         self._of_thread = threading.local()
         self.seen: dict[int, keras.random.SeedGenerator] = {}
@@ -74,9 +89,10 @@ class RowDraws:
         Keras 3.15 has no hook that could tell a layer's draw which examples it is for.
         """
         with contextlib.ExitStack() as stack:
-            for name, count_blocks in _BLOCKS.items():
-                operation = getattr(random_ops, name)
-                draw = functools.partial(self._draw, operation, count_blocks)
+            for name in {**_BLOCKS, **self._compiled}:
+                draw: Any = self._compiled.get(name) or getattr(random_ops, name)
+                if name in _BLOCKS:
+                    draw = functools.partial(self._draw, draw, _BLOCKS[name])
                 stack.enter_context(replaced(random_ops, name, draw))
             stack.enter_context(replaced(keras.random.SeedGenerator, "next", self._make_next()))
             stack.enter_context(_one_global_generator())
@@ -160,8 +176,9 @@ class RowDraws:
         per_row = plain.shape[1:].num_elements()
         if per_row is not None and per_row % block == 0:
             return operation(shape, **arguments)
-        skipped = before % block
-        numbers = operation((skipped + size)[None], **arguments)[skipped:]
+        # How many are drawn must not depend on the replica, because XLA needs their number.
+        numbers = operation((size + block)[None], **arguments)
+        numbers = tf.slice(numbers, (before % block)[None], size[None])
         return tf.ensure_shape(tf.reshape(numbers, shape), plain.shape)
 
     def _make_next(self) -> Callable[..., tf.Tensor]:

@@ -92,19 +92,20 @@ class Steps:
             or plan is not None
             or shards is not None
         )
+        self._is_compiled = options.jit_compile or find_traits(strategy).fixes_shapes
         self._division = Division(
             model,
             strategy,
             batch_norm=options.batch_norm,
             gather_outputs=options.gather_outputs,
             is_chief=is_chief,
+            is_compiled=self._is_compiled,
         )
         self._shards = shards
         self._staged = self._make_call(plan)
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # XLA requires static sizes, so there they are hidden only if a layer draws.
-        needs_sizes = options.jit_compile or find_traits(strategy).fixes_shapes
-        self._draws_rows = not needs_sizes or bool(list_seed_generators(model))
+        self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
         self._train = model.train_step
         if options.changes_gradient:
             own = OwnStep(
@@ -296,7 +297,8 @@ class Steps:
     def _run_alone(self, own: Any, data: Any) -> Logs:
         if self._model.jit_compile and not self._model.run_eagerly:
             own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
-        with self._division.draws.watch(), penalties_in_floatx():
+        draws = self._division.draws
+        with draws.intercept() if self._is_compiled else draws.watch(), penalties_in_floatx():
             logs = self._strategy.run(own, args=(_drop_optionals(data),))
         return {
             name: self._strategy.experimental_local_results(value)[0]

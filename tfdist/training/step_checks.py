@@ -240,8 +240,8 @@ def check_model(
     Raises:
       TfdistError: a layer updates a state from the examples it sees together, as batch
         normalization does, so the result would depend on how they are split; XLA would compile a
-        layer that draws, that updates a state of all replicas or that has an unsupported operation;
-        or the model cannot be computed by parts.
+        layer that updates a state of all replicas or that has an unsupported operation; or the
+        model cannot be computed by parts.
     """
     if has_parts:
         check_parts(model, x_spec, recomputes=options.rematerialize)
@@ -251,12 +251,6 @@ def check_model(
             f"Cannot divide a batch over {num_replicas} replicas: the layer "
             f"{describe_layer(stateful[0])} keeps a state per example from batch to batch. Leave "
             "out stateful=True, or train on one device."
-        )
-    drawing = [layer for layer in model._flatten_layers() if layer._seed_generators]
-    if options.jit_compile and drawing:
-        raise TfdistError(
-            f"Cannot compile the step with XLA: the layer {describe_layer(drawing[0])} draws "
-            "random numbers, and XLA would draw different ones. Leave out `jit_compile`."
         )
     layer = None
     if options.micro_batches > 1 or (options.jit_compile and is_mirrored):
