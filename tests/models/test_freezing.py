@@ -35,6 +35,7 @@ def train_with_keras():
     return model
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", zoo.STRATEGIES)
 def test_every_strategy_trains_only_the_decoder(name):
     start, expected = build(), train_with_keras()

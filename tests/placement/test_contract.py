@@ -37,10 +37,10 @@ def _find_refusal(kind, name, options):
     return None
 
 
-@pytest.mark.thorough(keep=16)
+@pytest.mark.thorough(keep=10)
+@each_placement
 @pytest.mark.parametrize("name", zoo.EXAMPLES)
 @pytest.mark.parametrize("options", OPTIONS)
-@each_placement
 def test_ends_where_one_device_ends(float64, kind, options, name):
     steps = {**OPTIONS[options]}
     placement = kind(devices=steps.pop("devices", 0))
@@ -86,7 +86,7 @@ def _run(path, steps, placement=None):
     return trainer, [v.numpy() for v in trainer.model.variables]
 
 
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 @each_placement
 def test_killed_and_continued_to_the_same_bits(tmp_path, kind):
     _, whole = _run(tmp_path / "whole", 6, kind(devices=2))
@@ -105,6 +105,7 @@ def test_a_checkpoint_goes_from_one_placement_to_another(tmp_path, float64):
     assert zoo.largest_difference(found, expected) < 1e-12
 
 
+@pytest.mark.thorough(keep=1)
 @each_placement
 def test_a_model_is_saved_whole(tmp_path, kind):
     trainer, _, _ = train("unet", placement=kind(devices=2))

@@ -171,6 +171,7 @@ _GUIDES = """
 """
 
 
+@pytest.mark.thorough
 def test_the_examples_of_the_guides_and_a_mesh():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_GUIDES)],

@@ -51,6 +51,7 @@ _PROGRAM = """
 """
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_two_replicas_of_two_devices(name):
     done = subprocess.run(

@@ -77,7 +77,7 @@ def test_any_optimizer_updates_alike_or_is_refused(float64, name):
     assert zoo.largest_difference(found, expected) < 1e-13
 
 
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [2, 3])
 def test_each_replica_keeps_its_part_of_the_state(count):
     whole, _ = _train("unet", keras.optimizers.Adam, f"mirrored-{count}")

@@ -36,9 +36,9 @@ def _fit(name, **options):
     return history.history, [weight.numpy() for weight in trainer.model.weights]
 
 
-@pytest.mark.thorough(keep=20)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.thorough(keep=8)
 @pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_strangers_program_is_equal_or_refused(placement, name):
     placed = PLACEMENTS[placement](devices=2)
     if name in REFUSED.get(placement, ()):

@@ -82,6 +82,7 @@ def test_weights_are_saved_and_set_whole_and_not_exported(tmp_path):
         trainer.model.export(f"{tmp_path}/servable", verbose=False)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", ["Lion", "RMSprop", "Ftrl", "Nadam", "ScheduleFreeAdamW"])
 def test_optimizers_that_update_each_element_alone(float64, name):
     kind = getattr(keras.optimizers, name)

@@ -119,7 +119,7 @@ def _train_layer(make, *, optimizer=None, **options):
     return trainer, weights, list(history.history.values())
 
 
-@pytest.mark.thorough(keep=12)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_each_rule(float64, name):
     _, expected, values = _train_layer(LAYERS[name])

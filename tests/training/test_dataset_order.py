@@ -161,6 +161,7 @@ def test_data_of_unknown_length_end_as_in_keras(strategy_name):
     check_unknown(fit_unknown(trainer), fit_keras_unknown())
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _build():
     return dense(metrics=["mae"])
 
 
-@pytest.mark.thorough(keep=10)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize("data_name", DATA)
 @pytest.mark.parametrize("name", CALLS)

@@ -60,7 +60,7 @@ def _compare(example, strategy_name, make_optimizer, tolerance):
         np.testing.assert_allclose(history[name], values, rtol=20 * tolerance, err_msg=name)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [*((name, "mirrored-2") for name in EXAMPLES), ("random", "one_device")],

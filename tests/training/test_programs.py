@@ -60,6 +60,7 @@ def _fit(program, strategy_name, *, by_hand=False, **options):
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
 
 
+@pytest.mark.thorough(keep=25)
 @pytest.mark.parametrize("name", ALL_PROGRAMS)
 def test_one_device_is_keras_to_the_bit(name):
     expected, weights = _fit_keras_once(name)
@@ -85,12 +86,15 @@ LATE = (
 )
 
 
-@pytest.mark.thorough(keep=30)
+@pytest.mark.thorough(keep=12)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [
-        *((name, "mirrored-3", False) for name in PROGRAMS),
-        *((name, "central_storage-2", True) for name in PROGRAMS),
+        *(
+            (name, strategy, is_by_hand)
+            for name in PROGRAMS
+            for strategy, is_by_hand in (("mirrored-3", False), ("central_storage-2", True))
+        ),
         *((name, "mirrored-2", True) for name in LATE),
     ],
 )
@@ -163,7 +167,7 @@ def test_every_optimizer_may_be_built_late(name):
     assert zoo.largest_difference(found, weights) == 0
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("kind", METRICS)
 def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_weighted):
@@ -185,7 +189,7 @@ def test_keras_s_losses_and_metrics_count_every_row_of_replicas_once(kind, is_we
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", ["mirrored-3", "one_device"])
 @pytest.mark.parametrize("masked", ["some", "", "all"])
 def test_every_reduction_weighs_and_masks_as_keras_does(strategy_name, masked):
