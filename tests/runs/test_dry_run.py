@@ -53,6 +53,19 @@ def test_says_what_would_be_run_and_writes_nothing(path_with_spaces, capfd):
     assert not run.exists()
 
 
+def test_says_what_a_tpu_would_compute_in_vain(tmp_path, capfd):
+    flags = [*SMALL, "--strategy=tpu", f"--run_dir={tmp_path}/run"]
+    assert dry_run(*flags) == 0
+    out, _ = capfd.readouterr()
+    assert (
+        " layers have outputs that are padded, such as encoder_0_conv_1/kernel with 4 channels"
+        in out
+    )
+    assert "a global batch of 8 fills the tiles on up to 1 core" in out
+    assert dry_run(*flags, "--global_batch_size=12") == 0
+    assert "a global batch of 12 is padded, too" in capfd.readouterr().out
+
+
 def test_does_not_search_for_the_batch_size(tmp_path, capfd):
     flags = [*SMALL, "--strategy=one_device", "--global_batch_size=auto"]
     assert dry_run(*flags, f"--run_dir={tmp_path}/run") == 0

@@ -34,6 +34,7 @@ _FILES = (
     "model.keras",
     "summary.json",
 )
+_TILE = (8, 128)  # examples and channels
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,33 @@ def describe_dry_run(options: TrainOptions) -> str:
             if options.run.tensorboard or name != "tensorboard/"
         ),
     }
+    if plan.traits.fixes_shapes:
+        lines["padding"] = describe_padding(model, size)
     width = max(map(len, lines))
     text = "\n".join(
         f"{title:<{width}}  {value}".replace("\n", f"\n{'':<{width}}  ")
         for title, value in lines.items()
     )
     return f"{text}\nA dry run: nothing was started or written."
+
+
+def describe_padding(model: keras.Model, global_batch_size: int) -> str:
+    """Returns a description of what a TPU computes in vain, which pads arrays to whole tiles.
+
+    Source: https://docs.cloud.google.com/tpu/docs/performance-guide
+    """
+    rows, channels = _TILE
+    weights = [w for w in model.trainable_weights if len(w.shape) > 1]
+    padded = [w for w in weights if w.shape[-1] % channels]
+    text = f"{len(padded)} of {len(weights)} layers have outputs that are padded"
+    if padded:
+        text += f", such as {padded[0].path} with {padded[0].shape[-1]} channels"
+    cores = [cores for cores in (8, 4, 2, 1) if global_batch_size % (rows * cores) == 0]
+    filled = f"fills the tiles on up to {_count(cores[0], 'core')}" if cores else "is padded, too"
+    return (
+        f"a TPU computes in tiles of {rows} examples and {channels} channels\n{text}\n"
+        f"a global batch of {global_batch_size} {filled}"
+    )
 
 
 def estimate_memory(
