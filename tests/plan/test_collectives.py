@@ -43,9 +43,10 @@ def test_a_sum_on_one_device(count):
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 2), (64, 4)])
-def test_servers(workers, servers):
-    found = run_servers(workers, servers, BYTES, PATH)
-    assert found == pytest.approx(time_servers(workers, servers, BYTES, PATH), rel=0.05)
+@pytest.mark.parametrize("num_bytes", [BYTES, 1e3])
+def test_servers(workers, servers, num_bytes):
+    found = run_servers(workers, servers, num_bytes, PATH)
+    assert found == pytest.approx(time_servers(workers, servers, num_bytes, PATH), rel=0.05)
 
 
 def test_a_ring_ends_with_its_latest_participant():

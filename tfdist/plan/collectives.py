@@ -75,9 +75,11 @@ def time_servers(workers: int, servers: int, num_bytes: float, path: Path) -> fl
     """Returns the seconds between two steps that servers can serve, for all of their workers.
 
     For each worker, the servers send the weights and receive a gradient, in both directions at the
-    same time; a worker cannot be faster than its own link either.
+    same time, and each worker has a message for each server. A worker cannot be faster than its
+    own link either.
     """
-    return max(workers / servers, 1.0) * (path.alpha + num_bytes * path.beta)
+    messages = max(workers, servers)
+    return messages * path.alpha + messages / servers * num_bytes * path.beta
 
 
 def find_exposed(
