@@ -64,6 +64,14 @@ def test_json(plan):
     assert found["simulation"]["stragglers"]["even"] >= 1
 
 
+def test_a_slow_worker_holds_up_synchronous_steps(plan):
+    found = json.loads(plan("--hardware=h100 --json --workers=4 --simulate --slow_worker=4"))
+    rates = found["simulation"]["stragglers"]
+    assert rates["stragglers"] == pytest.approx(4, rel=0.2)
+    assert rates["asynchronous, twice in flight"] < rates["stragglers"]
+    assert "and one worker always 4 times as long" in found["simulation"]["text"]["Stragglers"]
+
+
 def test_batch_normalization_cannot_be_split_into_micro_batches(plan):
     with_batches = plan("--hardware=v100 --workers=1 --devices_per_worker=2")
     assert "micro-batches" not in with_batches

@@ -69,3 +69,15 @@ def test_the_best_interval_is_about_that_of_young_and_daly():
     # Around the best, the goodput is flat.
     assert run_failures(failures, young) == pytest.approx(goodput, abs=0.005)
     assert run_failures(failures, young / 8) < goodput - 0.05
+
+
+def test_all_wait_for_a_slow_worker_but_asynchronous_ones_with_steps_ahead():
+    workers = Workers(count=3, step_s=1.0, slowness=(1.0, 1.0, 4.0))
+    assert run_synchronous(workers, steps=64) == pytest.approx(4)
+    assert run_synchronous(workers, steps=64, sync_every=8) == pytest.approx(4)
+    # The one that waited longest is next: the slow worker gets the last step of three. While it
+    # computes, the others compute two before and two after this step.
+    few = run_asynchronous(workers, steps=600).steps_per_s
+    assert few == pytest.approx(5 / 4, rel=0.05)
+    many = run_asynchronous(workers, steps=600, in_flight=24).steps_per_s
+    assert many == pytest.approx(1 + 1 + 1 / 4, rel=0.05)

@@ -67,6 +67,9 @@ class SimulationOptions(OptionGroup):
     mtbf_h: float = option(1000.0, "mean hours between two failures of a machine", above=0)
     checkpoint_s: float = option(5.0, "seconds for which a checkpoint stops training", above=0)
     restart_s: float = option(60.0, "seconds from a failure to the next step", minimum=0)
+    slow_worker: float = option(
+        1.0, "how many times as long all steps of one worker take", minimum=1
+    )
     jitter: float = option(
         0.0,
         "standard deviation of a step's time, relative to its mean; 0: the hardware's",

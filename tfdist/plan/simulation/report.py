@@ -1,5 +1,6 @@
 """The simulated part of a plan's answer."""
 
+import dataclasses
 from typing import Any
 
 from tfdist.plan.estimate import Estimate
@@ -36,7 +37,11 @@ def simulate(
     busy = best.step_s - best.wait_s - best.input_s
     jitter = options.jitter or hardware.jitter
     steady = Workers(count=devices, step_s=busy, jitter=jitter)
-    uneven = Workers(count=devices, step_s=busy, jitter=jitter, straggler_share=STRAGGLER_SHARE)
+    uneven = dataclasses.replace(
+        steady,
+        straggler_share=STRAGGLER_SHARE,
+        slowness=(1.0,) * (devices - 1) + (options.slow_worker,),
+    )
     every = workload.sync_every
     rates = {
         "even": run_synchronous(steady, steps=_STEPS) / busy,
@@ -65,11 +70,14 @@ def simulate(
         "daly_s": daly,
         "goodput_daly": run_failures(failures, daly),
     }
+    always = (
+        f" and one worker always {options.slow_worker:g} times" if options.slow_worker > 1 else ""
+    )
     text = {
         "Stragglers": (
             f"a synchronous step takes {rates['even']:.3f} times a single worker's if steps vary "
             f"by {jitter:.0%}, and {rates['stragglers']:.2f} times if 1 of "
-            f"{1 / STRAGGLER_SHARE:.0f} takes {STRAGGLER_FACTOR:g} times as long; "
+            f"{1 / STRAGGLER_SHARE:.0f} takes {STRAGGLER_FACTOR:g} times{always} as long; "
             f"{rates['local_sgd']:.2f} times with local SGD of {every} steps, "
             f"{rates['asynchronous']:.2f} times with parameter servers, whose gradients are "
             f"{staleness['mean']:.1f} updates old, at most {staleness['highest']}; "

@@ -1,5 +1,6 @@
 """Training with workers of varying speed: synchronous, local and asynchronous."""
 
+import collections
 import heapq
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ class Workers:
       jitter: the standard deviation of this time, relative to its mean.
       straggler_share: the share of steps that take `straggler_factor` times as long.
       straggler_factor: see there.
+      slowness: for each worker, how many times as long its steps take; empty for equal workers.
     """
 
     count: int
@@ -26,9 +28,10 @@ class Workers:
     jitter: float = 0.0
     straggler_share: float = 0.0
     straggler_factor: float = STRAGGLER_FACTOR
+    slowness: tuple[float, ...] = ()
 
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns the seconds of steps."""
+        """Returns the seconds of steps, of a worker without its slowness."""
         times = self.step_s * random.normal(1.0, self.jitter, shape)
         slow = random.random(shape) < self.straggler_share
         return np.where(slow, times * self.straggler_factor, np.maximum(times, 0.0))
@@ -47,9 +50,10 @@ def run_synchronous(
       seed: of the random numbers.
     """
     random = np.random.default_rng(seed)
+    slowness = workers.slowness or (1.0,) * workers.count
     total = 0.0
     for _ in range(steps // sync_every):
-        times = workers.draw(random, (sync_every, workers.count))
+        times = workers.draw(random, (sync_every, workers.count)) * slowness
         total += float(times.sum(axis=0).max()) + sync_s
     return total / (steps // sync_every * sync_every)
 
@@ -84,17 +88,22 @@ def run_asynchronous(
     """
     random = np.random.default_rng(seed)
     limit = in_flight or workers.count
+    slowness = workers.slowness or (1.0,) * workers.count
     times = workers.draw(random, (steps,))
     staleness, done = [], {}
     free, now, applied, handed = 0.0, 0.0, 0, 0
     read: dict[int, int] = {}
-    events: list[tuple[float, int]] = []
+    events: list[tuple[float, int, int]] = []
+    idle = collections.deque(range(workers.count))
     while applied < steps:
-        while handed < steps and len(events) < workers.count and handed - applied < limit:
+        while handed < steps and idle and handed - applied < limit:
             read[handed] = applied
-            heapq.heappush(events, (now + float(times[handed]), handed))
+            worker = idle.popleft()
+            seconds = float(times[handed]) * slowness[worker]
+            heapq.heappush(events, (now + seconds, handed, worker))
             handed += 1
-        now, step = heapq.heappop(events)
+        now, step, worker = heapq.heappop(events)
+        idle.append(worker)
         free = max(free, now) + serve_s
         done[step] = now = max(now, free)
         while applied in done:
