@@ -27,6 +27,7 @@ def test_the_notebooks_are_there():
         "cluster",
         "model_parallel",
         "own_model_and_data",
+        "plan",
         "quick_start",
         "strategies",
         "tpu",
