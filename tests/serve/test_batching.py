@@ -31,13 +31,23 @@ class Model(tf.Module):
     def total(self, x):
         return {"y": tf.reduce_sum(x)}
 
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])
+    def invert(self, x):
+        return {"inverse": tf.linalg.inv(x[:, :1, None])[:, 0, 0], "same": x[:, 0]}
+
 
 @pytest.fixture(scope="module")
 def servable(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("a model"))
     model = Model()
     tf.saved_model.save(
-        model, path, signatures={"serving_default": model.double, "total": model.total}
+        model,
+        path,
+        signatures={
+            "serving_default": model.double,
+            "total": model.total,
+            "inverse": model.invert,
+        },
     )
     return Servable(path, version=1, devices=("CPU:0", "CPU:1"), num_calls=2)
 
@@ -105,13 +115,38 @@ def test_a_full_queue_refuses(servable):
     assert {error.status for error in refused} == {503}
 
 
+def test_outputs_that_no_request_of_a_batch_needs_are_not_computed(servable):
+    found = servable.run("inverse", {"x": rows(4)})
+    assert (found["inverse"], found["same"]) == (0.25, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not invertible"):
+        servable.run("inverse", {"x": rows(0)})
+    found = servable.run("inverse", {"x": rows(0)}, outputs=["same"])
+    assert {name: list(values) for name, values in found.items()} == {"same": [0]}
+
+
+def test_requests_for_other_outputs_have_batches_of_their_own(servable):
+    async def send():
+        with ThreadPoolExecutor(2) as executor:
+            batcher = Batcher(BatchingOptions(), executor, num_threads=2)
+            signature = servable.signatures["inverse"]
+            return await asyncio.gather(
+                batcher.run(servable, signature, {"x": rows(4)}),
+                batcher.run(servable, signature, {"x": rows(0)}, outputs=["same"]),
+                batcher.run(servable, signature, {"x": rows(2)}),
+            )
+
+    whole, part, other = asyncio.run(send())
+    assert (whole["inverse"], other["inverse"]) == (0.25, 0.5)
+    assert part.keys() == {"same"}
+
+
 def test_batches_are_filled_up_to_the_allowed_sizes(servable):
     shapes = []
 
     class Recorder:
-        def run(self, name, inputs):
+        def run(self, name, inputs, outputs):
             shapes.append(len(inputs["x"]))
-            return servable.run(name, inputs)
+            return servable.run(name, inputs, outputs=outputs)
 
     recorder = Recorder()
     recorder.signatures = servable.signatures

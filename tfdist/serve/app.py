@@ -129,7 +129,9 @@ async def _compute(service: Service, request: Request) -> bytes:
             service.executor, _parse, body, servable, service.limits
         )
         del body
-        outputs = await service.batcher.run(servable, predict.signature, predict.inputs)
+        outputs = await service.batcher.run(
+            servable, predict.signature, predict.inputs, outputs=predict.outputs
+        )
         return await loop.run_in_executor(service.executor, format_response, predict, outputs)
 
 

@@ -8,7 +8,7 @@ thread and cannot be taken back, and the threads remain when a model is unloaded
 import asyncio
 import collections
 import functools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -30,6 +30,7 @@ class _Part:
     servable: Servable
     signature: Signature
     inputs: Arrays
+    outputs: frozenset[str]
     num_rows: int
     due: float
     answer: asyncio.Future[Outputs] = field(repr=False)
@@ -38,8 +39,8 @@ class _Part:
 class Batcher:
     """Queues parts of requests, and runs them in batches; for one event loop.
 
-    Requests share a batch if they are for the same signature of the same version, and the shapes
-    of their rows are equal.
+    Requests share a batch if they are for the same signature and outputs of the same version, and
+    the shapes of their rows are equal.
 
     Args:
       options: sizes and timeouts.
@@ -78,8 +79,21 @@ class Batcher:
         if self.num_waiting and self.num_waiting + num_rows > self.capacity:
             raise RequestError("The queue is full. Try again later.", status=503)
 
-    async def run(self, servable: Servable, signature: Signature, inputs: Arrays) -> Outputs:
+    async def run(
+        self,
+        servable: Servable,
+        signature: Signature,
+        inputs: Arrays,
+        *,
+        outputs: Collection[str] = (),
+    ) -> Outputs:
         """Returns the outputs of a signature for the rows of one request.
+
+        Args:
+          servable: the version.
+          signature: one of its signatures.
+          inputs: name -> array.
+          outputs: the outputs that are needed; see `Servable.run`.
 
         Raises:
           RequestError: the queue is full, or the model cannot compute these inputs.
@@ -90,14 +104,16 @@ class Batcher:
         size = self._options.max_batch_size
         due = loop.time() + self._options.batch_timeout_micros / 1e6
         shapes = tuple((name, array.shape[1:]) for name, array in sorted(inputs.items()))
-        key: Hashable = (id(servable), signature.name, shapes)
+        needed = frozenset(outputs)
+        key: Hashable = (id(servable), signature.name, shapes, needed)
         if not signature.is_batched:
             size, due, key = 1, loop.time(), object()
         parts = []
         for start in range(0, num_rows, size):
             rows = min(size, num_rows - start)
             some = _take(inputs, start, rows) if rows < num_rows else inputs
-            parts.append(_Part(servable, signature, some, rows, due, loop.create_future()))
+            answer = loop.create_future()
+            parts.append(_Part(servable, signature, some, needed, rows, due, answer))
         self._queues.setdefault(key, collections.deque()).extend(parts)
         self.num_waiting += num_rows
         self._start_batches()
@@ -155,22 +171,25 @@ class Batcher:
         answers: list[Outputs | Exception] = []
         for part in parts:
             try:
-                answers.append(first.servable.run(first.signature.name, part.inputs))
+                answers.append(
+                    first.servable.run(first.signature.name, part.inputs, outputs=first.outputs)
+                )
             except Exception as error:
                 answers.append(error)
         return answers
 
     def _compute_together(self, parts: list[_Part]) -> list[Outputs | Exception]:
         servable, signature = parts[0].servable, parts[0].signature
+        run = functools.partial(servable.run, signature.name, outputs=parts[0].outputs)
         if not signature.is_batched:
-            return [servable.run(signature.name, parts[0].inputs)]
+            return [run(parts[0].inputs)]
         rows = sum(part.num_rows for part in parts)
         inputs = _join([part.inputs for part in parts]) if len(parts) > 1 else parts[0].inputs
         size = next((s for s in self._options.allowed_batch_sizes if s >= rows), rows)
         if size > rows:
             padding = {name: array[:1].repeat(size - rows, 0) for name, array in inputs.items()}
             inputs = _join([inputs, padding])
-        outputs = servable.run(signature.name, inputs)
+        outputs = run(inputs)
         if any(len(output) != size for output in outputs.values()):
             raise RequestError("The model's outputs do not have a row for each instance.")
         answers: list[Outputs | Exception] = []

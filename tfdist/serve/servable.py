@@ -1,7 +1,7 @@
 """One version of a servable: a SavedModel with signatures, loaded on one or several devices."""
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from tfdist.errors import TfdistError, shorten_error
 
 SAVED_MODEL = "saved_model.pb"
 _CLASS_NAMES = "assets/class_names.txt"
+_MOST_NARROWED = 32  # because clients choose the outputs, and each function takes memory
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -74,12 +75,20 @@ class Servable:
             )
         self.class_names = _read_class_names(path)
         self._devices = tuple(devices)
+        self._narrowed: dict[tuple[int, str, frozenset[str]], Any] = {}
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for call in range(num_calls):
             self._free.put(call % len(devices))
 
-    def run(self, signature: str, inputs: Arrays) -> dict[str, np.ndarray]:
+    def run(
+        self, signature: str, inputs: Arrays, *, outputs: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
         """Returns the outputs of a signature, computed on a device that is free.
+
+        Args:
+          signature: its name.
+          inputs: name -> array.
+          outputs: the outputs that are needed; the others may be left out. Empty for all.
 
         Raises:
           tf.errors.OpError: the inputs do not suit the model.
@@ -87,11 +96,29 @@ class Servable:
         index = self._free.get()
         try:
             with tf.device(self._devices[index]):
-                function = self._copies[index].signatures[signature]
-                outputs = function(**{name: tf.constant(a) for name, a in inputs.items()})
-            return {name: value.numpy() for name, value in outputs.items()}
+                function = self._narrow(index, signature, frozenset(outputs))
+                found = function(**{name: tf.constant(a) for name, a in inputs.items()})
+            return {name: value.numpy() for name, value in found.items()}
         finally:
             self._free.put(index)
+
+    def _narrow(self, index: int, signature: str, outputs: frozenset[str]) -> Any:
+        """Returns the function of a signature, which computes nothing for other outputs."""
+        whole = self._copies[index].signatures[signature]
+        key = index, signature, outputs
+        if not outputs or outputs == set(whole.structured_outputs):
+            return whole
+        if key not in self._narrowed and len(self._narrowed) < _MOST_NARROWED:
+
+            def compute(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+                found = whole(**inputs)
+                return {name: found[name] for name in outputs}
+
+            specs = whole.structured_input_signature[1]
+            self._narrowed[key] = tf.function(compute, autograph=False).get_concrete_function(
+                **specs
+            )
+        return self._narrowed.get(key, whole)
 
     def warm_up(self) -> None:
         """Runs every signature once on every device, because the first call is slow."""
