@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.tables import Tables, send_parts
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
@@ -46,6 +47,7 @@ class AsynchronousSteps(TrainingSteps):
     Args:
       model: a compiled and built model, created in the strategy's scope.
       strategy: the strategy.
+      tables: the divided tables.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
       check_trace: checks the graph of a worker's training step.
@@ -61,6 +63,7 @@ class AsynchronousSteps(TrainingSteps):
         model: keras.Model,
         strategy: tf.distribute.ParameterServerStrategy,
         *,
+        tables: Tables,
         max_in_flight: int = 0,
         check_trace: Callable[[Any], None] = lambda graph: None,
     ):
@@ -77,11 +80,13 @@ class AsynchronousSteps(TrainingSteps):
         metrics = _list_metrics(model)
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._slots = GradientSlots(self._trainable, self.max_in_flight)
+        self._tables = tables
         self._worker = WorkerSteps(
             model,
             strategy,
             counted=self._metric_variables,
             slots=self._slots,
+            tables=self._tables,
             check_trace=check_trace,
         )
         self._draws: list[int] = []
@@ -269,19 +274,22 @@ class AsynchronousSteps(TrainingSteps):
         by_variable = self._slots.read(slots, ticket)
         for index, (values, indices) in sparse.items():
             variable = self._trainable[int(index)]
-            by_variable[id(variable)] = tf.IndexedSlices(
+            slices = tf.IndexedSlices(
                 values, indices, tf.constant(list(variable.shape), tf.int64)
             )
+            by_variable[id(variable)] = send_parts(slices, variable)
         variables = [self._trainable[i] for i in self._worker.with_gradient]
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
             tf.device(self._slots.device),
+            self._tables.updating(self._strategy),
             gradients_already_reduced(),
             _gradients_already_clipped(optimizer),
         ):
             # Keras divides gradients by this factor, but the worker did not scale its loss by it.
-            scale = optimizer.loss_scale_factor or 1.0
-            gradients = [scale_gradient(by_variable[id(v)], scale) for v in variables]
+            gradients = [by_variable[id(v)] for v in variables]
+            if scale := optimizer.loss_scale_factor:
+                gradients = [scale_gradient(gradient, scale) for gradient in gradients]
             optimizer.apply(gradients, variables)
         for variable, (old, new, slope) in zip(self._worker.updated, states, strict=True):
             with tf.device(variable.value.device):
@@ -298,6 +306,7 @@ class AsynchronousSteps(TrainingSteps):
         with (
             tf.distribute.ReplicaContext(self._strategy, 0),
             tf.device(self._slots.device),
+            self._tables.updating(self._strategy),
         ):
             count_without_gradient(self._model)
 

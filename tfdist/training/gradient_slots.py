@@ -18,14 +18,15 @@ class GradientSlots:
     than the one they wait for.
 
     Args:
-      variables: the variables whose gradients are stored.
+      variables: the variables whose gradients are stored. Those of divided tables are not.
       count: how many gradients may be in flight.
 
     Attributes:
-      device: the device of a server that holds some of the gradients.
+      device: the device of the server that holds the first variable.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], count: int):
+        self._variables = variables
         self._shards = make_shards(variables)
         self._count = count
         # [shard][slot]
@@ -35,7 +36,7 @@ class GradientSlots:
 
     @property
     def device(self) -> str:
-        return self._shards[0].device
+        return self._variables[0].value.device
 
     def clear(self) -> None:
         """Drops the gradients of steps that were scheduled but never applied."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from tfdist.placement.shards.divided import find_divided
+
 
 def make_shards(variables: Sequence[keras.Variable]) -> "list[Shard]":
-    """Groups variables by server and dtype."""
+    """Groups variables by server and dtype, without tables that are divided."""
     groups: dict[tuple[str, tf.DType], list[keras.Variable]] = {}
-    for variable in variables:
+    for variable in (v for v in variables if not find_divided(v)):
         value = variable.value
         groups.setdefault((value.device, value.dtype), []).append(variable)
     return [Shard(device, dtype, tuple(group)) for (device, dtype), group in groups.items()]

@@ -73,6 +73,11 @@ def check_strategy(
             "computes its whole batch at once. Give a smaller `global_batch_size`, or use another "
             "strategy."
         )
+    if options.shard_tables_bytes and not traits.has_servers:
+        raise TfdistError(
+            f"{name} does not support `shard_tables_bytes`: it has no parameter servers. Leave it "
+            "out, or give `strategy=parameter_server`."
+        )
     crosses_network = traits.has_workers and not traits.trains_apart
     if options.compress_gradients and not crosses_network:
         raise TfdistError(

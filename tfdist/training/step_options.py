@@ -37,6 +37,8 @@ class StepOptions(OptionGroup):
         `auto` does so for programs that are not known to be divisible; `on`; `off`.
       max_in_flight: under `ParameterServerStrategy`, the number of steps in flight; 0 for one per
         worker.
+      shard_tables_bytes: under `ParameterServerStrategy`, the size of the smallest table of an
+        `Embedding` whose rows are divided over the servers; 0 for none.
     """
 
     micro_batches: int = option(
@@ -91,6 +93,14 @@ class StepOptions(OptionGroup):
         0,
         "parameter_server: number of steps in flight, one more than the highest staleness; 0 for "
         "one per worker",
+        result=False,
+        minimum=0,
+    )
+
+    shard_tables_bytes: int = option(
+        0,
+        "parameter_server: divide the rows of Embedding tables of at least so many bytes over the "
+        "servers; a step sends only the rows that it uses; 0: divide none",
         result=False,
         minimum=0,
     )

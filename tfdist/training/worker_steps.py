@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.shards.divided import find_divided
+from tfdist.placement.tables import Tables, add_lookups, check_unused
 from tfdist.training.gradient import compute_loss
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import RowDraws, list_seed_generators
@@ -24,6 +26,7 @@ class WorkerSteps:
       strategy: the strategy.
       counted: the variables of the metrics.
       slots: the slots of the gradients.
+      tables: the divided tables.
       check_trace: checks the graph of a training step.
 
     Attributes:
@@ -40,16 +43,18 @@ class WorkerSteps:
         *,
         counted: Sequence[keras.Variable],
         slots: GradientSlots,
+        tables: Tables,
         check_trace: Callable[[Any], None],
     ):
         self._model = model
         self._strategy = strategy
         self._counted = list(counted)
         self._slots = slots
+        self._tables = tables
         self._check_trace = check_trace
         self._generators = list_seed_generators(model)
         self._trainable = list(model.trainable_variables)
-        known = {id(v) for v in [*model.metrics_variables, *self._trainable]}
+        known = {id(v) for v in [*model.metrics_variables, *self._trainable, *tables.variables]}
         self._others = [v for v in model.variables if id(v) not in known]
         self._weights = make_shards([*self._trainable, *self._others])
         self.version: tf.Variable = None
@@ -59,7 +64,8 @@ class WorkerSteps:
     def set_version(self, step: int) -> None:
         """Sets the number of updates of the weights."""
         if self.version is None:
-            first = self._trainable[0].value
+            divided = find_divided(self._trainable[0])
+            first = divided.parts[0] if divided else self._trainable[0].value
             with self._strategy.scope(), self._strategy.extended.colocate_vars_with(first):
                 self.version = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.version.assign(step)
@@ -83,6 +89,8 @@ class WorkerSteps:
                 mapping = self._read_weights()
             seeds = read_seeds(step)
             mapping = [(variable, seeds.get(id(variable), value)) for variable, value in mapping]
+            stand_ins = self._tables.make_stand_ins()
+            mapping += stand_ins
             values = {id(variable): value for variable, value in mapping}
             weights = [values[id(variable)] for variable in self._trainable]
             olds = [(v, values[id(v)]) for v in self._others]
@@ -95,6 +103,7 @@ class WorkerSteps:
                 state_tape.watch([old for _, old in olds if old.dtype.is_floating])
                 with (
                     _refusing_draws(but=self._generators),
+                    self._tables.looking_up(tape=tape, after=[version]) as lookups,
                     keras.StatelessScope(
                         [*mapping, *_make_zeros(counted)], collect_losses=True
                     ) as scope,
@@ -102,7 +111,12 @@ class WorkerSteps:
                     x, y, sample_weight = data = keras.utils.unpack_x_y_sample_weight(batch)
                     loss, y_pred = compute_loss(model, data)
                     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            gradients = tape.gradient(loss, weights)
+            check_unused(stand_ins)
+            gradients, by_rows = tape.gradient(loss, [weights, [found.rows for found in lookups]])
+            gradients = [
+                add_lookups(v, lookups, by_rows) if find_divided(v) else gradient
+                for v, gradient in zip(self._trainable, gradients, strict=True)
+            ]
             for variable, weight in zip(self._trainable, weights, strict=True):
                 if scope.get_current_value(variable) is not weight:
                     raise TfdistError(
@@ -140,6 +154,7 @@ class WorkerSteps:
             mapping = [*self._read_weights(), *_make_zeros(counted)]
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
+                self._tables.looking_up(),
                 keras.StatelessScope(mapping, collect_losses=True) as scope,
             ):
                 self._model.test_step(batch)
@@ -155,6 +170,7 @@ class WorkerSteps:
             batch = read(step, batch)
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
+                self._tables.looking_up(),
                 keras.StatelessScope(self._read_weights()),
             ):
                 return self._model.predict_step(batch)

@@ -1,0 +1,233 @@
+"""Divides the tables of `Embedding` layers by rows over parameter servers.
+
+A worker looks up the rows of its batch, each on the server that has it, and differentiates by
+these rows: the gradient of a table has one slice for each row that was looked up, as that of a
+whole table has. The optimizer updates each part on its server.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.placement.shards.divided import (
+    DividedVariable,
+    find_divided,
+    join,
+    split,
+    updating_parts,
+)
+from tfdist.placement.shards.elementwise import updates_elements
+from tfdist.placement.shards.rules import find_rule, look_up
+
+_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows that a step looked up.
+
+    Attributes:
+      variable: the table.
+      ids: the numbers of the rows, of any shape.
+      rows: the rows [..., units].
+    """
+
+    variable: keras.Variable
+    ids: tf.Tensor
+    rows: tf.Tensor
+
+
+def divide_tables(
+    create: Callable[..., Any], *, min_bytes: int, num_servers: int
+) -> Callable[..., Any]:
+    """Returns a variable creator that divides tables, and what optimizers keep for them.
+
+    No server ever has a whole table. The chief has it while it is created.
+
+    Args:
+      create: the creator of the parts.
+      min_bytes: the size of the smallest table that is divided.
+      num_servers: the number of parameter servers.
+    """
+
+    def create_table(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        beside = arguments.get("colocate_with")
+        is_slot = isinstance(beside, DividedVariable)
+        if not is_slot and arguments.get("name") != "embeddings":
+            return create(next_creator, **arguments)
+        value = arguments["initial_value"]
+        with tf.device(_CHIEF):
+            value = tf.convert_to_tensor(value() if callable(value) else value)
+        if is_slot and value.shape != beside.shape:
+            return create(next_creator, **arguments | {"colocate_with": beside.parts[0]})
+        if is_slot:
+            sizes = beside.sizes
+        elif value.shape.rank == 2 and value.shape.num_elements() * value.dtype.size >= min_bytes:
+            count = min(num_servers, value.shape[0])
+            sizes = [len(rows) for rows in np.array_split(range(value.shape[0]), count)]
+        else:
+            return create(next_creator, **arguments | {"initial_value": value})
+        with tf.device(_CHIEF):
+            values = tf.split(value, sizes)
+        parts = []
+        for place, rows in enumerate(values):
+            own = {"initial_value": rows, "name": f"{arguments['name']}_{place}"}
+            own |= {"colocate_with": beside.parts[place]} if is_slot else {}
+            parts.append(create(next_creator, **arguments | own))
+            parts[-1]._unique_id = parts[0]._unique_id  # by which optimizers find a variable
+        return DividedVariable(parts, axis=0)
+
+    return create_table
+
+
+class Tables:
+    """The divided tables of a model.
+
+    Args:
+      model: a built model.
+      optimizers: its optimizers.
+      min_bytes: as in `divide_tables`; 0 if no table is to be divided.
+
+    Attributes:
+      variables: the tables.
+
+    Raises:
+      TfdistError: there is no such table, or an optimizer cannot update it by parts.
+    """
+
+    def __init__(self, model: keras.Model, optimizers: Sequence[Any], *, min_bytes: int):
+        self._model, self._optimizers = model, optimizers
+        self.variables = [v for v in model.variables if find_divided(v)]
+        if min_bytes and not self.variables:
+            raise TfdistError(
+                f"`shard_tables_bytes={min_bytes}` has nothing to divide: no Embedding that "
+                f"{model.name!r} creates in the trainer's scope has a table of this size. Leave it "
+                "out, or give the trainer a function that builds the model."
+            )
+        self._layers = {
+            layer: layer.embeddings
+            for layer in model._flatten_layers()
+            if find_rule(layer, rows=True) and find_divided(layer.embeddings)
+        }
+        for optimizer in optimizers if self.variables else ():
+            if not updates_elements(optimizer):
+                raise TfdistError(
+                    f"`shard_tables_bytes` does not support {type(optimizer).__name__}: it does "
+                    "not update each element of a weight from this element alone, so a part of a "
+                    "table is not enough. Use Adam, SGD or the like, or leave it out."
+                )
+
+    @contextlib.contextmanager
+    def looking_up(
+        self, *, tape: tf.GradientTape | None = None, after: Sequence[tf.Tensor] = ()
+    ) -> Iterator[list[Lookup]]:
+        """Makes layers look up only the rows that they need, while a worker's step is traced.
+
+        Args:
+          tape: watches the rows.
+          after: what is computed before a row is read.
+
+        Yields:
+          The lookups so far.
+        """
+        found: list[Lookup] = []
+        graph = tf.compat.v1.get_default_graph()
+
+        def call(layer: keras.layers.Embedding, inputs: Any) -> Any:
+            is_inside = tf.compat.v1.get_default_graph() is not graph  # such as in a loop
+            if is_inside or not isinstance(inputs, tf.Tensor):
+                return type(layer).call(layer, inputs)
+            variable = self._layers[layer]
+            divided = find_divided(variable)
+            assert divided is not None
+            ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+            with tf.control_dependencies(list(after)):
+                unique, places = tf.unique(tf.reshape(ids, [-1]))
+            rows = look_up(unique, divided.sizes, functools.partial(_read_rows, divided))
+            rows = tf.gather(rows, tf.reshape(places, tf.shape(ids)))
+            rows.set_shape([*ids.shape, variable.shape[1]])
+            if tape is not None:
+                tape.watch(rows)
+            found.append(Lookup(variable, ids, rows))
+            return keras.ops.cast(rows, layer.compute_dtype)
+
+        with contextlib.ExitStack() as stack:
+            for layer in self._layers:
+                vars(layer)["call"] = functools.partial(call, layer)
+                stack.callback(vars(layer).pop, "call")
+            yield found
+
+    @contextlib.contextmanager
+    def updating(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
+        """Makes optimizers update each part of a table on its server, while a step is traced."""
+        with updating_parts(strategy, self._model.trainable_variables, self._optimizers):
+            yield
+
+    def make_stand_ins(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the tables with values that nothing may use; TensorFlow never computes them."""
+        return [(v, tf.zeros(v.shape, v.value.dtype)) for v in self.variables]
+
+
+def check_unused(stand_ins: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
+    """Checks that a traced training step has read no whole table.
+
+    Args:
+      stand_ins: the result of `Tables.make_stand_ins`.
+
+    Raises:
+      TfdistError: it has.
+    """
+    for variable, value in stand_ins:
+        if value.consumers():
+            raise TfdistError(
+                f"`shard_tables_bytes` cannot divide {variable.path}: a training step reads all of "
+                "its rows, as a tied embedding, a regularizer or a layer with its own call does. "
+                "Leave it out, or give a number above the bytes of this table."
+            )
+
+
+def add_lookups(
+    variable: keras.Variable, lookups: Sequence[Lookup], gradients: Sequence[Any]
+) -> tf.IndexedSlices | None:
+    """Returns the gradient of a table; None if the loss depends on no row.
+
+    Args:
+      variable: the table.
+      lookups: the lookups of a step, also those of other tables.
+      gradients: the gradient of each lookup's rows.
+    """
+    found = [
+        (lookup.ids, gradient)
+        for lookup, gradient in zip(lookups, gradients, strict=True)
+        if lookup.variable is variable and gradient is not None
+    ]
+    if not found:
+        return None
+    count, units = variable.shape
+    ids = tf.concat([tf.reshape(tf.cast(own, tf.int64), [-1]) for own, _ in found], 0)
+    values = tf.concat([tf.reshape(gradient, [-1, units]) for _, gradient in found], 0)
+    return tf.IndexedSlices(
+        values, tf.where(ids < 0, ids + count, ids), tf.constant([count, units], tf.int64)
+    )
+
+
+def send_parts(gradient: tf.IndexedSlices, variable: keras.Variable) -> tf.IndexedSlices:
+    """Returns a gradient that the chief has cut, so that each server gets only its own rows."""
+    divided = find_divided(variable)
+    if divided is None:
+        return gradient
+    with tf.device(_CHIEF):
+        return join(split(gradient, divided), divided)
+
+
+def _read_rows(divided: DividedVariable, place: int, ids: tf.Tensor) -> tf.Tensor:
+    part = divided.parts[place]
+    with tf.device(part.device):
+        return part.sparse_read(ids)
