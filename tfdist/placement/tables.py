@@ -117,6 +117,11 @@ class Tables:
             if find_rule(layer, rows=True) and find_divided(layer.embeddings)
         }
         for optimizer in optimizers if self.variables else ():
+            if getattr(optimizer, "use_ema", False):
+                raise TfdistError(
+                    "`shard_tables_bytes` cannot be combined with an optimizer with `use_ema`, "
+                    "which reads whole tables. Leave one of them out."
+                )
             if not updates_elements(optimizer):
                 raise TfdistError(
                     f"`shard_tables_bytes` does not support {type(optimizer).__name__}: it does "
@@ -218,6 +223,27 @@ def add_lookups(
     )
 
 
+def clip_rows(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> list[Any]:
+    """Returns gradients that an optimizer has clipped, with only the rows of tables.
+
+    Keras 3.15 makes the gradient of a table whole when it clips by the norm over all gradients,
+    which adds the slices of each row. Here they are added alone; nothing computes the whole.
+    """
+    values = [g.values if find_divided(v) else g for g, v in zip(gradients, variables, strict=True)]
+    clipped = optimizer._clip_gradients(gradients)
+    of_rows = optimizer._clip_gradients(values)
+    return [
+        whole
+        if isinstance(whole, tf.IndexedSlices) or not find_divided(variable)
+        else _add_slices(own, gradient)
+        for whole, own, gradient, variable in zip(
+            clipped, of_rows, gradients, variables, strict=True
+        )
+    ]
+
+
 def send_parts(gradient: tf.IndexedSlices, variable: keras.Variable) -> tf.IndexedSlices:
     """Returns a gradient that the chief has cut, so that each server gets only its own rows."""
     divided = find_divided(variable)
@@ -225,6 +251,18 @@ def send_parts(gradient: tf.IndexedSlices, variable: keras.Variable) -> tf.Index
         return gradient
     with tf.device(_CHIEF):
         return join(split(gradient, divided), divided)
+
+
+def _add_slices(values: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns slices in which each row occurs once.
+
+    Args:
+      values: the values of the slices.
+      like: slices with the same rows.
+    """
+    rows, places = tf.unique(like.indices)
+    total = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    return tf.IndexedSlices(total, rows, like.dense_shape)
 
 
 def _read_rows(divided: DividedVariable, place: int, ids: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.shards.divided import find_divided
-from tfdist.placement.tables import Tables, add_lookups, check_unused
+from tfdist.placement.tables import Tables, add_lookups, check_unused, clip_rows
 from tfdist.training.gradient import compute_loss
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import RowDraws, list_seed_generators
@@ -125,7 +125,11 @@ class WorkerSteps:
                     )
             self.with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
             # Slices of the same row are not added, as in Keras: an optimizer squares each one.
-            clipped = model.optimizer._clip_gradients([gradients[i] for i in self.with_gradient])
+            clipped = clip_rows(
+                model.optimizer,
+                [gradients[i] for i in self.with_gradient],
+                [self._trainable[i] for i in self.with_gradient],
+            )
             found = list(zip(self.with_gradient, clipped, strict=True))
             sparse = {i: g for i, g in found if isinstance(g, tf.IndexedSlices)}
             by_variable = {id(self._trainable[i]): g for i, g in found if i not in sparse}
