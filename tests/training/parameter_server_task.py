@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
-from tests.training import programs, test_dataset_order
+from tests.training import programs, tables, test_dataset_order
 from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
@@ -358,6 +358,14 @@ def train_with_late_writes(strategy, in_flight):
         coordination.Coordination.schedule = schedule
         coordination.Coordination.fetch = fetch
     return trainer.model.weights[0].numpy().item()
+
+
+def run_tables(strategy):
+    return tables.run_tables(strategy, HERE)
+
+
+def run_continued_table(strategy):
+    return tables.run_continued_table(strategy, HERE, Kill("ps-1", (2,)))
 
 
 def run_late(strategy):

@@ -13,6 +13,7 @@ import pytest
 
 from tests import zoo
 from tests.training.parameter_server_task import OF_SERVERS
+from tests.training.tables import OPTIMIZERS as OPTIMIZERS_OF_TABLES
 from tests.training.test_dataset_order import check_unknown
 from tfdist.launch import run_local_cluster
 
@@ -64,6 +65,11 @@ def _find(scenario, directory, *, workers):
 @pytest.fixture(scope="module")
 def exactness(tmp_path_factory):
     return _find("exactness", tmp_path_factory.mktemp("a cluster"), workers=2)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    return _find("tables", tmp_path_factory.mktemp("a cluster"), workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +196,48 @@ def test_refuses_what_workers_cannot_compute(updates):
     assert "does not support `jit_compile`" in compiled
     assert "does not support `rematerialize`" in again
     assert "does not support `precision=mixed_float16`" in scaled
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS_OF_TABLES)
+def test_a_divided_table_ends_where_one_device_ends(tables, name):
+    found = tables["compared"][name]
+    assert found["variables"] < 1e-12
+    assert found["losses"] < 1e-12
+    servers = [f"/job:ps/replica:0/task:{task}/device:CPU:0" for task in (0, 1)]
+    assert sorted(found["devices"]) == servers
+    assert (found["rows"], found["divided"]) == ([12, 11], 1)
+    num_slots = 2 if "Adam" in name else 1
+    assert found["slots"] == [found["devices"]] * num_slots
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS_OF_TABLES)
+def test_keras_loads_a_divided_table_as_a_whole_one(tables, name):
+    found = tables["compared"][name]
+    assert found["paths"] == ["table/embeddings", "kinds/embeddings"]
+    assert found["predictions"] < 1e-14
+    ours, theirs = found["logs"]
+    assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_a_divided_table_learns_with_steps_in_flight(tables):
+    assert tables["in_flight"][-1] < tables["in_flight"][0]
+
+
+def test_refuses_tables_that_are_read_whole(tables):
+    refused = tables["refused"]
+    for name in ("tied", "own call"):
+        assert "cannot divide table/embeddings: a training step reads all of" in refused[name]
+    assert "does not support Lamb: it does not update each" in refused["LAMB"]
+    assert "cannot be combined with an optimizer with `use_ema`" in refused["average"]
+    assert "`shard_tables_bytes=1048576` has nothing to divide" in refused["small"]
+
+
+def test_a_divided_table_continues_after_a_server_was_killed(tmp_path):
+    lost = _find("continued_table", tmp_path, workers=1)
+    assert lost["message"].startswith("Parameter server 1 was lost")
+    found = _find("continued_table", tmp_path, workers=1)
+    assert found["resumed_from"] == [2, 12]
+    assert found["variables"] < 1e-12
 
 
 def test_a_lost_parameter_server_is_named(tmp_path):
