@@ -18,68 +18,65 @@ import tempfile
 import time
 from typing import Any
 
-import keras
 import numpy as np
 
-import tfdist
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cluster import resolve_cluster
 from tfdist.launch import run_local_cluster
-from tfdist.strategies import make_parameter_server, run_server
 
 BATCH, WORDS = 256, 20
 WARMUP_STEPS, STEPS = 4, 30
-OPTIMIZERS = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}
-CASES = [(name, divided) for name in OPTIMIZERS for divided in (False, True)]
+CASES = [(name, divided) for name in ("SGD", "Adam") for divided in (False, True)]
 
 
-class Clock(keras.callbacks.Callback):
-    """Reads the time and the bytes sent in the cluster's own network after each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[float, int]] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        lines = pathlib.Path("/proc/self/net/dev").read_text().splitlines()
-        loopback = next(line for line in lines if line.strip().startswith("lo:"))
-        self.seen.append((time.perf_counter(), int(loopback.split()[9])))
-
-
-def build(optimizer: str, rows: int, units: int) -> keras.Model:
+def build(optimizer: str, rows: int, units: int) -> Any:
     """Returns a classifier of texts."""
+    import keras
+
     words = keras.Input((WORDS,), dtype="int32")
     x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(rows, units)(words))
     outputs = keras.layers.Dense(2)(keras.layers.Dense(64, "relu")(x))
     model = keras.Model(words, outputs)
     model.compile(
-        OPTIMIZERS[optimizer](0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        getattr(keras.optimizers, optimizer)(0.01),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model
 
 
 def measure(optimizer: str, divided: bool, rows: int, units: int) -> dict[str, float]:
     """Trains as the chief; returns the medians of the steps."""
+    import keras
+
+    import tfdist
+
+    seen = []
+
+    def note(*_: Any) -> None:
+        lines = pathlib.Path("/proc/self/net/dev").read_text().splitlines()
+        loopback = next(line for line in lines if line.strip().startswith("lo:"))
+        seen.append((time.perf_counter(), int(loopback.split()[9])))
+
     trainer = tfdist.Trainer(
         lambda: build(optimizer, rows, units),
-        strategy=make_parameter_server(),
+        strategy="parameter_server",
         step_options=tfdist.StepOptions(shard_tables_bytes=1 << 20 if divided else 0),
     )
     frequency = 1 / np.arange(1, rows + 1)
     rng = np.random.default_rng(0)
     x = rng.choice(rows, (BATCH * 32, WORDS), p=frequency / frequency.sum()).astype("int32")
-    clock = Clock()
-    trainer.fit(
-        x, x[:, 0] % 2, batch_size=BATCH, max_steps=WARMUP_STEPS + STEPS, callbacks=[clock],
-        verbose=0,
-    )  # fmt: skip
-    taken = np.diff(np.array(clock.seen[WARMUP_STEPS - 1 :]), axis=0)
+    clock = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    steps = WARMUP_STEPS + STEPS
+    trainer.fit(x, x[:, 0] % 2, batch_size=BATCH, max_steps=steps, callbacks=[clock], verbose=0)
+    taken = np.diff(np.array(seen[WARMUP_STEPS - 1 :]), axis=0)
     return {"s": float(np.median(taken[:, 0])), "bytes": float(np.median(taken[:, 1]))}
 
 
 def run_task(arguments: argparse.Namespace) -> int:
     """Runs a task of the cluster; writes what it found."""
     start_tensorflow_quietly()
+    from tfdist.strategies import run_server
+
     config = resolve_cluster()
     assert config is not None
     if config.role == "chief":
@@ -127,7 +124,9 @@ def main() -> int:
     rounds = [
         [run_case(case, arguments) for case in range(len(CASES))] for _ in range(arguments.rounds)
     ]
-    print("| optimizer | table | step | sent per step | memory of a server |\n|---|---|---|---|---|")
+    print(
+        "| optimizer | table | step | sent per step | memory of a server |\n|---|---|---|---|---|"
+    )
     for case, (optimizer, divided) in enumerate(CASES):
         s, sent, memory = (
             statistics.median(found[case][key] for found in rounds)

@@ -91,6 +91,7 @@ TRAIN = {
         "--strategy=one_device --all_reduce=hierarchical_copy",
         "--strategy=one_device --bytes_per_pack=1000",
         "--strategy=one_device --compress_gradients",
+        "--strategy=one_device --shard_tables_bytes=1000000",
         "--strategy=one_device --sync_every=4",
         "--strategy=local_sgd --sync_every=0",
         "--strategy=local_sgd --outer_momentum=1",

@@ -7,6 +7,7 @@ whole table has. The optimizer updates each part on its server.
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.placement.costs import count_bytes
 from tfdist.placement.shards.divided import (
     DividedVariable,
     find_divided,
@@ -58,31 +60,34 @@ def divide_tables(
     """
 
     def create_table(next_creator: Callable[..., Any], **arguments: Any) -> Any:
-        beside = arguments.get("colocate_with")
-        is_slot = isinstance(beside, DividedVariable)
-        if not is_slot and arguments.get("name") != "embeddings":
+        given = arguments.get("colocate_with")
+        beside = given if isinstance(given, DividedVariable) else None
+        if beside is None and arguments.get("name") != "embeddings":
             return create(next_creator, **arguments)
         value = arguments["initial_value"]
         with tf.device(_CHIEF):
             value = tf.convert_to_tensor(value() if callable(value) else value)
-        if is_slot and value.shape != beside.shape:
+        if beside is not None and value.shape != beside.shape:
             return create(next_creator, **arguments | {"colocate_with": beside.parts[0]})
-        if is_slot:
-            sizes = beside.sizes
-        elif value.shape.rank == 2 and value.shape.num_elements() * value.dtype.size >= min_bytes:
-            count = min(num_servers, value.shape[0])
-            sizes = [len(rows) for rows in np.array_split(range(value.shape[0]), count)]
-        else:
+        if beside is None and not is_large(value):
             return create(next_creator, **arguments | {"initial_value": value})
-        with tf.device(_CHIEF):
-            values = tf.split(value, sizes)
-        parts = []
-        for place, rows in enumerate(values):
+        parts: list[Any] = []
+        sizes = beside.sizes if beside else cut(value)
+        for place, last in enumerate(itertools.accumulate(sizes)):
+            with tf.device(_CHIEF):
+                rows = value[last - sizes[place] : last]
             own = {"initial_value": rows, "name": f"{arguments['name']}_{place}"}
-            own |= {"colocate_with": beside.parts[place]} if is_slot else {}
+            own |= {"colocate_with": beside.parts[place]} if beside else {}
             parts.append(create(next_creator, **arguments | own))
             parts[-1]._unique_id = parts[0]._unique_id  # by which optimizers find a variable
         return DividedVariable(parts, axis=0)
+
+    def is_large(value: tf.Tensor) -> bool:
+        return value.shape.rank == 2 and count_bytes(value.shape, value.dtype.name) >= min_bytes
+
+    def cut(value: tf.Tensor) -> list[int]:
+        count = min(num_servers, value.shape[0])
+        return [len(rows) for rows in np.array_split(range(value.shape[0]), count)]
 
     return create_table
 

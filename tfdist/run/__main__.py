@@ -4,6 +4,7 @@ python -m tfdist.run --strategy=mirrored script.py ARGUMENTS
 python -m tfdist.run --workers=2 [--ps=1] script.py ARGUMENTS
 """
 
+import contextlib
 import functools
 import os
 import runpy
@@ -67,10 +68,13 @@ def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequenc
 def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     if not options.run.verbose_tensorflow:
         start_tensorflow_quietly()
+    import tensorflow as tf
+
     from tfdist import devices
     from tfdist.run.routing import Routing
     from tfdist.runs import processes
     from tfdist.strategies.servers import run_server
+    from tfdist.training.model_variables import make_creator
 
     cluster = processes.join_cluster(options)
     devices.set_virtual_devices(options.strategy.virtual_devices)
@@ -83,7 +87,12 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    with strategy.scope(), Routing(strategy, options.step, options.placement.select()).open():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(strategy.scope())
+        if options.strategy.select().traits.has_servers:
+            stack.enter_context(tf.variable_creator_scope(make_creator(strategy, options.step)))
+        routing = Routing(strategy, options.step, options.placement.select())
+        stack.enter_context(routing.open())
         runpy.run_path(script, run_name="__main__")
     return 0
 

@@ -6,9 +6,9 @@ servers that hold the weights, and returns a few numbers. It changes nothing els
 dies, another one can therefore compute its step again.
 
 The chief applies the gradients, one step after the other. It only starts the update, which runs
-on the servers, so no gradient passes through the chief itself. Every step is applied exactly
-once, at its own position in the learning-rate schedule; optimizer slots and moving statistics
-are updated as on one device; and the model can be saved between any two steps.
+on the servers, so no gradient passes through the chief itself, except for the rows of tables. Every
+step is applied exactly once, at its own position in the learning-rate schedule; optimizer slots and
+moving statistics are updated as on one device; and the model can be saved between any two steps.
 
 Workers do not wait for one another: up to `max_in_flight` steps are scheduled before the chief
 has applied them. The staleness of a gradient, which is the number of updates between reading the
@@ -33,6 +33,7 @@ from tfdist.training.replica_metrics import flatten_logs, is_sum_of_batches
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
     gradients_already_reduced,
+    list_optimizers,
     scale_gradient,
 )
 from tfdist.training.served_batches import can_travel, iterate, make_reader, read_training
@@ -47,7 +48,7 @@ class AsynchronousSteps(TrainingSteps):
     Args:
       model: a compiled and built model, created in the strategy's scope.
       strategy: the strategy.
-      tables: the divided tables.
+      shard_tables_bytes: the size of the smallest table that is divided; 0 if none is.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
       check_trace: checks the graph of a worker's training step.
@@ -63,7 +64,7 @@ class AsynchronousSteps(TrainingSteps):
         model: keras.Model,
         strategy: tf.distribute.ParameterServerStrategy,
         *,
-        tables: Tables,
+        shard_tables_bytes: int = 0,
         max_in_flight: int = 0,
         check_trace: Callable[[Any], None] = lambda graph: None,
     ):
@@ -80,7 +81,8 @@ class AsynchronousSteps(TrainingSteps):
         metrics = _list_metrics(model)
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._slots = GradientSlots(self._trainable, self.max_in_flight)
-        self._tables = tables
+        optimizers = list_optimizers(model)
+        self._tables = Tables(model, optimizers, min_bytes=shard_tables_bytes)
         self._worker = WorkerSteps(
             model,
             strategy,
@@ -274,9 +276,7 @@ class AsynchronousSteps(TrainingSteps):
         by_variable = self._slots.read(slots, ticket)
         for index, (values, indices) in sparse.items():
             variable = self._trainable[int(index)]
-            slices = tf.IndexedSlices(
-                values, indices, tf.constant(list(variable.shape), tf.int64)
-            )
+            slices = tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int64))
             by_variable[id(variable)] = send_parts(slices, variable)
         variables = [self._trainable[i] for i in self._worker.with_gradient]
         with (

@@ -19,11 +19,8 @@ from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.plan import Plan, make_plan
 from tfdist.placement.strips.call import StripPlan, make_strip_plan
-from tfdist.placement.tables import Tables, divide_tables
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
-from tfdist.strategies.servers import make_placement
-from tfdist.training.aggregation import aggregate_state
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
@@ -36,6 +33,7 @@ from tfdist.training.model_variables import (
     build_model,
     build_outputs,
     check_scope,
+    make_creator,
 )
 from tfdist.training.own_functions import OwnFunctionSteps
 from tfdist.training.randomness import lend_global_generator, list_seed_generators
@@ -86,15 +84,7 @@ class Engine:
         self._placement = placement
         self._traits = find_traits(strategy)
         check_strategy(options, strategy, num_workers=workers.count, placement=placement)
-        self._create_variable: Any = aggregate_state
-        if self._traits.has_servers:
-            self._create_variable = make_placement(strategy)
-        if options.shard_tables_bytes:
-            self._create_variable = divide_tables(
-                self._create_variable,
-                min_bytes=options.shard_tables_bytes,
-                num_servers=strategy.extended._num_ps,
-            )
+        self._create_variable = make_creator(strategy, options)
         if isinstance(make_model, keras.Model):
             self.model = make_model
         else:
@@ -388,11 +378,7 @@ class Engine:
             return AsynchronousSteps(
                 self.model,
                 self._strategy,
-                tables=Tables(
-                    self.model,
-                    list_optimizers(self.model),
-                    min_bytes=self.options.shard_tables_bytes,
-                ),
+                shard_tables_bytes=self.options.shard_tables_bytes,
                 max_in_flight=self.options.max_in_flight,
                 check_trace=self._check_trace,
             )

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,11 +12,26 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import compute_output_spec
-from tfdist.training.aggregation import set_aggregation
+from tfdist.placement.tables import divide_tables
+from tfdist.strategies.registry import find_traits
+from tfdist.strategies.servers import make_placement
+from tfdist.training.aggregation import aggregate_state, set_aggregation
 from tfdist.training.replica_optimizers import building_optimizers, list_optimizers
 from tfdist.training.step_checks import overrides
+from tfdist.training.step_options import StepOptions
 
 _ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
+
+
+def make_creator(strategy: tf.distribute.Strategy, options: StepOptions) -> Callable[..., Any]:
+    """Returns the creator of a model's variables, for `tf.variable_creator_scope` in the scope."""
+    if not find_traits(strategy).has_servers:
+        return aggregate_state
+    create = make_placement(strategy)
+    if not options.shard_tables_bytes:
+        return create
+    min_bytes, num_servers = options.shard_tables_bytes, strategy.extended._num_ps
+    return divide_tables(create, min_bytes=min_bytes, num_servers=num_servers)
 
 
 def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

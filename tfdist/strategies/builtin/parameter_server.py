@@ -20,7 +20,8 @@ class ParameterServer(Strategy):
 
     TensorFlow places variables round-robin on the parameter servers, regardless of their size,
     unless they are created under `tf.variable_creator_scope(make_placement(strategy))`, as in
-    `tfdist.Trainer`. No variable is split, because Keras neither trains nor saves split variables.
+    `tfdist.Trainer`. Only the trainer can divide a table of an `Embedding`
+    (`StepOptions.shard_tables_bytes`): Keras neither trains nor saves TensorFlow's split variables.
 
     Args:
       worker_timeout_s: how long to wait for the other tasks to start.
