@@ -361,11 +361,11 @@ def train_with_late_writes(strategy, in_flight):
 
 
 def run_tables(strategy):
-    return tables.run_tables(strategy, HERE)
+    return tables.run_tables(strategy, HERE, Kill("ps-1", (2,)))
 
 
 def run_continued_table(strategy):
-    return tables.run_continued_table(strategy, HERE, Kill("ps-1", (2,)))
+    return tables.run_continued_table(strategy, HERE)
 
 
 def run_late(strategy):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, TrainingError
 from tfdist.placement.shards.divided import find_divided
 
 ROWS, UNITS = 23, 6
@@ -20,6 +20,9 @@ OPTIMIZERS = {
     ),
     "Adagrad, clipped by value": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.002),
 }
+
+
+CONTINUED = OPTIMIZERS["AdamW, clipped by weight"]
 
 
 class OwnEmbedding(keras.layers.Embedding):
@@ -125,7 +128,18 @@ def list_refused_tables(strategy):
     return refused
 
 
-def run_tables(strategy, here):
+def look_up_outside(strategy):
+    """Returns what is said of a row that the table does not have."""
+    try:
+        make_text_trainer(strategy, keras.optimizers.SGD).fit(
+            np.full((8, 7), ROWS), np.zeros(8), verbose=0
+        )
+    except TfdistError as error:
+        return str(error)
+
+
+def run_tables(strategy, here, kill):
+    """Compares, and at last loses a server with its part of a table."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     found = {
@@ -133,26 +147,27 @@ def run_tables(strategy, here):
         for name, make in OPTIMIZERS.items()
     }
     _, _, losses = train_texts(strategy, keras.optimizers.Adagrad, max_in_flight=3)
-    return {"compared": found, "refused": list_refused_tables(strategy), "in_flight": losses}
+    found = {"compared": found, "refused": list_refused_tables(strategy), "in_flight": losses}
+    try:
+        train_texts(strategy, CONTINUED, directory=here / "checkpoints", callbacks=[kill])
+    except TrainingError as error:
+        found["lost"] = str(error)
+    return found
 
 
-def run_continued_table(strategy, here, kill):
-    """Trains until a server is killed; the next time, to the end, and then on one device."""
+def run_continued_table(strategy, here):
+    """Continues what `run_tables` has begun to the end, and then on one device."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     one = tf.distribute.OneDeviceStrategy("CPU:0")
-    make, directory = OPTIMIZERS["AdamW, clipped by weight"], here / "checkpoints"
-    if not directory.exists():
-        try:
-            train_texts(strategy, make, directory=directory, callbacks=[kill])
-        except Exception as error:
-            return {"message": str(error)}
+    directory = here / "checkpoints"
     trainers = [
-        train_texts(strategy, make, directory=directory),
-        (continued := train_texts(one, make, steps=15, directory=directory)),
+        train_texts(strategy, CONTINUED, directory=directory),
+        (continued := train_texts(one, CONTINUED, steps=15, directory=directory)),
     ]
-    _, expected, _ = train_texts(one, make, steps=15)
+    _, expected, _ = train_texts(one, CONTINUED, steps=15)
     return {
         "resumed_from": [trainer.progress.resumed_from_step for trainer, *_ in trainers],
         "variables": zoo.largest_difference(continued[1], expected),
+        "outside": look_up_outside(strategy),
     }

@@ -69,7 +69,8 @@ def exactness(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    return _find("tables", tmp_path_factory.mktemp("a cluster"), workers=2)
+    directory = tmp_path_factory.mktemp("a cluster")
+    return {"directory": directory, **_find("tables", directory, workers=2)}
 
 
 @pytest.fixture(scope="module")
@@ -232,12 +233,12 @@ def test_refuses_tables_that_are_read_whole(tables):
     assert "`shard_tables_bytes=1048576` has nothing to divide" in refused["small"]
 
 
-def test_a_divided_table_continues_after_a_server_was_killed(tmp_path):
-    lost = _find("continued_table", tmp_path, workers=1)
-    assert lost["message"].startswith("Parameter server 1 was lost")
-    found = _find("continued_table", tmp_path, workers=1)
+def test_a_divided_table_continues_after_a_server_was_killed(tables):
+    assert tables["lost"].startswith("Parameter server 1 was lost")
+    found = _find("continued_table", tables["directory"], workers=1)
     assert found["resumed_from"] == [2, 12]
     assert found["variables"] < 1e-12
+    assert "the index 23: the table has 23 rows" in found["outside"]
 
 
 def test_a_lost_parameter_server_is_named(tmp_path):

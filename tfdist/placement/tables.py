@@ -158,7 +158,8 @@ class Tables:
             divided = find_divided(variable)
             assert divided is not None
             ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-            with tf.control_dependencies(list(after)):
+            ids = tf.where(ids < 0, ids + variable.shape[0], ids)
+            with tf.control_dependencies([*after, _check_ids(ids, variable.shape[0])]):
                 unique, places = tf.unique(tf.reshape(ids, [-1]))
             rows = look_up(unique, divided.sizes, functools.partial(_read_rows, divided))
             rows = tf.gather(rows, tf.reshape(places, tf.shape(ids)))
@@ -223,9 +224,7 @@ def add_lookups(
     count, units = variable.shape
     ids = tf.concat([tf.reshape(tf.cast(own, tf.int64), [-1]) for own, _ in found], 0)
     values = tf.concat([tf.reshape(gradient, [-1, units]) for _, gradient in found], 0)
-    return tf.IndexedSlices(
-        values, tf.where(ids < 0, ids + count, ids), tf.constant([count, units], tf.int64)
-    )
+    return tf.IndexedSlices(values, ids, tf.constant([count, units], tf.int64))
 
 
 def clip_rows(
@@ -268,6 +267,14 @@ def _add_slices(values: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
     rows, places = tf.unique(like.indices)
     total = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
     return tf.IndexedSlices(total, rows, like.dense_shape)
+
+
+def _check_ids(ids: tf.Tensor, count: int) -> tf.Operation:
+    """Fails as TensorFlow does where a table is whole. A part would name its own rows."""
+    outside = tf.boolean_mask(ids, (ids < 0) | (ids >= count))
+    found = tf.strings.reduce_join(tf.strings.as_string(outside[:1]))
+    text = tf.strings.join(["indices[] = ", found, f" is not in [0, {count})"])
+    return tf.debugging.Assert(tf.equal(tf.size(outside), 0), [text])
 
 
 def _read_rows(divided: DividedVariable, place: int, ids: tf.Tensor) -> tf.Tensor:
