@@ -96,7 +96,6 @@ class StepOptions(OptionGroup):
         result=False,
         minimum=0,
     )
-
     shard_tables_bytes: int = option(
         0,
         "parameter_server: divide the rows of Embedding tables of at least so many bytes over the "
