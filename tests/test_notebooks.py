@@ -94,7 +94,8 @@ def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch,
     assert "\b" not in printed, printed
     assert path.stem != "tpu" or "Skipped" in printed, printed
     if request.config.getoption("--write-docs"):
-        path.write_text(nbformat.writes(_clean(notebook), indent=1) + "\n")
+        text = nbformat.writes(_clean(notebook), indent=1)
+        path.write_text(text.replace(str(path_with_spaces), ".") + "\n")
 
 
 def _clean(notebook):
