@@ -124,13 +124,24 @@ class RunDirectory:
         Raises:
           TfdistError: `options.json` is damaged.
         """
+        recorded = self.read_options()
+        return None if recorded is None else dict(recorded["result"])
+
+    def read_options(self) -> dict[str, Any] | None:
+        """Returns the content of `options.json`; None if the run is new.
+
+        Raises:
+          TfdistError: `options.json` is damaged.
+        """
         path = f"{self.path}/options.json"
         if not tf.io.gfile.exists(path):
             return None
         with tf.io.gfile.GFile(path, "rb") as file:
             content = file.read()
         try:
-            return dict(json.loads(content)["result"])
+            recorded = dict(json.loads(content))
+            dict(recorded["result"])
+            return recorded
         except (KeyError, TypeError, ValueError) as error:
             raise TfdistError(
                 f"Cannot continue the run in `run_dir={self.path}`: its options.json "

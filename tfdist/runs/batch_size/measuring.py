@@ -35,27 +35,40 @@ def measure(
       TfdistError: training would refuse the options.
     """
     options, _ = processes.start_process(options)
-    strategy = processes.build_strategy(options)
-    gpu_limit = _find_gpu_limit(strategy)
-    task = options.task.select()
-    trainer = Trainer(
+    trainer = make_trainer(options, info)
+    trainer.fit(
+        RepeatedSource(examples, num_examples=_STEPS * global_batch_size),
+        global_batch_size=global_batch_size,
+        augmentation=options.task.select().make_augmentation(info),
+        verbose=0,
+    )
+    return measure_memory(trainer.strategy)
+
+
+def make_trainer(options: TrainOptions, info: Mapping[str, Any]) -> Trainer:
+    """Returns a trainer for a run's model, in a process that the options have configured.
+
+    Args:
+      options: the options of the run.
+      info: what the model must know about the data.
+    """
+    return Trainer(
         assembly.make_build_model(
-            task.without_downloads(),
+            options.task.select().without_downloads(),
             options.training,
             info,
             total_steps=options.training.max_steps or 1000,
         ),
-        strategy=strategy,
+        strategy=processes.build_strategy(options),
         seed=options.training.seed,
         step_options=options.step,
         placement=options.placement.select(),
     )
-    trainer.fit(
-        RepeatedSource(examples, num_examples=_STEPS * global_batch_size),
-        global_batch_size=global_batch_size,
-        augmentation=task.make_augmentation(info),
-        verbose=0,
-    )
+
+
+def measure_memory(strategy: tf.distribute.Strategy) -> dict[str, int | None]:
+    """Returns what `measure` does, for what was done so far."""
+    gpu_limit = _find_gpu_limit(strategy)
     measure_peak = memory.measure_peak_memory if gpu_limit is None else devices.measure_peak_memory
     return {"peak": measure_peak(), "gpu_limit": gpu_limit}
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tfdist import cluster, memory
 from tfdist.cli.command import EXIT_BAD_INPUT
@@ -33,15 +35,23 @@ class Trial:
       usage: the memory that it used; None if it did not fit.
       free: the free memory, of which it may use `SHARE`.
       problem: why it did not fit.
+      found: what its process measured; empty if it did not fit.
     """
 
     usage: Usage | None
     free: FreeMemory
     problem: str = ""
+    found: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_trial(
-    options: TrainOptions, global_batch_size: int, *, data: SourceData, free: FreeMemory
+    options: TrainOptions,
+    global_batch_size: int,
+    *,
+    data: SourceData,
+    free: FreeMemory,
+    measure: str = "tfdist.runs.batch_size.measuring",
+    arguments: Mapping[str, Any] | None = None,
 ) -> Trial:
     """Trains some steps in a separate process, within the free memory.
 
@@ -50,6 +60,8 @@ def run_trial(
       global_batch_size: the size to try.
       data: the data of the run; the trial trains on its first examples.
       free: the free memory; the process is stopped when its resident memory exceeds `SHARE` of it.
+      measure: the module whose function `measure` the process runs; see the default.
+      arguments: further arguments of that function, ready for JSON.
 
     Raises:
       TfdistError: training itself would refuse the options.
@@ -57,7 +69,13 @@ def run_trial(
     from tfdist.runs.batch_size.examples import save_examples
 
     limit = int(SHARE * free.bytes)
-    task = {"options": options.to_dict(), "size": global_batch_size, "info": dict(data.info)}
+    task = {
+        "measure": measure,
+        "arguments": dict(arguments or {}),
+        "options": options.to_dict(),
+        "size": global_batch_size,
+        "info": dict(data.info),
+    }
     with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
         directory = Path(name)
         (directory / "task.json").write_text(json.dumps(task))
@@ -81,7 +99,7 @@ def run_trial(
     usage = Usage(peak=found["peak"], limit=limit)
     if usage.peak > limit:
         return Trial(None, free, f"it used {format_bytes(usage.peak)} of {format_bytes(limit)}")
-    return Trial(usage, free)
+    return Trial(usage, free, found=found)
 
 
 def format_bytes(count: int) -> str:

@@ -1,6 +1,7 @@
 """The process of a trial: `python -m tfdist.runs.batch_size.worker DIRECTORY`."""
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -21,14 +22,14 @@ def main(directory: str) -> int:
     import tensorflow as tf
 
     from tfdist.runs.batch_size.examples import load_examples
-    from tfdist.runs.batch_size.measuring import measure
 
     try:
-        found = measure(
+        found = importlib.import_module(task["measure"]).measure(
             TrainOptions.from_dict(task["options"]),
             task["size"],
             info=task["info"],
             examples=load_examples(Path(directory) / "examples.pickle"),
+            **task["arguments"],
         )
     except (tf.errors.ResourceExhaustedError, MemoryError):
         return EXIT_OUT_OF_MEMORY
