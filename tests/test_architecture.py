@@ -38,9 +38,11 @@ LAYERS = [
     },
     {"runs.utilization"},
     {"runs"},
-    {"train", "predict", "evaluate", "export"},
+    {"predict", "evaluate", "export"},
     {"verify", "benchmark", "run", "serve", "doctor", "report.__main__"},
     {"plan"},
+    {"auto"},
+    {"train"},
     {"__main__"},
 ]
 NAMES = {name for names in LAYERS for name in names}

@@ -35,6 +35,7 @@ def run_training(options: TrainOptions) -> int:
 
         print(describe_dry_run(options))
         return 0
+    from tfdist.auto.choice import choose_strategy
     from tfdist.runs.plan import make_plan
     from tfdist.runs.training import TrainingRun
     from tfdist.strategies.servers import run_server
@@ -44,7 +45,8 @@ def run_training(options: TrainOptions) -> int:
     if plan.traits.has_servers and plan.cluster and not plan.cluster.is_chief:
         run_server(plan.cluster)
         return 0 if plan.run.is_finished else EXIT_TERMINATED
-    return TrainingRun(plan, started=started).train()
+    plan, data = choose_strategy(plan)
+    return TrainingRun(plan, started=started, data=data).train()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,12 @@ def test_says_what_a_tpu_would_compute_in_vain(tmp_path, capfd):
     assert "a global batch of 12 is padded, too" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(("steps", "end"), [(99, "CPU:0"), (100, "when training starts")])
+def test_says_that_trials_may_choose_another_strategy(tmp_path, capfd, steps, end):
+    assert dry_run(*SMALL, f"--max_steps={steps}", f"--run_dir={tmp_path}/run") == 0
+    assert read(capfd)["strategy"].endswith(end)
+
+
 def test_does_not_search_for_the_batch_size(tmp_path, capfd):
     flags = [*SMALL, "--strategy=one_device", "--global_batch_size=auto"]
     assert dry_run(*flags, f"--run_dir={tmp_path}/run") == 0

@@ -16,7 +16,7 @@ from tfdist.placement.graph import find_functional, make_graph
 from tfdist.placement.stages.cutting import balance_memory, count_kept, cut
 from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
-from tfdist.runs.plan import count_steps, make_plan
+from tfdist.runs.plan import LEAST_STEPS, Plan, count_steps, make_plan
 from tfdist.strategies.registry import find_strategy
 from tfdist.tasks.base import DataPlan
 from tfdist.training.checkpoints import CheckpointStore
@@ -101,7 +101,7 @@ def describe_dry_run(options: TrainOptions) -> str:
     unknown = "the data is read" if is_found else "the batch size is found"
     lines = {
         "cluster": cluster.describe() if cluster else "none: this is a single process",
-        "strategy": f"{name}: {where}",
+        "strategy": f"{name}: {where}{_describe_trials(plan, total_steps)}",
         "global batch": _describe_batch(options, rows, asynchronous=asynchronous),
         "data": data.text,
         "steps": f"{total_steps or f'known once {unknown}'}"
@@ -218,6 +218,12 @@ def _find_replicas(options: TrainOptions, cluster: ClusterConfig | None) -> tupl
         workers * each,
         f"{_count(workers * each, 'replica')} on {_count(workers, 'worker')} like this one",
     )
+
+
+def _describe_trials(plan: Plan, total_steps: int | None) -> str:
+    if plan.is_open and (total_steps is None or total_steps >= LEAST_STEPS):
+        return "; auto may choose another one by trials when training starts"
+    return ""
 
 
 def _describe_batch(options: TrainOptions, rows: int, *, asynchronous: bool) -> str:

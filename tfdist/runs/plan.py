@@ -4,14 +4,21 @@ from dataclasses import dataclass
 
 from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
+from tfdist.devices import list_devices
+from tfdist.placement.options import NONE
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
+from tfdist.strategies.registry import AUTO
 from tfdist.tasks.base import Task
-from tfdist.training.options import TrainingOptions
+from tfdist.tasks.sources import SourceData, to_sources
+from tfdist.training.options import AUTO_BATCH_SIZE, TrainingOptions
 from tfdist.training.run_directory import RunDirectory, find_run_directory
 from tfdist.training.trackers import check_trackers
+
+LEAST_STEPS = 100
+"""Trials of strategies are about as many steps, so a shorter run gains nothing from them."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Plan:
       cluster: the cluster that this process belongs to; None for a single process.
       traits: the strategy's traits.
       task: the task that is trained.
+      is_open: whether `auto` chose the strategy by the devices, and trials may choose another one.
     """
 
     options: TrainOptions
@@ -32,6 +40,7 @@ class Plan:
     cluster: ClusterConfig | None
     traits: Traits
     task: Task
+    is_open: bool
 
 
 def make_plan(options: TrainOptions) -> Plan:
@@ -43,10 +52,19 @@ def make_plan(options: TrainOptions) -> Plan:
     options.check()
     check_trackers(options.run.track)
     run = find_run_directory(options.run.run_dir)
+    is_auto = options.strategy.strategy == AUTO
     options, cluster = processes.start_process(options)
     options = recall_batch_size(options, run)
     traits = options.strategy.select().traits
-    return Plan(options, run, cluster, traits, options.task.select())
+    is_open = is_auto and cluster is None and _allows_trials(options)
+    return Plan(options, run, cluster, traits, options.task.select(), is_open)
+
+
+def read_data(plan: Plan) -> SourceData:
+    """Makes the data of a run."""
+    options = plan.options
+    data = plan.task.make_data(seed=options.training.seed, quiet=options.run.quiet)
+    return to_sources(data)
 
 
 def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]:
@@ -58,3 +76,16 @@ def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]
     """
     epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
     return epoch_steps, training.max_steps or training.epochs * epoch_steps
+
+
+def _allows_trials(options: TrainOptions) -> bool:
+    """Returns whether several strategies of one process are possible, all with the same result."""
+    named = options.strategy.devices or list_devices()  # type: ignore[attr-defined]
+    return (
+        len(named) > 1
+        and not any("TPU" in device.upper() for device in named)
+        and options.placement.placement == NONE
+        # The moments of replicas, and the largest batch that fits, depend on the strategy.
+        and options.step.batch_norm == "global"
+        and options.training.global_batch_size != AUTO_BATCH_SIZE
+    )

@@ -20,12 +20,12 @@ from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.checkout import find_commit
 from tfdist.runs.confusion import write_confusion
-from tfdist.runs.plan import Plan, count_steps
+from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.reporting import WriteReport
 from tfdist.runs.samples import DrawSamples
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
-from tfdist.tasks.sources import to_sources
+from tfdist.tasks.sources import SourceData
 from tfdist.training import callbacks
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.display import make_display
@@ -46,18 +46,18 @@ class TrainingRun:
     Args:
       plan: the plan of the run.
       started: when the command began, by `time.perf_counter`.
+      data: the task's data; made here by default.
 
     Raises:
       TfdistError: the data, the model or the batch do not suit one another or the strategy.
     """
 
-    def __init__(self, plan: Plan, *, started: float):
+    def __init__(self, plan: Plan, *, started: float, data: SourceData | None = None):
         self._plan, self._run, self._task = plan, plan.run, plan.task
         self._started = started
         options = plan.options
         strategy = processes.build_strategy(options)
-        data = plan.task.make_data(seed=options.training.seed, quiet=options.run.quiet)
-        self._data = to_sources(data)
+        self._data = data or read_data(plan)
         self._augmentation = plan.task.make_augmentation(self._data.info)
         replicas = strategy.num_replicas_in_sync
         self._options = find_batch_size(options, data=self._data, num_replicas=replicas)

@@ -1,0 +1,123 @@
+"""Measures the steps of candidates, in a process that `tfdist.auto.trials` starts."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.auto.candidates import apply, list_candidates
+from tfdist.auto.prediction import MOST_S, explain_omission, order, predict
+from tfdist.errors import TfdistError
+from tfdist.runs import processes
+from tfdist.runs.batch_size.examples import RepeatedSource
+from tfdist.runs.batch_size.measuring import make_trainer, measure_memory
+from tfdist.runs.options import TrainOptions
+
+_ROUNDS = 4
+_ROUND_S = 0.5
+_WARMUP_LOOPS, _LEAST_LOOPS, _MOST_LOOPS = 1, 2, 1000
+
+
+def measure(
+    options: TrainOptions,
+    global_batch_size: int,
+    *,
+    info: Mapping[str, Any],
+    examples: Any,
+    names: Sequence[str],
+    predicted: Mapping[str, float],
+    rounds: int = _ROUNDS,
+    most_s: float = MOST_S,
+) -> dict[str, Any]:
+    """Trains with candidates in turns, so that what else the machine does slows all of them.
+
+    Args:
+      options, global_batch_size, info, examples: see `tfdist.runs.batch_size.measuring`.
+      names: the candidates.
+      predicted: see `tfdist.auto.prediction`; made here once one device was measured.
+
+      rounds: how often to measure each.
+      most_s: no candidate is tried after so many seconds.
+
+    Returns:
+      `rates`, candidate -> examples per second in each round; `problems`, candidate -> why it was
+      left out; `predicted`; and the memory, see `tfdist.runs.batch_size.measuring`.
+    """
+    until = time.monotonic() + most_s
+    options, _ = processes.start_process(options)
+    candidates = list_candidates(options)
+    contestants: dict[str, _Contestant] = {}
+    problems: dict[str, str] = {}
+    rates: dict[str, list[float]] = {}
+    memory: dict[str, int | None] = {"peak": 0, "gpu_limit": None}  # if all are refused
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop(0)
+        problem = explain_omission(name, predicted, left_s=until - time.monotonic())
+        if problem:
+            problems[name] = problem
+            continue
+        try:
+            contestants[name] = _Contestant(apply(options, candidates[name]), info, examples)
+            rates[name] = [contestants[name].run()]
+        except TfdistError as error:
+            problems[name] = f"refused: {error}"
+            continue
+        strategy = contestants[name].trainer.strategy
+        memory = measure_memory(strategy)
+        if not predicted and strategy.num_replicas_in_sync == 1:
+            model, limit = contestants[name].trainer.model, memory["gpu_limit"]
+            predicted = predict(options, model, rate=rates[name][0], gpu_limit=limit)
+            waiting = order(waiting, predicted)
+    for _ in range(rounds - 1):
+        for name, found in rates.items():
+            found.append(contestants[name].run())
+    return {"rates": rates, "problems": problems, "predicted": dict(predicted), **memory}
+
+
+class _Contestant:
+    """A candidate whose trainer is kept between rounds."""
+
+    def __init__(self, options: TrainOptions, info: Mapping[str, Any], examples: Any):
+        self._loop = options.step.steps_per_loop
+        self._batch = options.training.global_batch_size
+        self._augmentation = options.task.select().make_augmentation(info)
+        steps = self._loop * (_WARMUP_LOOPS + _MOST_LOOPS)
+        self._source = RepeatedSource(examples, num_examples=steps * self._batch)
+        self.trainer = make_trainer(options, info)
+
+    def run(self) -> float:
+        """Trains one round, and returns examples per second."""
+        timer = _Timer(self._loop)
+        self.trainer.fit(
+            self._source,
+            global_batch_size=self._batch,
+            augmentation=self._augmentation,
+            callbacks=[timer],
+            verbose=0,
+        )
+        return self._batch / timer.step_s
+
+
+class _Timer(keras.callbacks.Callback):
+    """Records when each loop of steps ends, and stops training after some time."""
+
+    def __init__(self, steps_per_loop: int):
+        super().__init__()
+        self._loop = steps_per_loop
+        self._ends: list[float] = []
+
+    @property
+    def step_s(self) -> float:
+        """The median seconds of a step after the first loops."""
+        ends = self._ends[self._loop * _WARMUP_LOOPS - 1 :: self._loop]
+        return statistics.median(b - a for a, b in itertools.pairwise(ends)) / self._loop
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._ends.append(time.perf_counter())
+        warmup = self._loop * _WARMUP_LOOPS
+        if len(self._ends) >= warmup + self._loop * _LEAST_LOOPS:
+            self.model.stop_training = self._ends[-1] - self._ends[warmup - 1] >= _ROUND_S
