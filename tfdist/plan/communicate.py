@@ -22,15 +22,16 @@ def time_communication(
     setup: Setup, workload: Workload, hardware: Hardware, computed: Computation
 ) -> float:
     """Returns the seconds per step in which replicas communicate and do not compute."""
-    if setup.strategy == "central_storage":
+    traits = setup.traits
+    if traits.shares_variables:
         # Each device reads the weights from the host and leaves its gradients there.
         num_bytes = workload.gradients * (setup.replicas if hardware.shares_cores else 1)
         return hardware.time(hardware.host, 2 * num_bytes, messages=2)
-    if setup.strategy == "parameter_server":
+    if traits.has_servers:
         return hardware.time(hardware.between, 2 * workload.gradients, messages=2)
     if setup.sharing == 1:
         return 0.0
-    if setup.strategy == "local_sgd":
+    if traits.trains_apart:
         state = workload.gradients * (1 + workload.optimizer)
         apart = Setup(strategy="mirrored", replicas=setup.replicas)
         inside = time_communication(apart, workload, hardware, computed)
@@ -53,9 +54,9 @@ def transfer(
     """
     inside = make_path(hardware, hardware.inside)
     between = make_path(hardware, hardware.between)
-    if setup.strategy == "tpu":
+    if setup.traits.fixes_shapes:
         return time_ring(setup.devices, num_bytes, inside)
-    if setup.strategy == "mirrored" and all_reduce == "reduction_to_one_device":
+    if setup.workers == 1 and all_reduce == "reduction_to_one_device":
         return time_reduction_to_one(setup.replicas, num_bytes, inside)
     return time_hierarchical(setup.replicas, setup.workers, num_bytes, inside, between)
 
@@ -78,7 +79,7 @@ def _time_gradients(
     `multi_worker_mirrored` sums packs as soon as they are known, `mirrored` everything at the end,
     and a TPU's compiler in between. A sum takes a processor's time, so on one, nothing is hidden.
     """
-    has_packs = setup.strategy in ("multi_worker_mirrored", "tpu")
+    has_packs = setup.traits.has_workers or setup.traits.fixes_shapes
     share = workload.compressed if setup.workers > 1 else 1.0
     pack = workload.bytes_per_pack * share if has_packs else 0.0
     # Stages and shards have the gradients of their own weights, and sum them at the same time.

@@ -74,7 +74,7 @@ def estimate(
     rows = math.ceil(batch / setup.sharing)
     computed = compute_replica(setup, workload, hardware, rows)
     turns = 1
-    if hardware.shares_cores and setup.strategy != "parameter_server":
+    if hardware.shares_cores and not setup.traits.has_servers:
         turns = setup.sharing
     communication = computed.exchange_s * turns
     communication += time_communication(setup, workload, hardware, computed)
@@ -123,7 +123,7 @@ def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: flo
     """
     if setup.servers or hardware.shares_cores:
         return 0.0
-    apart = workload.sync_every**0.5 if setup.strategy == "local_sgd" else 1.0
+    apart = workload.sync_every**0.5 if setup.traits.trains_apart else 1.0
     return hardware.jitter * busy * expect_slowest(setup.devices) / apart
 
 

@@ -79,7 +79,7 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     if setup.shards_optimizer:
         optimizer /= setup.replicas
     copies = setup.replicas if hardware.shares_cores else 1
-    if setup.strategy == "central_storage":
+    if setup.traits.shares_variables:
         copies = 1
         if not hardware.shares_cores:
             optimizer = 0.0  # on the host

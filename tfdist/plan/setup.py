@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tfdist.placement.options import NONE
 from tfdist.plan.hardware import Hardware
 from tfdist.plan.workload import Workload
+from tfdist.strategies.base import Traits
+from tfdist.strategies.registry import find_strategy
 
 MICRO_BATCHES_PER_STAGE = 4  # Huang et al. 2019 (arXiv:1811.06965), section 3: the bubble is small
 
@@ -45,9 +47,14 @@ class Setup:
         return 1 if self.servers else self.workers * self.replicas
 
     @property
+    def traits(self) -> Traits:
+        """The properties of the strategy."""
+        return find_strategy(self.strategy).traits
+
+    @property
     def is_exact(self) -> bool:
         """Whether the result is that of one device."""
-        return self.strategy not in ("local_sgd", "parameter_server")
+        return not (self.traits.trains_apart or self.traits.has_servers)
 
     @property
     def name(self) -> str:
