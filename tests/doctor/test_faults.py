@@ -120,8 +120,9 @@ def test_a_name_that_is_a_loopback_address(tmp_path):
     flags = "hosts='node1:2222,node2:2222', task='worker:0', wait_s=0.1"
     code = "from tfdist.doctor.machine import Machine; from tfdist.doctor.table import CHECKS\n"
     code += f"print(*CHECKS['addresses'](Machine({flags})), sep='\\n')"
+    script = f'{mount} && exec "$0" -c "$1"'
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec {sys.executable} -c "$1"', "sh", code],
+        ["unshare", "-m", "sh", "-c", script, sys.executable, code],
         capture_output=True,
         text=True,
         timeout=60,
