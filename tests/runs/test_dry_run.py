@@ -53,7 +53,7 @@ def test_says_what_would_be_run_and_writes_nothing(path_with_spaces, capfd):
     assert not run.exists()
 
 
-def test_says_what_a_tpu_would_compute_in_vain(tmp_path, capfd):
+def test_says_what_a_tpu_would_pad(tmp_path, capfd):
     flags = [*SMALL, "--strategy=tpu", f"--run_dir={tmp_path}/run"]
     assert dry_run(*flags) == 0
     out, _ = capfd.readouterr()

@@ -46,8 +46,7 @@ class Cache:
           devices: the devices that may be used.
         """
         key = make_key(plan, data, devices)
-        digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
-        return cls(Path.home() / ".cache" / "tfdist" / "auto" / f"{digest.hexdigest()}.json", key)
+        return cls(Path.home() / ".cache" / "tfdist" / "auto" / f"{_digest(key)}.json", key)
 
     def read(self) -> Findings | None:
         """Returns the findings; None if there are none, or the file is damaged."""
@@ -94,8 +93,11 @@ def make_key(plan: Plan, data: SourceData, devices: Sequence[str]) -> dict[str, 
         },
         "task": hash_code(type(plan.task)),
         "example": str(data.train.element_spec),
-        "info": hashlib.blake2b(
-            json.dumps(dict(data.info), sort_keys=True).encode(), digest_size=16
-        ).hexdigest(),
+        "info": _digest(data.info),
         "options": {name: options[name] for name in ("strategy", "task", "training", "step")},
     }
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(values), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

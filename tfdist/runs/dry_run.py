@@ -127,7 +127,7 @@ def describe_dry_run(options: TrainOptions) -> str:
 
 
 def describe_padding(model: keras.Model, global_batch_size: int) -> str:
-    """Returns a description of what a TPU computes in vain, which pads arrays to whole tiles.
+    """Returns a description of what a TPU pads, which computes with whole tiles of arrays.
 
     Source: https://docs.cloud.google.com/tpu/docs/performance-guide
     """

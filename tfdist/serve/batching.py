@@ -160,7 +160,6 @@ class Batcher:
         return batch
 
     def _compute(self, parts: list[_Part]) -> list[Outputs | Exception]:
-        first = parts[0]
         self._observe(sum(part.num_rows for part in parts))
         try:
             return self._compute_together(parts)
@@ -171,25 +170,21 @@ class Batcher:
         answers: list[Outputs | Exception] = []
         for part in parts:
             try:
-                answers.append(
-                    first.servable.run(first.signature.name, part.inputs, outputs=first.outputs)
-                )
+                answers.append(_run(part, part.inputs))
             except Exception as error:
                 answers.append(error)
         return answers
 
     def _compute_together(self, parts: list[_Part]) -> list[Outputs | Exception]:
-        servable, signature = parts[0].servable, parts[0].signature
-        run = functools.partial(servable.run, signature.name, outputs=parts[0].outputs)
-        if not signature.is_batched:
-            return [run(parts[0].inputs)]
+        if not parts[0].signature.is_batched:
+            return [_run(parts[0], parts[0].inputs)]
         rows = sum(part.num_rows for part in parts)
         inputs = _join([part.inputs for part in parts]) if len(parts) > 1 else parts[0].inputs
         size = next((s for s in self._options.allowed_batch_sizes if s >= rows), rows)
         if size > rows:
             padding = {name: array[:1].repeat(size - rows, 0) for name, array in inputs.items()}
             inputs = _join([inputs, padding])
-        outputs = run(inputs)
+        outputs = _run(parts[0], inputs)
         if any(len(output) != size for output in outputs.values()):
             raise RequestError("The model's outputs do not have a row for each instance.")
         answers: list[Outputs | Exception] = []
@@ -209,6 +204,11 @@ class Batcher:
             else:
                 part.answer.set_result(answer)
         self._start_batches()
+
+
+def _run(part: _Part, inputs: Arrays) -> Outputs:
+    """Returns what a part asks for, for these inputs."""
+    return part.servable.run(part.signature.name, inputs, outputs=part.outputs)
 
 
 def _take(arrays: Arrays, start: int, num_rows: int) -> Outputs:

@@ -30,6 +30,11 @@ class Workers:
     straggler_factor: float = STRAGGLER_FACTOR
     slowness: tuple[float, ...] = ()
 
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The slowness of each worker."""
+        return self.slowness or (1.0,) * self.count
+
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Returns the seconds of steps, of a worker without its slowness."""
         times = self.step_s * random.normal(1.0, self.jitter, shape)
@@ -50,10 +55,10 @@ def run_synchronous(
       seed: of the random numbers.
     """
     random = np.random.default_rng(seed)
-    slowness = workers.slowness or (1.0,) * workers.count
+    factors = workers.factors
     total = 0.0
     for _ in range(steps // sync_every):
-        times = workers.draw(random, (sync_every, workers.count)) * slowness
+        times = workers.draw(random, (sync_every, workers.count)) * factors
         total += float(times.sum(axis=0).max()) + sync_s
     return total / (steps // sync_every * sync_every)
 
@@ -88,7 +93,7 @@ def run_asynchronous(
     """
     random = np.random.default_rng(seed)
     limit = in_flight or workers.count
-    slowness = workers.slowness or (1.0,) * workers.count
+    factors = workers.factors
     times = workers.draw(random, (steps,))
     staleness, done = [], {}
     free, now, applied, handed = 0.0, 0.0, 0, 0
@@ -99,7 +104,7 @@ def run_asynchronous(
         while handed < steps and idle and handed - applied < limit:
             read[handed] = applied
             worker = idle.popleft()
-            seconds = float(times[handed]) * slowness[worker]
+            seconds = float(times[handed]) * factors[worker]
             heapq.heappush(events, (now + seconds, handed, worker))
             handed += 1
         now, step, worker = heapq.heappop(events)
