@@ -4,7 +4,8 @@
 
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and then runs them. Each measurement has its own processes; the fastest of the rounds
-counts, because other programs can only slow a step down. Prints a Markdown table.
+counts, because other programs can only slow a step down. Slow networks are those of
+`benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table.
 """
 
 import argparse
@@ -13,13 +14,22 @@ import statistics
 import sys
 from dataclasses import dataclass
 
+from benchmarks.two_hosts import WORKERS, run_on_hosts
+from tests.two_hosts import UnavailableError, two_hosts
 from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TrainingError
-from tfdist.plan.calibrate import TWO_DEVICES, add_model, measure_fastest, measure_hardware
+from tfdist.plan.calibrate import (
+    MEASURE,
+    TWO_DEVICES,
+    add_model,
+    make_task,
+    measure_hardware,
+    run,
+)
 from tfdist.plan.estimate import estimate
-from tfdist.plan.hardware import Hardware
+from tfdist.plan.hardware import Hardware, Link
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
 
@@ -54,6 +64,7 @@ class Case:
     flags: tuple[str, ...]
     workers: int = 1
     ps: int = 0
+    gbit_per_s: float = 0.0  # what each of two hosts sends at most; 0 for one host
 
 
 CASES = {
@@ -64,6 +75,15 @@ CASES = {
         flags=("--strategy=multi_worker_mirrored",),
         workers=2,
     ),
+    **{
+        f"multi_worker_mirrored x2, {rate:g} Gbit/s": Case(
+            setup=Setup(strategy="multi_worker_mirrored", workers=2),
+            flags=("--strategy=multi_worker_mirrored",),
+            workers=2,
+            gbit_per_s=rate,
+        )
+        for rate in (1.0, 0.2)
+    },
     "parameter_server 2+1": Case(
         setup=Setup(strategy="parameter_server", workers=2, servers=1),
         flags=("--strategy=parameter_server",),
@@ -118,18 +138,18 @@ def compare(
     hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
     _say(str(dataclasses.replace(hardware, source="")))
     for name, case in CASES.items():
-        found = estimate(case.setup, workload, hardware)
-        if found.refusal:
-            print(f"| {model} | {name} | {found.refusal} | | | | | |", flush=True)
-            continue
-        predicted_s = workload.global_batch_size / found.examples_per_s
         try:
-            measured = measure_fastest(
-                [*arguments, *case.flags], workers=case.workers, ps=case.ps, rounds=rounds, say=_say
+            found = estimate(case.setup, workload, _on_network(hardware, case))
+            if found.refusal:
+                raise TrainingError(found.refusal)
+            measured = min(
+                (measure("steps", [*arguments, *case.flags], case) for _ in range(rounds)),
+                key=lambda finding: finding["step_s"],
             )
         except TrainingError as error:
-            print(f"| {model} | {name} | {predicted_s * 1e3:.0f} | {error} | | | | |", flush=True)
+            print(f"| {model} | {name} | {error} | | | | | |", flush=True)
             continue
+        predicted_s = workload.global_batch_size / found.examples_per_s
         errors[0].append(predicted_s / measured["step_s"] - 1)
         cells = [
             f"{predicted_s * 1e3:.1f}",
@@ -144,6 +164,36 @@ def compare(
                 f"{errors[1][-1]:+.0%}",
             ]
         print(f"| {model} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+def measure(what: str, arguments: list[str], case: Case) -> dict[str, float]:
+    """Returns what `tfdist.plan.measure` finds with the processes and the network of a case.
+
+    Raises:
+      TrainingError: the measurement failed.
+    """
+    if not case.gbit_per_s:
+        return run(what, arguments, workers=case.workers, ps=case.ps, say=_say)
+    _say(f"Measuring {what} at {case.gbit_per_s:g} Gbit/s: {' '.join(arguments)}")
+    try:
+        with two_hosts() as hosts:
+            hosts.set_rate(case.gbit_per_s)
+            found = run_on_hosts(hosts, make_task(what, arguments), MEASURE, WORKERS)
+    except UnavailableError as error:
+        raise TrainingError(f"no two hosts: {error}") from None
+    if "error" in found:
+        raise TrainingError(found["error"].splitlines()[-1])
+    return found
+
+
+def _on_network(hardware: Hardware, case: Case) -> Hardware:
+    """Returns the hardware with the links between the machines of a case."""
+    if not case.gbit_per_s:
+        return hardware
+    flags = ["--dataset=shapes", "--strategy=multi_worker_mirrored"]
+    link = measure("links", flags, case)
+    between = Link(link["bytes_per_s"], link["latency_s"])
+    return dataclasses.replace(hardware, between=between)
 
 
 def _say(line: str) -> None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tfdist.cluster import read_environment
 
 MODEL = MeasuredModelOptions(base_filters=16, global_batch_size=16)
 WARMUP_STEPS = 4
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 PYTORCH = Path(__file__).with_name("pytorch_unet.py")
 WORKERS = {"worker:0": 0, "worker:1": 1}  # task -> host
 # A worker on each host; the chief and the server, which compute little, are apart.
@@ -133,31 +134,47 @@ def format_row(name: str, findings: list[dict[str, Any]], alone: list[dict[str, 
 
 def run_case(hosts: TwoHosts, case: Case, *, steps: int, python: str) -> dict[str, Any]:
     """Measures one configuration once; `error` says why it failed."""
+    task = {
+        "case": dataclasses.asdict(case),
+        "model": {name: getattr(MODEL, name) for name in ("num_classes", "base_filters", "depth")},
+        "image_size": list(MODEL.image_size),
+        "compiled": case.strategy == "compiled",
+        "bfloat16": False,
+        "global_batch_size": case.batch,
+        "warmup_steps": WARMUP_STEPS,
+        "steps": steps,
+    }
+    command = [sys.executable, "-m", "benchmarks.two_hosts", "measure"]
+    if case.is_pytorch:
+        command = [python, str(PYTORCH), "measure"]
+    return run_on_hosts(hosts, task, command, case.tasks)
+
+
+def run_on_hosts(
+    hosts: TwoHosts, task: dict[str, Any], command: Sequence[str], tasks: dict[str, int]
+) -> dict[str, Any]:
+    """Runs a command in a cluster on both hosts; see `tfdist.benchmark.runs.run_task`.
+
+    Args:
+      hosts: the hosts.
+      task: the contents of `task.json` in a directory, which is the command's last argument.
+      command: the command and its other arguments.
+      tasks: task of the cluster -> the host that it runs on; the chief first.
+
+    Returns:
+      The contents of `result.json` in the directory, or only `error`, if it failed.
+    """
     with tempfile.TemporaryDirectory(prefix="tfdist-two-hosts-") as directory:
-        task = {
-            "case": dataclasses.asdict(case),
-            "model": {
-                name: getattr(MODEL, name) for name in ("num_classes", "base_filters", "depth")
-            },
-            "image_size": list(MODEL.image_size),
-            "compiled": case.strategy == "compiled",
-            "bfloat16": False,
-            "global_batch_size": case.batch,
-            "warmup_steps": WARMUP_STEPS,
-            "steps": steps,
-        }
         (Path(directory) / "task.json").write_text(json.dumps(task))
-        measure = [sys.executable, "-m", "benchmarks.two_hosts", "measure", directory]
-        if case.is_pytorch:
-            measure = [python, str(PYTORCH), "measure", directory]
         text = ",".join(
             f"{name.split(':')[0]}={ADDRESSES[host]}:{2222 + number}"
-            for number, (name, host) in enumerate(case.tasks.items())
+            for number, (name, host) in enumerate(tasks.items())
         )
-        logs = [Path(directory) / f"{name}.log" for name in case.tasks]
+        logs = [Path(directory) / f"{name}.log" for name in tasks]
         processes = []
-        for (name, host), log in zip(case.tasks.items(), logs, strict=True):
-            rest = [f"--command={shlex.join(measure)}", f"--timeout_s={TIMEOUT_S:g}"]
+        line = shlex.join([*command, directory])
+        for (name, host), log in zip(tasks.items(), logs, strict=True):
+            rest = [f"--command={line}", f"--timeout_s={TIMEOUT_S:g}"]
             # PyTorch would choose the loopback device.
             variables = {"GLOO_SOCKET_IFNAME": hosts.devices[host], "TMPDIR": directory}
             with log.open("wb") as output:
@@ -171,7 +188,7 @@ def run_case(hosts: TwoHosts, case: Case, *, steps: int, python: str) -> dict[st
                 )
         failed = processes[0].wait()
         for process in processes[1:]:
-            if case.strategy == "parameter_server":
+            if "ps:0" in tasks:
                 process.terminate()  # workers and servers serve until they are ended
             process.wait()
         result = Path(directory) / "result.json"

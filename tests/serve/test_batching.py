@@ -14,6 +14,7 @@ from tfdist.serve.batching import Batcher
 from tfdist.serve.options import BatchingOptions
 from tfdist.serve.request_error import RequestError
 from tfdist.serve.servable import Servable
+from tfdist.tasks.divided_signature import DividedSignature
 
 
 class Model(tf.Module):
@@ -36,14 +37,27 @@ class Model(tf.Module):
         return {"inverse": tf.linalg.inv(x[:, :1, None])[:, 0, 0], "same": x[:, 0]}
 
 
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="text")])
+    def read(self, text):
+        return {"number": tf.strings.to_number(text)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="number")])
+    def answer(self, number):
+        return {"y": number * self.factor, "z": number + self.factor}
+
+
 @pytest.fixture(scope="module")
 def servable(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("a model"))
     model = Model()
+    texts = DividedSignature("texts", model.read, model.answer)
+    model.read_texts, model.answer_texts = texts.functions.values()
+    assert list(texts.functions) == ["read_texts", "answer_texts"]
     tf.saved_model.save(
         model,
         path,
         signatures={
+            "texts": texts.whole,
             "serving_default": model.double,
             "total": model.total,
             "inverse": model.invert,
@@ -188,3 +202,19 @@ def test_what_nobody_waits_for_is_not_computed(servable):
 def test_allowed_sizes_increase_up_to_the_largest_batch(sizes):
     with pytest.raises(TfdistError, match="must increase and end with `max_batch_size=8`"):
         BatchingOptions(max_batch_size=8, allowed_batch_sizes=sizes)
+
+
+def test_the_parts_of_a_divided_signature_are_the_whole_of_it(servable):
+    assert [servable.is_divided(name) for name in servable.signatures] == [
+        name == "texts" for name in servable.signatures
+    ]
+    texts = {"text": np.array([b"1", b"-2.5", b"3"], object)}
+    read = servable.read("texts", texts)
+    assert {name: list(values) for name, values in read.items()} == {"number": [1, -2.5, 3]}
+    answer = servable.run("texts", read)
+    whole = tf.saved_model.load(servable.path).signatures["texts"](**texts)
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(answer[name], whole[name])
+    assert servable.run("texts", read, outputs=["z"]).keys() == {"z"}
+    with pytest.raises(RequestError, match=r"text\[1\] cannot be read: .*StringToNumber"):
+        servable.read("texts", {"text": np.array([b"1", b"one"], object)})

@@ -135,7 +135,7 @@ BAD = {
     "a number": ({"instances": [1]}, 400, "image_bytes is not string"),
     "no base64": ({"instances": [{"b64": "?"}]}, 400, "image_bytes is not string"),
     "deep lists": (b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "image_bytes is not"),
-    "a truncated image": ({"instances": [encode(PNGS[0][:-800])]}, 400, "cannot be decoded"),
+    "a truncated image": ({"instances": [encode(PNGS[0][:-800])]}, 400, "cannot be read"),
     "an animation": ({"instances": [encode(make_animation())]}, 400, "an animation"),
     "a bomb": ({"instances": [encode(make_bomb(50000, 50000))]}, 413, "too large"),
     "a large image": ({"instances": [encode(make_bomb(400, 400))]}, 413, "400x400 pixels"),

@@ -21,6 +21,7 @@ from tfdist.runs.options import TrainOptions
 
 _STEPS = 16
 _TIMEOUT_S = 300.0
+MEASURE = (sys.executable, "-m", "tfdist.plan.measure")
 TWO_DEVICES = ("--strategy=mirrored", "--virtual_devices=2", "--devices=CPU:0,CPU:1")
 
 
@@ -170,8 +171,8 @@ def run(
     if say:
         say(f"Measuring {what}: {' '.join(arguments)}")
     found = run_task(
-        {"what": what, "arguments": list(arguments), "steps": _STEPS},
-        [sys.executable, "-m", "tfdist.plan.measure"],
+        make_task(what, arguments),
+        MEASURE,
         workers=workers,
         ps=ps,
         timeout_s=_TIMEOUT_S,
@@ -179,6 +180,11 @@ def run(
     if "error" in found:
         raise TrainingError(f"Cannot measure {what} of this machine: {found['error']}")
     return found
+
+
+def make_task(what: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the `task.json` of `tfdist.plan.measure`; see `run`."""
+    return {"what": what, "arguments": list(arguments), "steps": _STEPS}
 
 
 def _print(line: str) -> None:

@@ -1,6 +1,7 @@
 """The web application: TensorFlow Serving's REST interface, health, metrics and a page."""
 
 import asyncio
+import dataclasses
 import functools
 import sys
 import time
@@ -139,8 +140,15 @@ def _parse(body: bytes, servable: Servable, limits: LimitOptions) -> PredictRequ
     request = parse_request(body, servable.signatures, max_instances=limits.max_instances)
     for name, array in request.inputs.items():
         if array.dtype == object:
-            check_images(array.flat, name=name, max_pixels=limits.max_pixels)
-    return request
+            check_images(
+                array.flat,
+                name=name,
+                max_pixels=limits.max_pixels,
+                decode=not servable.is_divided(request.signature.name),
+            )
+    return dataclasses.replace(
+        request, inputs=servable.read(request.signature.name, request.inputs)
+    )
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

@@ -14,16 +14,15 @@ IMAGE_INPUT = "image_bytes"
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF")  # what `tf.io.decode_image` reads
 
 
-def check_images(values: Iterable[bytes], *, name: str, max_pixels: int) -> None:
+def check_images(values: Iterable[bytes], *, name: str, max_pixels: int, decode: bool) -> None:
     """Refuses images that are too large, by their headers, and those that cannot be decoded.
-
-    TensorFlow decodes the images again in the model. A batch fails as a whole, so it must hold
-    only images that can be decoded.
 
     Args:
       values: files; other files than images are allowed unless the name is `image_bytes`.
       name: the name of the input.
       max_pixels: the number of pixels of all images together, at most.
+      decode: whether to decode them. A batch fails as a whole, so it must hold only images that
+        can be decoded.
 
     Raises:
       RequestError: an image is too large, animated or broken.
@@ -42,6 +41,8 @@ def check_images(values: Iterable[bytes], *, name: str, max_pixels: int) -> None
                 f"{max_pixels} pixels. Send smaller or fewer images.",
                 status=413,
             )
+        if not decode:
+            continue
         try:
             with tf.device("CPU:0"):
                 tf.io.decode_image(data, channels=3, expand_animations=False)

@@ -11,6 +11,8 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.serve.request_error import RequestError
+from tfdist.tasks.divided_signature import find_parts, list_inputs
 
 SAVED_MODEL = "saved_model.pb"
 _CLASS_NAMES = "assets/class_names.txt"
@@ -49,6 +51,7 @@ class Servable:
       num_calls: the number of calls of `run` at the same time, at most.
 
     Attributes:
+      path: the directory.
       version: its number.
       signatures: name -> signature.
       class_names: the lines of the asset `class_names.txt`, if there is one.
@@ -58,14 +61,14 @@ class Servable:
     """
 
     def __init__(self, path: str, *, version: int, devices: Sequence[str], num_calls: int):
-        self._path = path
+        self.path = path
         self.version = version
         try:
             self._copies = [_load(path, device) for device in devices]
         except Exception as error:  # TensorFlow raises errors of many classes.
             raise TfdistError(f"Cannot load {path}: {shorten_error(error)}") from error
         self.signatures = {
-            name: Signature(name, function.structured_input_signature[1], _list_outputs(function))
+            name: Signature(name, list_inputs(function), _list_outputs(function))
             for name, function in self._copies[0].signatures.items()
         }
         if not self.signatures:
@@ -75,10 +78,43 @@ class Servable:
             )
         self.class_names = _read_class_names(path)
         self._devices = tuple(devices)
+        parts = (
+            {name: find_parts(copy, name) for name in self.signatures} for copy in self._copies
+        )
+        self._parts = [{name: both for name, both in found.items() if both} for found in parts]
         self._narrowed: dict[tuple[int, str, frozenset[str]], Any] = {}
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for call in range(num_calls):
             self._free.put(call % len(devices))
+
+    def is_divided(self, signature: str) -> bool:
+        """Whether a signature reads each example alone; see `DividedSignature`."""
+        return signature in self._parts[0]
+
+    def read(self, signature: str, inputs: Arrays) -> Arrays:
+        """Returns what `run` expects for the inputs of a signature, example by example.
+
+        Args:
+          signature: its name.
+          inputs: name -> array.
+
+        Raises:
+          RequestError: an example cannot be read.
+        """
+        if not self.is_divided(signature):
+            return inputs
+        read = self._parts[0][signature][0]
+        rows = []
+        for index, example in enumerate(zip(*inputs.values(), strict=True)):
+            try:
+                with tf.device("CPU:0"):
+                    found = read(**dict(zip(inputs, map(tf.constant, example), strict=True)))
+            except tf.errors.OpError as error:
+                raise RequestError(
+                    f"{', '.join(inputs)}[{index}] cannot be read: {shorten_error(error)}"
+                ) from error
+            rows.append({name: value.numpy() for name, value in found.items()})
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def run(
         self, signature: str, inputs: Arrays, *, outputs: Collection[str] = ()
@@ -87,7 +123,7 @@ class Servable:
 
         Args:
           signature: its name.
-          inputs: name -> array.
+          inputs: what `read` returns: name -> array.
           outputs: the outputs that are needed; the others may be left out. Empty for all.
 
         Raises:
@@ -105,6 +141,8 @@ class Servable:
     def _narrow(self, index: int, signature: str, outputs: frozenset[str]) -> Any:
         """Returns the function of a signature, which computes nothing for other outputs."""
         whole = self._copies[index].signatures[signature]
+        if self.is_divided(signature):
+            whole = self._parts[index][signature][1]
         key = index, signature, outputs
         if not outputs or outputs == set(whole.structured_outputs):
             return whole
@@ -114,9 +152,8 @@ class Servable:
                 found = whole(**inputs)
                 return {name: found[name] for name in outputs}
 
-            specs = whole.structured_input_signature[1]
             self._narrowed[key] = tf.function(compute, autograph=False).get_concrete_function(
-                **specs
+                **list_inputs(whole)
             )
         return self._narrowed.get(key, whole)
 
@@ -126,13 +163,13 @@ class Servable:
             inputs = {name: make_example(spec, name) for name, spec in signature.inputs.items()}
             for _ in self._devices:
                 try:
-                    self.run(signature.name, inputs)
-                except tf.errors.OpError:
+                    self.run(signature.name, self.read(signature.name, inputs))
+                except (tf.errors.OpError, RequestError):
                     break  # The made-up inputs do not suit this model.
 
     def describe(self) -> dict[str, Any]:
         """Returns signature name -> its SignatureDef, ready for JSON."""
-        with tf.io.gfile.GFile(f"{self._path}/{SAVED_MODEL}", "rb") as file:
+        with tf.io.gfile.GFile(f"{self.path}/{SAVED_MODEL}", "rb") as file:
             graph = saved_model_pb2.SavedModel.FromString(file.read()).meta_graphs[0]
         return {
             name: json_format.MessageToDict(

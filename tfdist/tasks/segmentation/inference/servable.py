@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import shorten_error
+from tfdist.tasks.divided_signature import DividedSignature
 from tfdist.tasks.segmentation.inference.run import TrainedRun
 from tfdist.tasks.segmentation.inference.warmup import encode_predict_request
 
@@ -65,10 +66,17 @@ def export_servable(run: TrainedRun, output: str) -> str:
 class _Servable(tf.Module):
     """Holds what the signatures use where `tf.saved_model.save` finds it."""
 
-    def __init__(self, weights: Sequence[keras.Variable], class_names: tf.saved_model.Asset):
+    def __init__(
+        self,
+        weights: Sequence[keras.Variable],
+        class_names: tf.saved_model.Asset,
+        encoded: DividedSignature,
+    ):
         super().__init__()
         self.weights = [weight.value for weight in weights]
         self.class_names = class_names
+        for name, function in encoded.functions.items():
+            setattr(self, name, function)
 
 
 def _make_answer(model: keras.Model, image_size: tuple[int, int]) -> Answer:
@@ -83,32 +91,37 @@ def _make_answer(model: keras.Model, image_size: tuple[int, int]) -> Answer:
     return answer
 
 
-def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
-    def decode(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image = tf.io.decode_image(data, channels=3, expand_animations=False)
+def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> DividedSignature:
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="image_bytes")])
+    def read(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        image = tf.io.decode_image(image_bytes, channels=3, expand_animations=False)
         image = tf.ensure_shape(image, [None, None, 3])
-        return _resize(image, image_size), tf.shape(image)[:2]
+        pixels = tf.cast(_resize(image, image_size), tf.uint8)  # exact, and small in queues
+        return {"image": pixels, "size": tf.shape(image)[:2]}
 
     def encode_mask(probabilities_and_size: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         probabilities, size = probabilities_and_size
         mask = _find_classes(probabilities[None], size)[0]
         return tf.io.encode_png(tf.cast(mask, tf.uint8)[..., None])
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
-    def answer_encoded(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        specs = (tf.TensorSpec((*image_size, 3), tf.float32), tf.TensorSpec([2], tf.int32))
-        images, sizes = tf.map_fn(decode, image_bytes, fn_output_signature=specs)
-        answers = answer(images)
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, *image_size, 3], tf.uint8, name="image"),
+            tf.TensorSpec([None, 2], tf.int32, name="size"),
+        ]
+    )
+    def answer_read(image: tf.Tensor, size: tf.Tensor) -> dict[str, tf.Tensor]:
+        answers = answer(image)
         # One after the other: the probabilities of a large image need much memory.
         answers["mask_png"] = tf.map_fn(
             encode_mask,
-            (answers["probabilities"], sizes),
+            (answers["probabilities"], size),
             fn_output_signature=tf.TensorSpec([], tf.string),
             parallel_iterations=1,
         )
         return answers
 
-    return answer_encoded
+    return DividedSignature(ENCODED_SIGNATURE, read, answer_read)
 
 
 def _make_tensor_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
@@ -140,14 +153,15 @@ def _find_next_version(output: str) -> int:
 
 def _save(run: TrainedRun, path: str) -> None:
     answer = _make_answer(run.model, run.image_size)
+    encoded = _make_encoded_signature(answer, run.image_size)
     with tempfile.TemporaryDirectory() as directory:
         names = Path(directory) / "class_names.txt"
         names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
         tf.saved_model.save(
-            _Servable(run.model.weights, tf.saved_model.Asset(str(names))),
+            _Servable(run.model.weights, tf.saved_model.Asset(str(names)), encoded),
             path,
             signatures={
-                ENCODED_SIGNATURE: _make_encoded_signature(answer, run.image_size),
+                encoded.name: encoded.whole,
                 TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
             },
         )
