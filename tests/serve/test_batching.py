@@ -36,7 +36,6 @@ class Model(tf.Module):
     def invert(self, x):
         return {"inverse": tf.linalg.inv(x[:, :1, None])[:, 0, 0], "same": x[:, 0]}
 
-
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="text")])
     def read(self, text):
         return {"number": tf.strings.to_number(text)}

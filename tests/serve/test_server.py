@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.serve.running import PREDICT, encode, run_server
+from tfdist.serve.server import listen
 from tfdist.tasks.commands import run_task_command
 
 IMAGES = [np.random.default_rng(i).integers(0, 256, (40, 30 + i, 3), np.uint8) for i in range(4)]
@@ -276,3 +278,11 @@ def test_tuning_proposes_flags(servable):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("Proposed: --max_batch_size=")
     assert len(done.stdout.splitlines()) == 3 + 13
+
+
+def test_answers_are_sent_without_waiting_for_acknowledgements():
+    with contextlib.closing(listen("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+    with accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
