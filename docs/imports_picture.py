@@ -4,8 +4,9 @@
 """
 
 import ast
-import functools
 import pathlib
+
+import pygraphviz
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Modules at the top of tfdist that are no package, by what they are drawn as.
@@ -23,7 +24,9 @@ _TOGETHER = {
     ),
 }
 _OF = {module: name for name, modules in _TOGETHER.items() for module in modules}
-_WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _ROW = 760, 92, 30, 74
+# No size depends on a text, so it does not matter which fonts a machine has.
+_BOX = {"shape": "box", "fixedsize": True, "width": 1, "height": 0.32, "style": "filled,rounded"}
+_COLORS = {"fillcolor": "#0072b2", "color": "#0072b2", "fontcolor": "#ffffff"}
 
 
 def find_imports() -> dict[str, set[str]]:
@@ -48,50 +51,14 @@ def find_imports() -> dict[str, set[str]]:
 
 def draw() -> str:
     """Returns the SVG: an arrow for each import that no longer way stands for, upwards."""
-    imports = find_imports()
-
-    @functools.cache
-    def level(name: str) -> int:
-        return 1 + max(
-            (level(other) for other in imports[name] if _is_lower(other, name)), default=-1
-        )
-
-    def _is_lower(other: str, name: str) -> bool:
-        return name not in _reach(imports, other)
-
-    rows: dict[int, list[str]] = {}
-    for name in sorted(imports):
-        rows.setdefault(level(name), []).append(name)
-    places = {
-        name: ((index + 0.5) * _WIDTH / len(names), row * _ROW + 20)
-        for row, names in rows.items()
-        for index, name in enumerate(names)
-    }
-    parts = []
-    for name, others in sorted(imports.items()):
-        for other in sorted(others):
-            between = {o for via in others - {other} for o in _reach(imports, via)}
-            if other in between:
-                continue
-            (x, y), (to_x, to_y) = places[name], places[other]
-            parts.append(
-                f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{to_x:.0f}" y2="{to_y + _BOX_HEIGHT:.0f}" '
-                'stroke="currentColor" opacity="0.45" marker-end="url(#to)"/>'
-            )
-    for name, (x, y) in sorted(places.items()):
-        parts.append(
-            f'<rect x="{x - _BOX_WIDTH / 2:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" '
-            f'height="{_BOX_HEIGHT}" rx="4" fill="#0072b2"/>'
-            f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle" fill="#ffffff">{name}</text>'
-        )
-    height = (max(rows) + 1) * _ROW
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="13" '
-        'fill="currentColor"><defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" '
-        'markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
-        f"{''.join(parts)}</svg>\n"
-    )
+    imports = {name: sorted(others) for name, others in sorted(find_imports().items())}
+    graph = pygraphviz.AGraph(imports, directed=True, rankdir="BT", bgcolor="transparent")
+    graph.graph_attr["ranksep"] = 0.35
+    graph.node_attr.update(fontname="sans-serif", fontsize=10, **_BOX, **_COLORS)
+    graph.edge_attr.update(color="#8a8a8a", arrowsize=0.7)
+    graph.tred()
+    svg = graph.draw(format="svg", prog="dot").decode()
+    return svg[svg.index("<svg") :]  # Without the version of Graphviz.
 
 
 def _name(module: str) -> str | None:
@@ -103,14 +70,3 @@ def _name(module: str) -> str | None:
     if parts[1:2] == ["__main__"]:
         return "commands"
     return parts[0] if (ROOT / "tfdist" / parts[0] / "__init__.py").exists() else None
-
-
-def _reach(imports: dict[str, set[str]], name: str) -> set[str]:
-    """Returns what a package imports, directly or by others."""
-    seen: set[str] = set()
-    left = [name]
-    while left:
-        for other in imports[left.pop()] - seen:
-            seen.add(other)
-            left.append(other)
-    return seen

