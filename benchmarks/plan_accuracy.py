@@ -4,14 +4,18 @@
 
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and then runs them. Each measurement has its own processes; the fastest of the rounds
-counts, because other programs can only slow a step down. Slow networks are those of
-`benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table.
+counts, because other programs can only slow a step down. For slow networks, the model is measured on
+one core, and the links and the steps on the two hosts of `benchmarks.two_hosts`, with one half of
+the cores each, which need root and iproute2. Prints a Markdown table.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.two_hosts import WORKERS, run_on_hosts
@@ -20,6 +24,7 @@ from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TrainingError
+from tfdist.launch.machine import divide_cores
 from tfdist.plan.calibrate import (
     MEASURE,
     TWO_DEVICES,
@@ -135,11 +140,16 @@ def compare(
 
     arguments = MODELS[model]
     workload = make_workload(parse_flags(TrainOptions, arguments), hardware)
+    with half_of_the_cores():
+        host = dataclasses.replace(hardware, shares_cores=False, devices_per_machine=1)
+        host = add_model(host, workload, arguments, rounds=rounds, say=_say)
     hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
     _say(str(dataclasses.replace(hardware, source="")))
+    _say(str(host.measured))
     for name, case in CASES.items():
         try:
-            found = estimate(case.setup, workload, _on_network(hardware, case))
+            chosen = _on_network(host, case) if case.gbit_per_s else hardware
+            found = estimate(case.setup, workload, chosen)
             if found.refusal:
                 raise TrainingError(found.refusal)
             measured = min(
@@ -186,10 +196,19 @@ def measure(what: str, arguments: list[str], case: Case) -> dict[str, float]:
     return found
 
 
+@contextlib.contextmanager
+def half_of_the_cores() -> Iterator[None]:
+    """Keeps this process, and those that it starts, on the cores of the first of two hosts."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, divide_cores(sorted(cores), 2)[0] or cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def _on_network(hardware: Hardware, case: Case) -> Hardware:
     """Returns the hardware with the links between the machines of a case."""
-    if not case.gbit_per_s:
-        return hardware
     flags = ["--dataset=shapes", "--strategy=multi_worker_mirrored"]
     link = measure("links", flags, case)
     between = Link(link["bytes_per_s"], link["latency_s"])

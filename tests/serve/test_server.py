@@ -281,8 +281,7 @@ def test_tuning_proposes_flags(servable):
 
 
 def test_answers_are_sent_without_waiting_for_acknowledgements():
-    with contextlib.closing(listen("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()):
-            accepted, _ = listener.accept()
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
     with accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

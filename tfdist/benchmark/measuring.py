@@ -1,5 +1,6 @@
 """Measures one configuration, in its own process."""
 
+import os
 import resource
 import time
 from typing import Any
@@ -107,6 +108,7 @@ class Clock(keras.callbacks.Callback):
         super().__init__()
         self._began = time.perf_counter()
         self._ends: list[float] = []
+        self._cpu_s: list[float] = []
 
     @property
     def first_step_s(self) -> float:
@@ -115,10 +117,17 @@ class Clock(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._ends.append(time.perf_counter())
+        self._cpu_s.append(time.process_time())
 
     def measure_rate(self, first: int, last: int) -> float:
         """Returns steps per second, from the end of one step to the end of another."""
         return (last - first) / (self._ends[last - 1] - self._ends[first - 1])
+
+    def measure_busy(self, first: int, last: int) -> float:
+        """Returns the share of this process's cores that it kept busy in the same time."""
+        seconds = self._ends[last - 1] - self._ends[first - 1]
+        cores = len(os.sched_getaffinity(0))
+        return (self._cpu_s[last - 1] - self._cpu_s[first - 1]) / seconds / cores
 
 
 def _count_batches(x: Any, batch_size: int) -> int:

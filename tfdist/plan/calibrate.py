@@ -117,18 +117,29 @@ def add_model(
     part = measure_fastest([*given, f"--global_batch_size={half}"], rounds=rounds, say=say)
     slope = (whole["step_s"] - part["step_s"]) / max(1, batch - half)
     example_s = min(max(slope, 0.0), whole["step_s"] / batch)
+    # Seconds of all cores, as if they were busy all the time.
+    whole_cpu_s, part_cpu_s = whole["busy"] * whole["step_s"], part["busy"] * part["step_s"]
+    example_cpu_s = (whole_cpu_s - part_cpu_s) / max(1, batch - half)
+    step_s = whole["step_s"] - batch * example_s
     found = Measured(
         parameters=count_parameters(workload),
         flops=workload.flops,
         precision=workload.precision,
-        step_s=whole["step_s"] - batch * example_s,
+        step_s=step_s,
         example_s=example_s,
+        step_busy=_to_share(whole_cpu_s - batch * example_cpu_s, step_s),
+        example_busy=_to_share(example_cpu_s, example_s),
     )
     others = [m for m in hardware.measured if m.parameters != found.parameters]
     # What tracing and kernels need does not depend on the strategy, as far as is known.
     own = dataclasses.replace(hardware, measured=(*others, found), process_bytes=0.0)
     model = estimate(Setup(strategy="one_device"), workload, own).memory.total
     return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
+
+
+def _to_share(cpu_s: float, seconds: float) -> float:
+    """Returns the share of some seconds in which the cores are busy, within what is possible."""
+    return min(max(cpu_s / seconds, 0.0), 1.0) if seconds else 1.0
 
 
 def measure_fastest(

@@ -91,16 +91,34 @@ def compute_replica(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     """Returns the time in which a replica computes its examples on all of its devices."""
     if setup.placement == "layers":
         return _compute_stages(setup, workload, hardware, rows)
+    slower, slower_update = _share_processor(setup, workload, hardware)
     parts = 1 if hardware.shares_cores else setup.parts
     count = setup.micro_batches
-    layers = [count * time for time in time_layers(workload, hardware, rows / parts / count)]
+    layers = time_layers(workload, hardware, rows / parts / count)
+    layers = [count * slower * time for time in layers]
     share = 1 / setup.replicas if setup.shards_optimizer else 1.0
-    update = time_update(workload, hardware, share)
+    update = slower_update * time_update(workload, hardware, share)
     if setup.placement == "strips":
         return _compute_strips(setup, workload, hardware, rows, layers, update)
     if setup.placement == "shards":
         return _compute_shards(setup, workload, hardware, rows, layers, update)
     return Computation(sum(layers) + update, 0.0, 0.0, tuple(layers))
+
+
+def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tuple[float, float]:
+    """Returns how much longer layers and update take because the replicas share a processor.
+
+    They compute at the same time if one of them leaves cores idle, and in turns otherwise.
+    """
+    if not hardware.shares_cores:
+        return 1.0, 1.0
+    count = setup.workers * setup.replicas
+    # What a step takes whatever its number of examples is mostly that of starting operations, and
+    # strips have as many on each of their devices.
+    starting = count * setup.parts if setup.placement == "strips" else count
+    found = find_measured(workload, hardware)
+    busy = (found.example_busy, found.step_busy) if found else (1.0, 1.0)
+    return max(1.0, count * busy[0]), max(1.0, starting * busy[1])
 
 
 def cut_stages(workload: Workload, count: int) -> list[tuple[int, int]]:
@@ -137,12 +155,13 @@ def time_pipeline(stages_s: Sequence[float], micro_batches: int) -> float:
 def _compute_stages(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> Computation:
     count = setup.micro_batches
     part = rows / count
-    layers = time_layers(workload, hardware, part)
+    slower, slower_update = _share_processor(setup, workload, hardware)
+    layers = [slower * time for time in time_layers(workload, hardware, part)]
     stages = cut_stages(workload, setup.parts)
     times = [sum(layers[a:b]) for a, b in stages]
     crossing = count_crossing(workload, stages)
     hops = [2 * hardware.time(hardware.inside, part * b) for b in crossing]
-    update = time_update(workload, hardware)
+    update = slower_update * time_update(workload, hardware)
     layers_s = tuple(count * time for time in layers)
     if hardware.shares_cores:
         return Computation(count * sum(times) + update, 0.0, count * sum(hops), layers_s)
@@ -169,6 +188,9 @@ def _compute_strips(
             continue
         divided += time
         if layer.halo > 0:
+            # The rows of a device are copied to be beside those of its neighbors, and back.
+            taken = rows * sum(workload.layers[i].activations for i in layer.inputs) / parts
+            divided += 4 * taken / (hardware.memory_bytes_per_s * hardware.memory_share)
             # Both neighbors at the same time; forward, and their gradients backward.
             exchange += 2 * hardware.time(hardware.inside, 2 * rows * layer.halo)
     exchange += hardware.time(hardware.inside, 2 * workload.gradients)  # weights are on the first

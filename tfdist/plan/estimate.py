@@ -73,12 +73,12 @@ def estimate(
     batch = workload.global_batch_size
     rows = math.ceil(batch / setup.sharing)
     computed = compute_replica(setup, workload, hardware, rows)
-    turns = 1
-    if hardware.shares_cores and not setup.traits.has_servers:
-        turns = setup.sharing
-    communication = computed.exchange_s * turns
-    communication += time_communication(setup, workload, hardware, computed)
-    computation = computed.computation_s * turns
+    turns = setup.workers * setup.replicas if hardware.shares_cores else 1
+    communication = time_communication(setup, workload, hardware, computed)
+    if setup.servers:
+        communication *= turns  # each worker's own
+    communication += computed.exchange_s * turns
+    computation = computed.computation_s
     wait = _expect_wait(setup, workload, hardware, computation)
     busy = computation + communication + computed.bubble_s + wait + hardware.host_s
     examples = rows * setup.replicas
@@ -129,8 +129,6 @@ def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: flo
 
 def _find_interval(setup: Setup, workload: Workload, hardware: Hardware, step_s: float) -> float:
     """Returns the seconds between two updates: the workers', or the servers' if they are slower."""
-    if hardware.shares_cores:
-        return step_s
     served = time_servers(
         setup.workers, setup.servers, workload.gradients, make_path(hardware, hardware.between)
     )

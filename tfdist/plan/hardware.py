@@ -47,6 +47,8 @@ class Measured:
       precision: the precision of the measurement.
       step_s: seconds of a step that do not depend on the number of examples.
       example_s: seconds of a step for each example.
+      step_busy, example_busy: the share of the processor's cores that is busy in this time. What
+        it leaves idle is used by other replicas, if they share the processor.
     """
 
     parameters: int
@@ -54,6 +56,8 @@ class Measured:
     precision: str
     step_s: float
     example_s: float
+    step_busy: float = 1.0
+    example_busy: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

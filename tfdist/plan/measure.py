@@ -19,8 +19,8 @@ from tfdist.runs.options import TrainOptions
 
 _SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
 _ROUNDS = 9
-_WARMUP_STEPS = 4
-_INPUT_S = 2.0
+_WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
+_MAX_BYTES = 1 << 28  # of the examples that are kept in memory
 
 
 def main(directory: str) -> int:
@@ -42,8 +42,8 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     """Trains a command's model on a few of its examples, which are kept in memory.
 
     Returns:
-      `step_s`, the mean seconds of a step, and `peak_memory_bytes` of the process; None in a
-      process that is not the chief.
+      `step_s`, the mean seconds of a step, `busy`, the share of its cores that the process keeps
+      busy, and its `peak_memory_bytes`; None in a process that is not the chief.
     """
     import keras
     import tensorflow as tf
@@ -64,9 +64,13 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     chosen, training = options.task.select(), options.training
     data = to_sources(chosen.make_data(seed=training.seed, quiet=True))
     batch = training.global_batch_size
-    count = min(2 * batch, data.train.num_examples)
-    examples = data.train.load_batch(tf.range(count, dtype=tf.int64))
-    arrays = tf.nest.map_structure(lambda part: part.numpy(), examples)
+    clock, steps = Clock(), _WARMUP_STEPS + task["steps"]
+    first = data.train.load_batch(tf.range(1, dtype=tf.int64))
+    num_bytes = sum(part.numpy().nbytes for part in tf.nest.flatten(first))
+    # One epoch, at whose end some strategies have more to do, unless it takes too much memory.
+    count = batch * max(2, min(steps, _MAX_BYTES // (batch * num_bytes)))
+    places = tf.range(count, dtype=tf.int64) % data.train.num_examples
+    arrays = tf.nest.map_structure(lambda part: part.numpy(), data.train.load_batch(places))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
     trainer = Trainer(
         assembly.make_build_model(chosen, training, data.info, total_steps=100),
@@ -75,7 +79,6 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         step_options=options.step,
         placement=options.placement.select(),
     )
-    clock, steps = Clock(), _WARMUP_STEPS + task["steps"]
     trainer.fit(
         x,
         y,
@@ -89,6 +92,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         return None
     return {
         "step_s": 1 / clock.measure_rate(_WARMUP_STEPS, steps),
+        "busy": clock.measure_busy(_WARMUP_STEPS, steps),
         "peak_memory_bytes": devices.measure_peak_memory(),
     }
 

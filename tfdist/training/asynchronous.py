@@ -291,12 +291,14 @@ class AsynchronousSteps(TrainingSteps):
             if scale := optimizer.loss_scale_factor:
                 gradients = [scale_gradient(gradient, scale) for gradient in gradients]
             optimizer.apply(gradients, variables)
-        for variable, (old, new, slope) in zip(self._worker.updated, states, strict=True):
-            with tf.device(variable.value.device):
-                if variable.value.dtype.is_floating:
-                    variable.value.assign(new + slope * (variable.value - old))
-                else:
-                    variable.value.assign_add(new - old)
+        for shard, rows in zip(self._worker.updated, states, strict=True):
+            with tf.device(shard.device):
+                olds, news, slopes = (shard.split(row) for row in tf.unstack(rows))
+                for (variable, old), (_, new), (_, slope) in zip(olds, news, slopes, strict=True):
+                    if variable.value.dtype.is_floating:
+                        variable.value.assign(new + slope * (variable.value - old))
+                    else:
+                        variable.value.assign_add(new - old)
         # Last, so that a worker that reads the new version never reads older weights.
         operations = tf.compat.v1.get_default_graph().get_operations()
         with tf.control_dependencies([op for op in operations if op.op_def.is_stateful]):
@@ -311,8 +313,10 @@ class AsynchronousSteps(TrainingSteps):
             count_without_gradient(self._model)
 
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
-        for variable, count in zip(self._metric_variables, counts, strict=True):
-            variable.value.assign_add(count)
+        for shard, row in zip(self._worker.counted, counts, strict=True):
+            with tf.device(shard.device):
+                for variable, count in shard.split(row):
+                    variable.value.assign_add(count)
 
 
 def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

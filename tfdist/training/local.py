@@ -103,11 +103,13 @@ class WeightAverager:
         self._own = _Vector(own_slots)
         self._seeds = [generator.state for generator in list_seed_generators(model)]
         self._num_trainable = sum(_count(v) for v in trainable)
+        self._average = tf.function(self._average_in_graph, autograph=False)
         self._examples = 0.0
         self._has_outer_step = (
             strategy.options.outer_momentum > 0 or strategy.options.outer_learning_rate != 1
         )
-        self._anchor = np.zeros(0)
+        size = self._averaged.size if self._has_outer_step else 0
+        self._anchor = _make_state([size], self._averaged.dtype)
         self._momentum = _make_state([self._num_trainable], self._averaged.dtype)
         self._slots_of_workers = _make_state([workers.count, self._own.size], self._own.dtype)
 
@@ -124,8 +126,10 @@ class WeightAverager:
     def begin(self, *, restored: bool) -> None:
         """Gives all workers the chief's weights, and each its own state from a checkpoint."""
         mine = self._averaged.read()
-        self._anchor = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
-        self._averaged.write(self._anchor)
+        weights = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
+        self._averaged.write(weights)
+        if self._has_outer_step:
+            self._anchor.assign(weights)
         for state in self._seeds:
             # Exact: Keras's own seeds are below 2**31.
             state.assign(self._workers.sum(state.numpy() * float(self._workers.is_chief)))
@@ -135,18 +139,22 @@ class WeightAverager:
 
     def average(self) -> None:
         """Replaces every worker's weights by their mean, after the outer step if there is one."""
-        mine = np.append(self._averaged.read(), 1).astype(self._averaged.dtype)
-        total = self._workers.sum(mine * mine.dtype.type(self._examples))
+        self._average(tf.constant(self._examples, self._averaged.dtype))
+        self._examples = 0.0
+
+    def _average_in_graph(self, examples: tf.Tensor) -> None:
+        mine = tf.concat([self._averaged.pack(), [1]], 0)
+        total = self._workers.sum_in_graph(mine * examples)
         mean = total[:-1] / total[-1]
         if self._has_outer_step:
-            end = self._num_trainable
-            momentum = self._strategy.options.outer_momentum * self._momentum.numpy()
-            momentum += self._anchor[:end] - mean[:end]
+            end, options = self._num_trainable, self._strategy.options
+            anchor, momentum = self._anchor.value, self._momentum.value
+            momentum = options.outer_momentum * momentum + (anchor[:end] - mean[:end])
             self._momentum.assign(momentum)
-            mean[:end] = self._anchor[:end] - self._strategy.options.outer_learning_rate * momentum
-        self._averaged.write(mean)
-        self._anchor = mean
-        self._examples = 0.0
+            moved = anchor[:end] - options.outer_learning_rate * momentum
+            mean = tf.concat([moved, mean[end:]], 0)
+            self._anchor.assign(mean)
+        self._averaged.unpack(mean)
 
     def collect(self) -> None:
         """Gathers the state that each worker keeps for itself on all workers, for a checkpoint."""
@@ -162,8 +170,8 @@ class _Vector:
         self.dtype = "float64" if wide else "float32"
         self.size = sum(_count(variable) for variable in variables)
         self._variables = variables
-        self._read = tf.function(self._pack)
-        self._write = tf.function(self._unpack)
+        self._read = tf.function(self.pack)
+        self._write = tf.function(self.unpack)
 
     def read(self) -> np.ndarray:
         return self._read().numpy() if self._variables else np.zeros(0, self.dtype)
@@ -171,11 +179,11 @@ class _Vector:
     def write(self, vector: np.ndarray) -> None:
         self._write(tf.constant(vector, self.dtype))
 
-    def _pack(self) -> tf.Tensor:
+    def pack(self) -> tf.Tensor:
         flat = [tf.reshape(tf.convert_to_tensor(v.value), [-1]) for v in self._variables]
         return tf.concat([tf.cast(part, self.dtype) for part in flat], 0)
 
-    def _unpack(self, vector: tf.Tensor) -> None:
+    def unpack(self, vector: tf.Tensor) -> None:
         parts = tf.split(vector, [_count(variable) for variable in self._variables])
         for variable, part in zip(self._variables, parts, strict=True):
             variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))

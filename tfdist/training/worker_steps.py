@@ -13,7 +13,7 @@ from tfdist.placement.tables import Tables, add_lookups, check_unused, clip_rows
 from tfdist.training.gradient import compute_loss
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import RowDraws, list_seed_generators
-from tfdist.training.shards import make_shards
+from tfdist.training.shards import Shard, make_shards
 
 Read = Callable[[tf.Tensor, Any], Any]
 
@@ -33,7 +33,9 @@ class WorkerSteps:
       version: the number of updates of the weights, which a step reads before the weights.
       with_gradient: indices of the trainable weights that have a gradient; known once a training
         step is traced.
-      updated: the other variables that a training step changes; likewise.
+      counted: the shards of the metrics' variables, whose counts a step returns.
+      updated: the shards of the other variables that a training step changes; likewise known once
+        it is traced.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class WorkerSteps:
     ):
         self._model = model
         self._strategy = strategy
-        self._counted = list(counted)
+        self.counted = make_shards(counted)
         self._slots = slots
         self._tables = tables
         self._check_trace = check_trace
@@ -59,7 +61,7 @@ class WorkerSteps:
         self._weights = make_shards([*self._trainable, *self._others])
         self.version: tf.Variable = None
         self.with_gradient: list[int] = []
-        self.updated: list[keras.Variable] = []
+        self.updated: list[Shard] = []
 
     def set_version(self, step: int) -> None:
         """Sets the number of updates of the weights."""
@@ -77,7 +79,7 @@ class WorkerSteps:
     ) -> Any:
         """Returns the function that a worker runs at a training step."""
         model = self._model
-        counted = self._counted
+        counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
         def compute(
@@ -136,21 +138,23 @@ class WorkerSteps:
             self._slots.write(slots, ticket, by_variable)
             news = [(v, old, scope.get_current_value(v)) for v, old in olds]
             self._check_trace(tf.compat.v1.get_default_graph())
-            changed = [(v, old, new) for v, old, new in news if new is not old]
-            self.updated[:] = [variable for variable, _, _ in changed]
+            changed = {id(v): (old, new) for v, old, new in news if new is not old}
+            self.updated[:] = make_shards([v for v, _ in olds if id(v) in changed])
+            updates = [_describe_update(old, new, state_tape) for old, new in changed.values()]
+            rows = [dict(zip(changed, row, strict=True)) for row in zip(*updates, strict=True)]
             return {
                 "loss": loss,
                 "version": version,
                 "sparse": {str(i): (g.values, g.indices) for i, g in sparse.items()},
-                "states": [_describe_update(old, new, state_tape) for _, old, new in changed],
-                "counts": [scope.get_current_value(variable) for variable in counted],
+                "states": [tf.stack([s.join(row) for row in rows]) for s in self.updated],
+                "counts": [shard.join(_get_counts(scope, shard)) for shard in counted],
             }
 
         return compute
 
     def make_evaluate(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
         """Returns the function that a worker runs at a step of an evaluation."""
-        counted = self._counted
+        counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
         def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
@@ -162,7 +166,7 @@ class WorkerSteps:
                 keras.StatelessScope(mapping, collect_losses=True) as scope,
             ):
                 self._model.test_step(batch)
-            return [scope.get_current_value(variable) for variable in counted]
+            return [shard.join(_get_counts(scope, shard)) for shard in counted]
 
         return evaluate
 
@@ -185,8 +189,12 @@ class WorkerSteps:
         return [pair for shard in self._weights for pair in shard.read()]
 
 
-def _make_zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
-    return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
+def _make_zeros(shards: Sequence[Shard]) -> list[tuple[keras.Variable, tf.Tensor]]:
+    return [(v, tf.zeros(v.shape, v.dtype)) for shard in shards for v in shard.variables]
+
+
+def _get_counts(scope: keras.StatelessScope, shard: Shard) -> dict[int, tf.Tensor]:
+    return {id(variable): scope.get_current_value(variable) for variable in shard.variables}
 
 
 def _describe_update(

@@ -41,7 +41,7 @@ class Workers:
         self.num_replicas = strategy.num_replicas_in_sync * (
             self.count if self._has_own_strategy else 1
         )
-        self._sum = tf.function(self._all_reduce, reduce_retracing=True)
+        self._sum = tf.function(self.sum_in_graph, reduce_retracing=True)
 
     @property
     def first_replica(self) -> int:
@@ -58,6 +58,21 @@ class Workers:
         if self.count == 1:
             return np.asarray(values)
         return self._sum(tf.convert_to_tensor(values)).numpy()
+
+    def sum_in_graph(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns `sum` as a tensor, for several workers; called in a `tf.function`."""
+
+        def reduce(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            replica = context.replica_id_in_sync_group
+            # A worker counts once, regardless of its number of replicas.
+            first = tf.equal(replica % (self._channel.num_replicas_in_sync // self.count), 0)
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
+            )
+
+        reduced = self._channel.run(reduce, args=(values,))
+        return self._channel.experimental_local_results(reduced)[0]
 
     def any(self, *flags: bool) -> list[bool]:
         """Returns, for each flag, whether it is set on any worker."""
@@ -137,19 +152,6 @@ class Workers:
             input_pipeline_id=self.index,
             num_replicas_in_sync=self.num_replicas,
         )
-
-    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        def reduce(values: tf.Tensor) -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            replica = context.replica_id_in_sync_group
-            # A worker counts once, regardless of its number of replicas.
-            first = tf.equal(replica % (self._channel.num_replicas_in_sync // self.count), 0)
-            return context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
-            )
-
-        reduced = self._channel.run(reduce, args=(values,))
-        return self._channel.experimental_local_results(reduced)[0]
 
 
 def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
