@@ -4,9 +4,9 @@
 
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and then runs them. Each measurement has its own processes; the fastest of the rounds
-counts, because other programs can only slow a step down. For slow networks, the model is measured on
-one core, and the links and the steps on the two hosts of `benchmarks.two_hosts`, with one half of
-the cores each, which need root and iproute2. Prints a Markdown table.
+counts, because other programs can only slow a step down. For slow networks, the model is measured
+on one half of the cores, and links and steps on the two hosts of `benchmarks.two_hosts`, which need
+root and iproute2. Prints a Markdown table.
 """
 
 import argparse

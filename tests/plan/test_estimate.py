@@ -149,6 +149,29 @@ def test_devices_that_share_cores_compute_in_turns(workload):
         assert estimate(setup, workload, hardware).step_s >= alone.step_s
 
 
+def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
+    measured = Measured(
+        parameters=round(workload.weights / 4),
+        flops=workload.flops,
+        precision="float32",
+        step_s=0.1,
+        example_s=0.01,
+        step_busy=0.4,
+        example_busy=0.75,
+    )
+    shared = dataclasses.replace(load_hardware("cpu"), measured=(measured,), shares_cores=True)
+    seconds = {
+        count: estimate(Setup(strategy="mirrored", replicas=count), workload, shared).computation_s
+        for count in (2, 4)
+    }
+    assert seconds[2] == pytest.approx(0.1 + 128 * 0.01 * 1.5)
+    assert seconds[4] == pytest.approx(0.1 * 1.6 + 64 * 0.01 * 3)
+    served = Setup(strategy="parameter_server", workers=2, servers=1)
+    found = estimate(served, workload, shared)
+    assert found.computation_s == pytest.approx(0.1 + 256 * 0.01 * 1.5)
+    assert found.examples_per_s == pytest.approx(2 * 256 / found.step_s)
+
+
 def test_a_sum_on_one_device_costs_more_with_each_replica(workload):
     hardware = load_hardware("v100")
     slow = dataclasses.replace(workload, all_reduce="reduction_to_one_device")

@@ -113,9 +113,13 @@ def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tu
     if not hardware.shares_cores:
         return 1.0, 1.0
     count = setup.workers * setup.replicas
-    # What a step takes whatever its number of examples is mostly that of starting operations, and
-    # strips have as many on each of their devices.
-    starting = count * setup.parts if setup.placement == "strips" else count
+    starting = float(count)
+    if setup.placement == "strips":
+        # What a step takes whatever its number of examples is mostly that of starting operations.
+        # Every device has as many, and two more where it needs rows of its neighbors.
+        operations = [x for x in workload.layers if x.moved or x.flops]
+        near = sum(x.halo > 0 for x in operations) / max(1, len(operations))
+        starting *= setup.parts * (1 + 2 * near)
     found = find_measured(workload, hardware)
     busy = (found.example_busy, found.step_busy) if found else (1.0, 1.0)
     return max(1.0, count * busy[0]), max(1.0, starting * busy[1])

@@ -18,6 +18,7 @@ from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
 
 _SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
+_CHAIN = 33
 _ROUNDS = 9
 _WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
 _MAX_BYTES = 1 << 28  # of the examples that are kept in memory
@@ -114,9 +115,11 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     with strategy.scope():
         values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _LARGE)}
 
-    def make(size: int) -> Callable[[], None]:
+    def make(size: int, count: int) -> Callable[[], None]:
         def reduce() -> tf.Tensor:
-            total = sum_over_replicas([tf.identity(values[size])], is_compressed=False)[0]
+            total = tf.identity(values[size])
+            for _ in range(count):
+                total = sum_over_replicas([total], is_compressed=False)[0]
             return tf.cast(total[0], tf.float32)
 
         @tf.function(autograph=False)
@@ -129,10 +132,16 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
 
         return wait
 
-    small, large = (_time(make(size)) for size in (_SMALL, _LARGE))
+    # In a step, sums follow one another without the host, whose call is a part of each of these.
+    small, many, large = (
+        _time(make(size, count)) for size, count in ((_SMALL, 1), (_SMALL, _CHAIN), (_LARGE, 1))
+    )
     if config and not config.is_chief:
         return None
-    return {"latency_s": small / 2, "bytes_per_s": 4 * _LARGE / max(large - small, 1e-9)}
+    return {
+        "latency_s": max(many - small, 0.0) / (_CHAIN - 1) / 2,
+        "bytes_per_s": 4 * _LARGE / max(large - small, 1e-9),
+    }
 
 
 def measure_machine(options: TrainOptions, task: dict[str, Any]) -> dict[str, float]:
