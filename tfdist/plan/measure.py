@@ -118,9 +118,10 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     def make(size: int, count: int) -> Callable[[], None]:
         def reduce() -> tf.Tensor:
             total = tf.identity(values[size])
-            for _ in range(count):
+            for index in range(count):
                 # TensorFlow would join sums of sums, into ever longer ones.
-                total = tf.tanh(sum_over_replicas([total], is_compressed=False)[0])
+                total = tf.tanh(total) if index else total
+                total = sum_over_replicas([total], is_compressed=False)[0]
             return tf.cast(total[0], tf.float32)
 
         @tf.function(autograph=False)
