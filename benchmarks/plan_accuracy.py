@@ -15,7 +15,7 @@ import dataclasses
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.two_hosts import WORKERS, run_on_hosts
@@ -112,6 +112,7 @@ CASES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--setups", default="", help="only those whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=2)
     flags = parser.parse_args()
     start_tensorflow_quietly()
@@ -120,11 +121,12 @@ def main() -> int:
     print(f"| model | setup | {' | '.join(heads)} |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     errors: tuple[list[float], list[float]] = ([], [])
-    models = flags.models.split(",")
+    models, parts = flags.models.split(","), flags.setups.split(",")
+    chosen = {name: case for name, case in CASES.items() if any(part in name for part in parts)}
     machine = measure_hardware(MODELS[models[0]], say=_say)
     machine = dataclasses.replace(machine, examples_per_s=0.0)  # examples are kept in memory
     for model in models:
-        compare(model, machine, rounds=flags.rounds, errors=errors)
+        compare(model, machine, chosen, rounds=flags.rounds, errors=errors)
     for what, found in zip(("steps", "memory"), errors, strict=True):
         within = sum(abs(error) <= 0.15 for error in found)
         middle = statistics.median(map(abs, found))
@@ -133,7 +135,12 @@ def main() -> int:
 
 
 def compare(
-    model: str, hardware: Hardware, *, rounds: int, errors: tuple[list[float], list[float]]
+    model: str,
+    hardware: Hardware,
+    cases: Mapping[str, Case],
+    *,
+    rounds: int,
+    errors: tuple[list[float], list[float]],
 ) -> None:
     """Prints a model's rows, and adds their errors to those of steps and of memory."""
     from tfdist.plan.subject import make_workload
@@ -146,7 +153,7 @@ def compare(
     hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
     _say(str(dataclasses.replace(hardware, source="")))
     _say(str(host.measured))
-    for name, case in CASES.items():
+    for name, case in cases.items():
         try:
             chosen = _on_network(host, case) if case.gbit_per_s else hardware
             found = estimate(case.setup, workload, chosen)

@@ -113,15 +113,17 @@ def add_model(
     batch = workload.global_batch_size
     half = max(1, batch // 2)
     given = [*arguments, "--strategy=one_device"]
-    whole = measure_fastest(given, rounds=rounds, say=say)
-    part = measure_fastest([*given, f"--global_batch_size={half}"], rounds=rounds, say=say)
+    sizes = (given, [*given, f"--global_batch_size={half}"])
+    # In turns: a machine that others use, too, is faster at some times than at others.
+    found = [[run("steps", flags, say=say) for flags in sizes] for _ in range(rounds)]
+    whole, part = (min(each, key=lambda one: one["step_s"]) for each in zip(*found, strict=True))
     slope = (whole["step_s"] - part["step_s"]) / max(1, batch - half)
     example_s = min(max(slope, 0.0), whole["step_s"] / batch)
     # Seconds of all cores, as if they were busy all the time.
     whole_cpu_s, part_cpu_s = whole["busy"] * whole["step_s"], part["busy"] * part["step_s"]
     example_cpu_s = (whole_cpu_s - part_cpu_s) / max(1, batch - half)
     step_s = whole["step_s"] - batch * example_s
-    found = Measured(
+    measured = Measured(
         parameters=count_parameters(workload),
         flops=workload.flops,
         precision=workload.precision,
@@ -130,9 +132,9 @@ def add_model(
         step_busy=_to_share(whole_cpu_s - batch * example_cpu_s, step_s),
         example_busy=_to_share(example_cpu_s, example_s),
     )
-    others = [m for m in hardware.measured if m.parameters != found.parameters]
+    others = [m for m in hardware.measured if m.parameters != measured.parameters]
     # What tracing and kernels need does not depend on the strategy, as far as is known.
-    own = dataclasses.replace(hardware, measured=(*others, found), process_bytes=0.0)
+    own = dataclasses.replace(hardware, measured=(*others, measured), process_bytes=0.0)
     model = estimate(Setup(strategy="one_device"), workload, own).memory.total
     return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
 
@@ -140,24 +142,6 @@ def add_model(
 def _to_share(cpu_s: float, seconds: float) -> float:
     """Returns the share of some seconds in which the cores are busy, within what is possible."""
     return min(max(cpu_s / seconds, 0.0), 1.0) if seconds else 1.0
-
-
-def measure_fastest(
-    arguments: Sequence[str], *, workers: int = 1, ps: int = 0, rounds: int = 2, say: Any = None
-) -> dict[str, float]:
-    """Returns the round of `measure_steps` with the fastest steps.
-
-    Args:
-      arguments: flags of `tfdist.train`.
-      workers, ps: the processes.
-      rounds: how often to measure.
-      say: prints a line; None prints nothing.
-
-    Raises:
-      TrainingError: the measurement failed.
-    """
-    found = [run("steps", arguments, workers=workers, ps=ps, say=say) for _ in range(rounds)]
-    return min(found, key=lambda finding: finding["step_s"])
 
 
 def run(

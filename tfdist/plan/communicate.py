@@ -28,7 +28,10 @@ def time_communication(
         num_bytes = workload.gradients * (setup.replicas if hardware.shares_cores else 1)
         return hardware.time(hardware.host, 2 * num_bytes, messages=2)
     if traits.has_servers:
-        return hardware.time(hardware.between, 2 * workload.gradients, messages=2)
+        # The weights, then the gradients. On one machine, a link is measured by a ring, which sends
+        # in both directions at the same time.
+        directions = 1 if hardware.shares_cores else 2
+        return hardware.time(hardware.between, directions * workload.gradients, messages=2)
     if setup.sharing == 1:
         return 0.0
     if traits.trains_apart:

@@ -84,6 +84,9 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
         if not hardware.shares_cores:
             optimizer = 0.0  # on the host
     packed = gradients if setup.sharing > 1 else 0.0
+    if setup.traits.trains_apart and setup.workers > 1:
+        # Weights and slots as one vector: weighted, sent, received, their mean, and its parts.
+        packed = 5 * (gradients + optimizer)
     processes = in_process if hardware.shares_cores and setup.placement == "none" else 1
     return Memory(
         weights=weights * copies,

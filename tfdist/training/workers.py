@@ -64,12 +64,12 @@ class Workers:
 
         def reduce(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            replica = context.replica_id_in_sync_group
             # A worker counts once, regardless of its number of replicas.
-            first = tf.equal(replica % (self._channel.num_replicas_in_sync // self.count), 0)
-            return context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values))
-            )
+            replicas = self._channel.num_replicas_in_sync // self.count
+            if replicas > 1:
+                first = tf.equal(context.replica_id_in_sync_group % replicas, 0)
+                values = tf.where(first, values, tf.zeros_like(values))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
         reduced = self._channel.run(reduce, args=(values,))
         return self._channel.experimental_local_results(reduced)[0]
