@@ -69,6 +69,7 @@ class Workers:
             if replicas > 1:
                 first = tf.equal(context.replica_id_in_sync_group % replicas, 0)
                 values = tf.where(first, values, tf.zeros_like(values))
+            values = tf.identity(values)  # on this replica's device, which the sum looks for
             return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
         reduced = self._channel.run(reduce, args=(values,))
