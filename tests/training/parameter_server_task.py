@@ -174,6 +174,25 @@ def list_bytes(trainer):
     return num_bytes
 
 
+def count_tensors(strategy):
+    """Returns how many tensors a step of a U-Net sends back; each is a message."""
+    numbers = []
+    original = coordination.Coordination.fetch
+
+    def fetch(self, remote):
+        result = original(self, remote)
+        numbers.append(len(tf.nest.flatten(result)))
+        return result
+
+    coordination.Coordination.fetch = fetch
+    try:
+        trainer, *_ = train_example(strategy, "unet")
+    finally:
+        coordination.Coordination.fetch = original
+    statistics = [v for v in trainer.model.non_trainable_variables if "moving" in v.path]
+    return {"tensors": max(numbers), "statistics": len(statistics)}
+
+
 def train_on_a_dataset(strategy):
     """Batches of 12, 12, 12 and 4, which the chief reads; against Keras on one device."""
     example = zoo.EXAMPLES["dense"]
@@ -223,6 +242,7 @@ def run_exactness(strategy):
     x, y = zoo.EXAMPLES["unet"].data
     trainer.engine.prepare(x, y)
     results["bytes"] = list_bytes(trainer)
+    results["messages"] = count_tensors(strategy)
     results["dataset"] = train_on_a_dataset(strategy)
     results["still"] = [
         train_still(strategy, max_in_flight=4),

@@ -141,6 +141,13 @@ def test_variables_are_spread_by_size(exactness):
     assert max(exactness["bytes"]) < 1.3 * min(exactness["bytes"])
 
 
+def test_a_step_sends_a_few_vectors_not_every_statistic(exactness):
+    found = exactness["messages"]
+    assert found["statistics"] >= 8
+    # The loss, the version, and for each of two servers statistics and counts of a few dtypes.
+    assert found["tensors"] <= 8
+
+
 def test_takes_a_keras_dataset_with_an_uneven_last_batch(exactness):
     found = exactness["dataset"]
     assert found["weights"] < 1e-5
