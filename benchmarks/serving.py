@@ -31,6 +31,7 @@ from tfdist.tasks.commands import run_task_command
 SIZES = [(64, 64), (96, 128), (200, 150), (240, 320), (128, 128), (300, 200)]
 ROUNDS = 3
 MIN_SPEEDUP, MAX_TAIL, MAX_GROWTH = 1.5, 10, 1.05
+MAX_ALONE_MS = 40  # less than what waiting for TCP's acknowledgements takes
 NUM_HOSTILE, RECEIVE_TIMEOUT_S = 500, 3
 
 
@@ -98,6 +99,10 @@ def _compare_batching(
 def _load_and_attack(
     server: Server, files: list[Path], flags: argparse.Namespace, problems: list[str]
 ) -> None:
+    alone = _send(server, files, 1, flags.requests // 8)
+    print(f"1 client: {_format(alone)}", flush=True)
+    if alone["p50_ms"] > MAX_ALONE_MS:
+        problems.append(f"One client waits {alone['p50_ms']:.0f} ms for an answer.")
     _send(server, files, flags.clients, flags.requests // 4)
     before = _read_memory(server)
     result = _send(server, files, flags.clients, flags.requests)
