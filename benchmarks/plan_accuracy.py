@@ -12,6 +12,7 @@ root and iproute2. Prints a Markdown table.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import statistics
 import sys
@@ -147,15 +148,18 @@ def compare(
 
     arguments = MODELS[model]
     workload = make_workload(parse_flags(TrainOptions, arguments), hardware)
-    with half_of_the_cores():
-        host = dataclasses.replace(hardware, shares_cores=False, devices_per_machine=1)
-        host = add_model(host, workload, arguments, rounds=rounds, say=_say)
+    host = dataclasses.replace(hardware, shares_cores=False, devices_per_machine=1)
+    if any(case.gbit_per_s for case in cases.values()):
+        with half_of_the_cores():
+            host = add_model(host, workload, arguments, rounds=rounds, say=_say)
     hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
     _say(str(dataclasses.replace(hardware, source="")))
     _say(str(host.measured))
     for name, case in cases.items():
         try:
-            chosen = _on_network(host, case) if case.gbit_per_s else hardware
+            chosen = hardware
+            if case.gbit_per_s:
+                chosen = dataclasses.replace(host, between=measure_link(case.gbit_per_s))
             found = estimate(case.setup, workload, chosen)
             if found.refusal:
                 raise TrainingError(found.refusal)
@@ -214,12 +218,12 @@ def half_of_the_cores() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def _on_network(hardware: Hardware, case: Case) -> Hardware:
-    """Returns the hardware with the links between the machines of a case."""
-    flags = ["--dataset=shapes", "--strategy=multi_worker_mirrored"]
-    link = measure("links", flags, case)
-    between = Link(link["bytes_per_s"], link["latency_s"])
-    return dataclasses.replace(hardware, between=between)
+@functools.cache
+def measure_link(gbit_per_s: float) -> Link:
+    """Returns the link between the two hosts, which does not depend on the model."""
+    case = next(case for case in CASES.values() if case.gbit_per_s == gbit_per_s)
+    found = measure("links", ["--dataset=shapes", *case.flags], case)
+    return Link(found["bytes_per_s"], found["latency_s"])
 
 
 def _say(line: str) -> None:

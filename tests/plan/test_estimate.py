@@ -124,14 +124,20 @@ def test_a_slow_input_limits_the_speed(workload):
     assert estimate(far, workload, hardware).examples_per_s == pytest.approx(200.0)
 
 
-def test_a_measured_model_is_as_fast_as_measured(workload):
-    measured = Measured(
+def measure(workload, **busy):
+    """A measurement of a model: 100 ms for a step, and 10 ms for each example."""
+    return Measured(
         parameters=round(workload.weights / 4),
         flops=workload.flops,
         precision="float32",
         step_s=0.1,
         example_s=0.01,
+        **busy,
     )
+
+
+def test_a_measured_model_is_as_fast_as_measured(workload):
+    measured = measure(workload)
     hardware = dataclasses.replace(load_hardware("cpu"), measured=(measured,), host_s=0.0)
     assert estimate(ONE, workload, hardware).step_s == pytest.approx(0.1 + 256 * 0.01)
     other = dataclasses.replace(workload, precision="mixed_bfloat16")
@@ -150,15 +156,7 @@ def test_devices_that_share_cores_compute_in_turns(workload):
 
 
 def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
-    measured = Measured(
-        parameters=round(workload.weights / 4),
-        flops=workload.flops,
-        precision="float32",
-        step_s=0.1,
-        example_s=0.01,
-        step_busy=0.4,
-        example_busy=0.75,
-    )
+    measured = measure(workload, step_busy=0.4, example_busy=0.75)
     shared = dataclasses.replace(load_hardware("cpu"), measured=(measured,), shares_cores=True)
     seconds = {
         count: estimate(Setup(strategy="mirrored", replicas=count), workload, shared).computation_s
