@@ -180,7 +180,8 @@ def test_an_image_that_breaks_in_the_middle_of_an_epoch(path_with_spaces):
     whole = image.read_bytes()
     process = start(*flags, f"--run_dir={run_dir}")
     wait_for_checkpoint(process, run_dir, 1)
-    image.write_bytes(whole[:60])
+    (path_with_spaces / "broken.png").write_bytes(whole[:60])
+    (path_with_spaces / "broken.png").replace(image)  # At no time is the image empty.
     _, err = process.communicate(timeout=180)
     assert process.returncode == 2
     assert len(err.strip().splitlines()) == 1

@@ -1,5 +1,6 @@
 """A server process on the loopback interface, and a real HTTP client."""
 
+import asyncio
 import contextlib
 import io
 import os
@@ -16,10 +17,13 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+import uvicorn
 from PIL import Image
 
 from tests.serve.running import PREDICT, encode, run_server
-from tfdist.serve.server import listen
+from tfdist.serve.http_protocol import make_protocol
+from tfdist.serve.listener import drop_new_connections, listen
+from tfdist.serve.server import GracefulServer
 from tfdist.tasks.commands import run_task_command
 
 IMAGES = [np.random.default_rng(i).integers(0, 256, (40, 30 + i, 3), np.uint8) for i in range(4)]
@@ -285,3 +289,46 @@ def test_answers_are_sent_without_waiting_for_acknowledgements():
         accepted, _ = listener.accept()
     with accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Only Linux has socket filters.")
+def test_connections_that_wait_are_accepted_after_new_ones_are_dropped():
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as waiting:
+            drop_new_connections(listener)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.2)
+            waiting.sendall(b"request")
+            accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(7) == b"request"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+def test_connections_that_wait_at_the_end_are_answered():
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    async def serve(listener):
+        protocol = make_protocol(receive_timeout_s=9, answer_timeout_s=9, max_connections=99)
+        config = uvicorn.Config(answer, http=protocol, lifespan="off", log_config=None)
+        server = GracefulServer(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0)
+        # The event loop does not run between these lines, so it cannot accept.
+        waiting = [socket.create_connection(listener.getsockname()) for _ in range(50)]
+        for connection in waiting:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await server.shutdown([listener])
+        server.should_exit = True
+        await serving
+        return waiting
+
+    with listen("127.0.0.1", 0) as listener:
+        for connection in asyncio.run(serve(listener)):
+            with connection:
+                assert connection.recv(1024).startswith(b"HTTP/1.1 204")

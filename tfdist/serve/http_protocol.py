@@ -9,7 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_LAST_LOOK_S = 0.5
+# How long connections and requests that were sent before a stop may be on their way.
+LAST_LOOK_S = 0.5
 
 
 def make_protocol(
@@ -46,7 +47,7 @@ def make_protocol(
 
         def shutdown(self) -> None:
             # The client may have sent a request that is not read yet; closing would lose it.
-            self.loop.call_later(_LAST_LOOK_S, self._shut_down)
+            self.loop.call_later(LAST_LOOK_S, self._shut_down)
 
         def _shut_down(self) -> None:
             if not self.transport.is_closing():

@@ -12,17 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
-from tfdist.errors import TfdistError
 from tfdist.serve.app import Service, make_app
 from tfdist.serve.batching import Batcher
-from tfdist.serve.http_protocol import make_protocol
+from tfdist.serve.http_protocol import LAST_LOOK_S, make_protocol
+from tfdist.serve.listener import BACKLOG, drop_new_connections, listen
 from tfdist.serve.metrics import Metrics
 from tfdist.serve.options import BatchingOptions, ServeOptions
 from tfdist.serve.servable import Servable
 from tfdist.serve.versions import Versions
 from tfdist.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED
-
-_BACKLOG = 1024
 
 Work = Callable[["RunningServer"], Awaitable[int]]
 
@@ -124,10 +122,10 @@ async def _serve(
             log_level="critical",
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=run.grace_period_s,  # type: ignore[arg-type]
         )
-        server = _Server(config)
+        server = GracefulServer(config)
         service.count_connections = lambda: len(server.server_state.connections)
         stop = _Stop(server, service, drain_s=run.drain_s)
         watching = asyncio.create_task(
@@ -146,12 +144,18 @@ async def _serve(
         return stop.status or 0
 
 
-class _Server(uvicorn.Server):
-    """A server whose signals are handled elsewhere."""
+class GracefulServer(uvicorn.Server):
+    """A server that loses no connection at its end, and whose signals are handled elsewhere."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or []:
+            drop_new_connections(listener)
+        await asyncio.sleep(LAST_LOOK_S)
+        await super().shutdown(sockets)
 
 
 class _Stop:
@@ -185,26 +189,6 @@ class _Stop:
         self.status = status
         self._service.is_draining = True
         self._loop.call_later(self._drain_s, self.stop_now)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-      TfdistError: the address is in use or not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise TfdistError(
-            f"Cannot listen on `host={host}`, `port={port}`: {error.strerror}. Give another "
-            "address or port."
-        ) from error
-    # asyncio sets it only for sockets that name their protocol. Without it, the end of an answer
-    # waits until the client has acknowledged its beginning, for 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 def _say(text: str) -> None:
