@@ -247,13 +247,20 @@ UNKNOWN = {
     "a nested softmax": lambda x: _nest(lambda y: L.Softmax(axis=0)(y))(x),
     "a wrapped softmax": lambda x: L.Flatten()(L.TimeDistributed(L.Softmax(axis=0))(_embed(x))),
     "a table of examples": lambda x: x + np.ones((8, 4), "f4"),
-    "a vector": lambda x: x + keras.ops.arange(4, dtype="float32"),
+    "the first example": lambda x: x - x[0],
+    "some examples": lambda x: L.Add()([x[::-1, :], x]),
+    "an example from the end": lambda x: x - x[-1, ...],
+    "stacked examples": lambda x: keras.ops.sum(keras.ops.stack([x, x], axis=0), axis=0),
+    "a number of each example": lambda x: keras.ops.expand_dims(x[:, 0] * np.ones(8, "f4"), 1),
 }
 KNOWN = {
     "a sum": lambda x: x + L.Dense(4)(x),
     "a mask": lambda x: L.LSTM(4)(L.Masking(0.0)(_embed(x))),
     "operations": lambda x: keras.ops.relu(x) * keras.ops.sigmoid(x) - 0.5,
     "a product": lambda x: x * 0.5,
+    "a vector": lambda x: x + keras.ops.arange(4, dtype="float32"),
+    "columns": lambda x: x[:, ::-1] + x[..., 1:2] * 2,
+    "other columns": lambda x: keras.ops.stack([x[..., i] for i in (3, 1, 2, 0)], axis=-1),
     "a norm": lambda x: L.LayerNormalization()(x),
     "a batch norm": lambda x: L.BatchNormalization()(x),
     "attention": lambda x: L.Flatten()(L.MultiHeadAttention(1, 2)(_embed(x), _embed(x))),
@@ -302,6 +309,13 @@ def test_a_network_of_keras_applications_is_known():
         weights=None, input_shape=(32, 32, 3), include_preprocessing=False, classes=2
     )
     assert predicts_by_known_layers(model)
+
+
+@pytest.mark.parametrize("network", ["densenet", "mobilenet_v2", "resnet"])
+def test_the_preprocessing_of_keras_applications_is_known(network):
+    given = keras.Input((8, 8, 3))
+    x = getattr(keras.applications, network).preprocess_input(given)
+    assert predicts_by_known_layers(keras.Model(given, L.Flatten()(x)))
 
 
 def test_a_metric_of_the_whole_batch_gets_the_whole_batch():

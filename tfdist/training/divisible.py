@@ -27,7 +27,18 @@ _POINTWISE = {
     "TrueDivide",
 }
 # Operations along axes.
-_ALONG = {"All", "Any", "Concatenate", "LogSoftmax", "Max", "Mean", "Min", "Softmax", "Sum"}
+_ALONG = {
+    "All",
+    "Any",
+    "Concatenate",
+    "LogSoftmax",
+    "Max",
+    "Mean",
+    "Min",
+    "Softmax",
+    "Stack",
+    "Sum",
+}
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
 # Attributes of layers whose functions see examples.
 _FUNCTIONS = ("activation", "recurrent_activation", "activity_regularizer")
@@ -119,7 +130,9 @@ def _is_within_example(axis: int, operation: Any) -> bool:
     # Only those between the layers of a functional model know the rank of their inputs.
     tensors = [t for node in operation._inbound_nodes for t in node.input_tensors]
     rank = min((len(tensor.shape) for tensor in tensors), default=None)
-    return axis == -1 if rank is None else axis + rank > 0
+    if rank is None:
+        return axis == -1
+    return axis + rank + (type(operation).__name__ == "Stack") > 0
 
 
 def _keeps_first(equation: str | None) -> bool:
@@ -141,12 +154,26 @@ def _is_known_operation(operation: Any) -> bool:
     if type(operation).__name__ in _ALONG:
         axes = _list_axes(operation)
         return bool(axes) and all(_is_within_example(axis, operation) for axis in axes)
+    if type(operation).__name__ == "GetItem":
+        return all(map(_takes_all_examples, operation._inbound_nodes))
     if type(operation).__name__ not in _POINTWISE:
         return False
     for node in operation._inbound_nodes:
         leaves = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        leaves = [leaf for leaf in leaves if len(getattr(leaf, "shape", ()))]
-        has_rows = [not keras.utils.is_keras_tensor(a) and a.shape[0] != 1 for a in leaves]
-        if len({len(leaf.shape) for leaf in leaves}) > 1 or any(has_rows):
+        tensors = [leaf for leaf in leaves if keras.utils.is_keras_tensor(leaf)]
+        ranks = {len(tensor.shape) for tensor in tensors}
+        others = [leaf for leaf in leaves if not keras.utils.is_keras_tensor(leaf)]
+        shapes = [leaf.shape for leaf in others if len(getattr(leaf, "shape", ()))]
+        has_rows = [len(shape) >= min(ranks) and shape[0] != 1 for shape in shapes]
+        if len(ranks) > 1 or any(has_rows):
             return False
     return True
+
+
+def _takes_all_examples(node: Any) -> bool:
+    """Returns whether a call of `x[key]` keeps the first axis as it is."""
+    x, key = list(node.arguments.args) + list(node.arguments.kwargs.values())
+    keys = list(key) if isinstance(key, (tuple, list)) else [key]
+    if not all(isinstance(k, (int, slice, type(Ellipsis))) for k in keys):
+        return False
+    return keys[0] == slice(None) or (keys[0] is Ellipsis and len(keys) <= len(x.shape))
