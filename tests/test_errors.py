@@ -124,6 +124,8 @@ TRAIN = {
         "--placement=layers --branches=head",
         "--placement=layers --stages=head --branches=head:1",
         "--placement=layers --mesh=model:4",
+        "--placement=strips --grid=2",
+        "--placement=strips --grid=2,2 --mesh=model:3",
         "--strategy=one_device --placement=layers --jit_compile",
         "--strategy=one_device --placement=layers --mesh=data:2,model:2",
         "--strategy=central_storage --placement=layers",

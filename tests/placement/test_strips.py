@@ -18,17 +18,31 @@ def test_layers_and_gradients_are_computed_where_the_rows_are():
         assert kinds[kind] == {"CPU:0", "CPU:1"}, kind
 
 
-def test_no_device_has_the_activations_of_all_rows():
-    trainer, _, _ = train("unet", placement=Strips(devices=3))
-    heights = {}
+def _list_sizes(trainer):
+    """Returns the height and width of what is computed for images."""
+    sizes = set()
     for operation in find_graph(trainer).get_operations():
         if operation.type in ("Conv2D", "MaxPool", "Conv2DBackpropInput", "Relu", "AddN"):
             shape = operation.outputs[0].shape
             if shape.rank == 4 and shape[0] is None and operation.outputs[0].consumers():
-                heights.setdefault(shape[2], set()).add(shape[1])
-    assert heights
-    for width, found in heights.items():
-        assert max(found) <= -(-width // 3) + 2, (width, found)  # and its neighbors' rows
+                sizes.add(tuple(shape[1:3]))
+    assert sizes
+    return sizes
+
+
+def test_no_device_has_the_activations_of_all_rows():
+    trainer, _, _ = train("unet", placement=Strips(devices=3))
+    for height, width in _list_sizes(trainer):
+        assert height <= -(-width // 3) + 2, (height, width)  # and its neighbors' rows
+
+
+def test_no_device_has_the_activations_of_all_columns():
+    trainer, _, _ = train("unet", placement=Strips(grid=(1, 3)))
+    for height, width in _list_sizes(trainer):
+        assert width <= -(-height // 3) + 2, (height, width)
+    kinds = find_devices(trainer)
+    for kind in ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "MaxPoolGrad"):
+        assert kinds[kind] == {"CPU:0", "CPU:1", "CPU:2"}, kind
 
 
 PICTURES = (13, 11, 6)
@@ -123,8 +137,13 @@ def _train_layer(make, *, optimizer=None, **options):
 @pytest.mark.parametrize("name", LAYERS)
 def test_each_rule(float64, name):
     _, expected, values = _train_layer(LAYERS[name])
-    for devices in (2, 3):
-        _, found, ours = _train_layer(LAYERS[name], placement=Strips(devices=devices))
+    for placement in (
+        Strips(devices=2),
+        Strips(devices=3),
+        Strips(grid=(1, 2)),
+        Strips(grid=(1, 3)),
+    ):
+        _, found, ours = _train_layer(LAYERS[name], placement=placement)
         assert zoo.largest_difference(found, expected) < 1e-12
         np.testing.assert_allclose(ours, values, rtol=1e-11)
 
@@ -137,6 +156,22 @@ def test_the_summary_names_layers_that_are_computed_whole():
         "up_sampling2d",
         "flatten",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": (4,)}, "`grid=4` is not a grid. "),
+        ({"grid": (1, 1)}, "`grid=1,1` is not a grid. "),
+        (
+            {"grid": (2, 2), "devices": 3},
+            "`grid=2,2` has 4 parts, but each replica has 3 devices. ",
+        ),
+    ],
+)
+def test_a_grid_that_does_not_fit_costs_one_line(options, message):
+    with pytest.raises(TfdistError, match=f"^{message}"):
+        Strips(**options)
 
 
 def test_a_model_without_pictures_costs_one_line():

@@ -43,14 +43,21 @@ def test_the_table_and_the_recommendation(plan):
     assert options.training.global_batch_size == 64
 
 
-def test_every_setup_is_a_command_that_train_accepts(plan):
+@pytest.mark.parametrize("given", ["", "--placement=strips --grid=2,1", "--stages=a --mesh=data:2"])
+def test_every_setup_is_a_command_that_train_accepts(given):
     from tfdist.plan.hardware import load_hardware
     from tfdist.plan.setup import list_setups
+    from tfdist.plan.training_command import make_command
     from tfdist.plan.workload import Workload
 
-    workload = Workload(layers=(), global_batch_size=64)
-    for setup in list_setups(load_hardware("a100"), workload, workers=2, devices=4):
-        options = parse_flags(TrainOptions, shlex.split(setup.flags))
+    hardware, workload = load_hardware("a100"), Workload(layers=(), global_batch_size=64)
+    setups = list_setups(hardware, workload, workers=2, devices=4)
+    assert len({setup.placement for setup in setups}) == 4
+    for setup in setups:
+        command = make_command(setup, parse_flags(TrainOptions, []), shlex.split(given), hardware)
+        flags = command.partition("tfdist.train ")[2] or command.partition(" -- ")[2]
+        options = parse_flags(TrainOptions, shlex.split(flags))
+        assert options.strategy.strategy == setup.strategy
         options.strategy.select()
         options.placement.select()
 

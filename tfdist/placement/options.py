@@ -1,5 +1,6 @@
 """Where the parts of a model are computed; standard library only."""
 
+import math
 import re
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -154,10 +155,38 @@ class Strips(Placement):
 
     Args:
       devices: as for `Layers`.
+      grid: into how many parts the height and the width of images are divided, such as (2, 3) for
+        six devices; by default, the height alone.
     """
 
     name: ClassVar[str] = "strips"
     has_parts: ClassVar[bool] = True
+
+    grid: tuple[int, ...] = option(
+        (),
+        "placement=strips: into how many parts the height and the width are divided; by default, "
+        "the height alone",
+        metavar="ROWS,COLUMNS",
+        minimum=1,
+        result=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.grid:
+            return
+        given, fields = ",".join(map(str, self.grid)), math.prod(self.grid)
+        if len(self.grid) != 2 or fields < 2:
+            raise TfdistError(
+                f"`grid={given}` is not a grid. Write 2,3 for two parts of the height and three "
+                "of the width."
+            )
+        if self.devices not in (0, fields):
+            raise TfdistError(
+                f"`grid={given}` has {fields} parts, but each replica has {self.devices} devices. "
+                f"Give `mesh=model:{fields}`, or another grid."
+            )
+        object.__setattr__(self, "devices", fields)
 
 
 def _parse_layout_map(layout: Any) -> tuple[str, ...]:
@@ -200,6 +229,7 @@ class PlacementOptions(OptionGroup):
     stages: tuple[str, ...] = inherit(Layers, "stages")
     branches: tuple[str, ...] = inherit(Layers, "branches")
     layout: tuple[str, ...] = inherit(Shards, "layout")
+    grid: tuple[int, ...] = inherit(Strips, "grid")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,12 +264,13 @@ class PlacementOptions(OptionGroup):
         """
         kind = PLACEMENTS.get(self.placement)
         own = [item.name for item in fields(kind)] if kind else []
-        for name in ("stages", "branches", "layout", "mesh"):
+        for name in ("stages", "branches", "layout", "grid", "mesh"):
             fits = name in own or (name == "mesh" and kind is not None)
             if getattr(self, name) and not fits:
                 users = [p for p, k in PLACEMENTS.items() if name == "mesh" or hasattr(k, name)]
+                given = ",".join(map(str, getattr(self, name)))
                 raise TfdistError(
-                    f"`{name}={','.join(getattr(self, name))}` has no effect without "
+                    f"`{name}={given}` has no effect without "
                     f"`placement={' or '.join(users)}`. Leave it out."
                 )
         if kind is None:

@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+from tfdist.placement.options import PlacementOptions
 from tfdist.plan.hardware import Hardware
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
@@ -12,8 +13,7 @@ CHOSEN = {
     "strategy",
     "devices",
     "virtual_devices",
-    "placement",
-    "mesh",
+    *(item.name for item in dataclasses.fields(PlacementOptions)),
     "micro_batches",
     "shard_optimizer",
     "dry_run",

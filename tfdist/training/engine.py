@@ -364,7 +364,7 @@ class Engine:
             return
         if isinstance(self._placement, Strips):
             groups = find_groups(self._strategy, self._placement.devices)
-            self._plan = make_strip_plan(self.model, groups)
+            self._plan = make_strip_plan(self.model, groups, self._placement.grid)
             return
         self._plan = make_plan(
             self.model, self._placement, self._strategy, recomputes=self.options.rematerialize

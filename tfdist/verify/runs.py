@@ -130,15 +130,12 @@ def make_local_problem(options: VerifyOptions) -> Problem:
 def find_placement(options: VerifyOptions) -> Placement | None:
     """Returns how the model of a replica is divided, over two devices by default."""
     found = options.placement.select()
-    if found is None:
-        return None
-    return dataclasses.replace(found, devices=_count_model_devices(options))
+    return found and dataclasses.replace(found, devices=found.devices or 2)
 
 
 def _count_model_devices(options: VerifyOptions) -> int:
-    if options.placement.select() is None:
-        return 1
-    return options.placement.parse_mesh()["model"] or 2
+    found = find_placement(options)
+    return found.devices if found else 1
 
 
 def configure_process(options: VerifyOptions) -> None:

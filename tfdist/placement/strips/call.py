@@ -1,9 +1,9 @@
 """Runs a model on strips of its images, in place of Keras's call of its layers.
 
-Each device computes its rows of every layer that has a rule (`strip_rules`). Where a layer needs
-rows of a neighbor, these travel. Any other layer is computed whole on the replica's first device,
-and its output is divided again if it is an image. Weights live on the first device, and are copied
-to the others in every step.
+Each device computes its part of every layer that has a rule (`rules`): some rows, or a field of a
+grid. Where a layer needs rows or columns of a neighbor, these travel. Any other layer is computed
+whole on the replica's first device, and its output is divided again if it is an image. Weights live
+on the first device, and are copied to the others in every step.
 
 Source: Shazeer et al. 2018 (arXiv:1811.02084), section 3, for dividing images by space; Dryden et
 al. 2019 (arXiv:1903.06681) for the exchange of rows.
@@ -25,7 +25,16 @@ from tfdist.models.batch_norm import Moments
 from tfdist.placement.graph import Graph, Operation, Values, make_graph
 from tfdist.placement.groups import find_own_group
 from tfdist.placement.strips.cells import Cells
-from tfdist.placement.strips.image import StripedImage, divide_rows, find_overlaps, is_picture
+from tfdist.placement.strips.image import (
+    Bounds,
+    Pieces,
+    StripedImage,
+    divide_size,
+    find_overlaps,
+    is_picture,
+    join,
+    list_areas,
+)
 from tfdist.placement.strips.rules import find_rule
 from tfdist.placement.tracing import (
     add_penalties,
@@ -46,11 +55,13 @@ class StripPlan:
     Attributes:
       graph: the model's operations.
       groups: the first device of each local replica -> all devices of the replica.
+      grid: into how many parts the height and the width are divided.
       whole: the names of operations on images that were computed whole, once a step is traced.
     """
 
     graph: Graph
     groups: Mapping[str, Sequence[str]]
+    grid: tuple[int, int]
     whole: list[str] = field(default_factory=list)
 
     def summarize(self) -> dict[str, Any]:
@@ -62,8 +73,15 @@ class StripPlan:
         }
 
 
-def make_strip_plan(model: keras.Model, groups: Mapping[str, Sequence[str]]) -> StripPlan:
+def make_strip_plan(
+    model: keras.Model, groups: Mapping[str, Sequence[str]], grid: tuple[int, ...] = ()
+) -> StripPlan:
     """Returns how a model is computed by strips.
+
+    Args:
+      model: the model.
+      groups: the first device of each local replica -> all devices of the replica.
+      grid: into how many parts the height and the width are divided; by default, the height alone.
 
     Raises:
       TfdistError: it is neither functional nor sequential, or no layer can be divided.
@@ -73,9 +91,10 @@ def make_strip_plan(model: keras.Model, groups: Mapping[str, Sequence[str]]) -> 
     if not pictures or not any(find_rule(operation) for operation in graph.operations):
         raise TfdistError(
             f"`placement=strips` has nothing to divide: {model.name!r} has no input [height, "
-            "width, channels] with a known height, or no layer with a rule. Leave it out."
+            "width, channels] of a known size, or no layer with a rule. Leave it out."
         )
-    return StripPlan(graph, groups)
+    rows, columns = grid or (len(next(iter(groups.values()))), 1)
+    return StripPlan(graph, groups, (rows, columns))
 
 
 class StripedCall:
@@ -113,7 +132,7 @@ class StripedCall:
                 local[place] = value
             own = dict(zip(weights, given[len(moving) :], strict=True))
             cells = Cells(devices[0], is_recorded=bool(training))
-            new = Pass(self._graph, devices, self._pool, cells, training, context, autocast)
+            new = Pass(self._plan, devices, self._pool, cells, training, context, autocast)
             passes.append(new)
             new.run(local, own, dict(states))
             results = [*filter(has_gradient, new.outputs), *new.penalties]
@@ -144,7 +163,7 @@ class Pass:
     """One forward pass.
 
     Args:
-      graph: the model's operations.
+      plan: the model's operations, and the grid.
       devices: the devices of the replica.
       pool: returns moments over all replicas.
       cells: run functions.
@@ -153,6 +172,8 @@ class Pass:
       autocast: the scope that decides to which dtype variables are cast, if any.
 
     Attributes:
+      devices, pool, cells: as given.
+      grid: into how many parts the height and the width are divided.
       states: id of a variable that is not trained -> its value.
       outputs: the model's outputs, flat.
       penalties: the losses that layers have added.
@@ -161,7 +182,7 @@ class Pass:
 
     def __init__(
         self,
-        graph: Graph,
+        plan: StripPlan,
         devices: Sequence[str],
         pool: Pool,
         cells: Cells,
@@ -170,11 +191,12 @@ class Pass:
         autocast: Any,
     ):
         self.devices, self.cells, self.pool = devices, cells, pool
+        self.grid = plan.grid
         self.states: dict[int, tf.Tensor] = {}
         self.outputs: list[Any] = []
         self.penalties: list[tf.Tensor] = []
         self.whole: list[str] = []
-        self._graph, self._training, self._context = graph, training, context
+        self._graph, self._training, self._context = plan.graph, training, context
         self._autocast = autocast
         self._weights: Mapping[int, tf.Tensor] = {}
         self._values: dict[int, StripedImage | Any] = {}
@@ -224,32 +246,43 @@ class Pass:
         key = id(variable)
         return self._weights[key] if key in self._weights else self.states[key]
 
-    def divide(self, value: Any, spec: Any) -> Any:
-        """Returns the strips of an image; any other value as it is."""
-        count = len(self.devices)
-        if not is_picture(spec) or spec.shape[1] < count or value.shape[1] != spec.shape[1]:
-            return value
-        bounds = divide_rows(spec.shape[1], count)
-        parts = self.cells.run(
-            None, lambda x: [x[:, a:b] for a, b in itertools.pairwise(bounds)], [value]
-        )
-        strips = StripedImage(tuple(parts), bounds)
-        self._whole[id(strips.parts[0])] = value
-        return strips
+    def find_bounds(self, size: tuple[int, int]) -> Bounds | None:
+        """Returns the bounds of an image's parts; None if it is smaller than the grid."""
+        is_small = any(length < count for length, count in zip(size, self.grid, strict=True))
+        return None if is_small else divide_size(size, self.grid)
 
-    def take_rows(
-        self, strips: StripedImage, first: int, last: int
-    ) -> tuple[list[tf.Tensor], tuple[int, int]]:
-        """Returns the tensors that some rows consist of, and how many are missing on both sides."""
-        overlaps, before, after = find_overlaps(strips.bounds, first, last)
+    def divide(self, value: Any, spec: Any) -> Any:
+        """Returns an image in parts; any other value as it is."""
+        if not is_picture(spec) or value.shape[1:3] != spec.shape[1:3]:
+            return value
+        if (bounds := self.find_bounds(spec.shape[1:3])) is None:
+            return value
+        areas = list_areas(bounds)
+        parts = self.cells.run(None, lambda x: [_cut(x, *area) for area in areas], [value])
+        image = StripedImage(tuple(parts), bounds)
+        self._whole[id(image.parts[0])] = value
+        return image
+
+    def take(self, image: StripedImage, rows: tuple[int, int], columns: tuple[int, int]) -> Pieces:
+        """Returns the tensors that an area consists of.
+
+        Args:
+          image: the image.
+          rows: the first row, and the one after the last, which may lie outside of the image.
+          columns: the same of the columns.
+        """
+        below, missing_rows = find_overlaps(image.bounds[0], *rows)
+        across, missing_columns = find_overlaps(image.bounds[1], *columns)
         pieces = []
-        for place, low, high in overlaps:
-            part = strips.parts[place]
-            if (low, high) != (0, strips.bounds[place + 1] - strips.bounds[place]):
-                cut = functools.partial(lambda low, high, x: [x[:, low:high]], low, high)
+        for (row, *own_rows), (column, *own_columns) in itertools.product(below, across):
+            place = row * self.grid[1] + column
+            part = image.parts[place]
+            spans = tuple(own_rows), tuple(own_columns)
+            if spans != tuple((0, length) for length in part.shape[1:3]):
+                cut = functools.partial(lambda spans, x: [_cut(x, *spans)], spans)
                 part = self.cells.run(self.devices[place], cut, [part])[0]
             pieces.append(part)
-        return pieces, (before, after)
+        return Pieces(pieces, len(across), (missing_rows, missing_columns))
 
     def call(
         self,
@@ -317,9 +350,13 @@ class Pass:
         key = id(value.parts[0])
         if key not in self._whole:
             self._whole[key] = self.cells.run(
-                None, lambda *parts: [tf.concat(parts, 1)], value.parts
+                None, lambda *parts: [join(parts, self.grid[1])], value.parts
             )[0]
         return self._whole[key]
+
+
+def _cut(x: tf.Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> tf.Tensor:
+    return x[:, slice(*rows), slice(*columns)]
 
 
 def _are_converted(operation: Operation, taken: Sequence[Any]) -> bool:

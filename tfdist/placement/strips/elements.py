@@ -9,38 +9,44 @@ import tensorflow as tf
 from keras import layers
 
 from tfdist.placement.graph import Operation
-from tfdist.placement.strips.image import StripedImage
+from tfdist.placement.strips.image import Pieces, StripedImage
 
 if TYPE_CHECKING:
     from tfdist.placement.strips.call import Pass
 
 Values = Sequence[Any]
+_NONE = ((0, 0), (0, 0))
 
 
 def compute_elements(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """Elements that depend on elements at the same place only."""
     first = next(value for value in taken if isinstance(value, StripedImage))
     is_joined = isinstance(operation.layer, layers.Concatenate)
-    if not set(_list_axes(operation.layer)) <= ({-1, -2, 2, 3} if is_joined else {-1, 3}):
+    is_divided = [count > 1 for count in run.grid]
+    own_axes = {-1, 3} | ({-2, 2} if is_joined and not is_divided[1] else set())
+    if not set(_list_axes(operation.layer)) <= own_axes:
         return None
     for value, spec in zip(taken, operation.node.arguments.keras_tensors, strict=True):
         if isinstance(value, StripedImage):
-            differs = value.height != first.height
-        else:  # the same for all rows
-            differs = is_joined or (len(spec.shape) == 4 and spec.shape[1] != 1)
+            differs = value.size != first.size
+        else:  # the same for all parts
+            lengths = [*[1] * (4 - len(spec.shape)), *spec.shape[1:]][:2]
+            differs = is_joined or any(
+                divided and length != 1 for divided, length in zip(is_divided, lengths, strict=True)
+            )
         if differs:
             return None
     parts: list[list[tf.Tensor]] = [[] for _ in operation.outputs]
-    for place, (low, high) in enumerate(itertools.pairwise(first.bounds)):
+    for device, area in zip(run.devices, first.areas, strict=True):
         given = [
-            run.take_rows(value, low, high)[0] if isinstance(value, StripedImage) else [value]
+            run.take(value, *area) if isinstance(value, StripedImage) else Pieces([value], 1, _NONE)
             for value in taken
         ]
         found = run.call(
             operation,
-            [tensor for pieces in given for tensor in pieces],
-            device=run.devices[place],
-            prepare=functools.partial(_join_pieces, [len(pieces) for pieces in given]),
+            [tensor for pieces in given for tensor in pieces.tensors],
+            device=device,
+            prepare=functools.partial(_join_all, given),
         )
         for own, part in zip(parts, found, strict=True):
             own.append(part)
@@ -52,11 +58,10 @@ def _list_axes(layer: Any) -> list[int]:
     return [axis] if isinstance(axis, int) else list(axis)
 
 
-def _join_pieces(counts: Sequence[int], *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """Returns tensors each of which is the next some pieces."""
+def _join_all(given: Sequence[Pieces], *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the operation's inputs."""
     left = iter(tensors)
-    pieces = [list(itertools.islice(left, count)) for count in counts]
-    return [tf.concat(own, 1) if len(own) > 1 else own[0] for own in pieces]
+    return [pieces.join(*itertools.islice(left, len(pieces.tensors))) for pieces in given]
 
 
 def multiply_noise(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
@@ -75,25 +80,25 @@ def _draw(
     """The numbers are drawn for the whole image, as on one device, and divided."""
     if not run.is_training(operation):
         return compute_elements(run, operation, taken)
-    (strips,) = taken
-    sizes = tf.unstack(tf.shape(strips.parts[0]))
-    sizes[1] = strips.height
-    neutral = make(sizes, strips.parts[0].dtype)
-    neutral.set_shape([None, strips.height, *strips.parts[0].shape[2:]])
+    (image,) = taken
+    height, width = image.size
+    first = image.parts[0]
+    neutral = make([tf.shape(first)[0], height, width, tf.shape(first)[3]], first.dtype)
+    neutral.set_shape([None, height, width, first.shape[3]])
     (noise,) = run.call(operation, [neutral], device=None)
-    noises = [noise[:, low:high] for low, high in itertools.pairwise(strips.bounds)]
-    return [map_parts(run, strips, lambda x, noise: combine(x, noise), noises)]
+    noises = [noise[:, low:high, left:right] for (low, high), (left, right) in image.areas]
+    return [map_parts(run, image, lambda x, noise: combine(x, noise), noises)]
 
 
 def map_parts(
     run: "Pass",
-    strips: StripedImage,
+    image: StripedImage,
     function: Callable[..., tf.Tensor],
     own: Values,
     *shared: tf.Tensor,
 ) -> StripedImage:
-    """Returns a function of each strip, of one further tensor each and of some for all."""
+    """Returns a function of each part, of one further tensor each and of some for all."""
     parts = []
-    for device, part, further in zip(run.devices, strips.parts, own, strict=True):
+    for device, part, further in zip(run.devices, image.parts, own, strict=True):
         parts += run.cells.run(device, lambda *x: [function(*x)], [part, further, *shared])
-    return StripedImage(tuple(parts), strips.bounds)
+    return StripedImage(tuple(parts), image.bounds)

@@ -1,4 +1,4 @@
-"""Images whose rows are divided into strips, and which rows a layer needs for a strip."""
+"""Images divided into strips or a grid, and which rows and columns a layer needs for a part."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,27 +6,68 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+Area = tuple[tuple[int, int], tuple[int, int]]
+"""The first row and the one after the last; the same of the columns."""
+
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+"""The first row of each part, and the height; the same of the columns."""
+
 
 def is_picture(spec: Any) -> bool:
-    """Returns whether a symbolic tensor is [examples, height, width, channels], height known."""
-    return len(spec.shape) == 4 and spec.shape[1] is not None
+    """Returns whether a symbolic tensor is [examples, height, width, channels] of a known size."""
+    return len(spec.shape) == 4 and None not in spec.shape[1:3]
 
 
 class StripedImage(NamedTuple):
-    """An image batch [examples, height, width, channels] whose rows are divided.
+    """An image batch [examples, height, width, channels] whose rows and columns are divided.
 
     Attributes:
-      parts: the strips, from the first rows to the last, each on a device.
-      bounds: the first row of each strip, and the height.
+      parts: the parts, each on a device: from left to right, and then from top to bottom.
+      bounds: where they begin and end.
     """
 
     parts: tuple[tf.Tensor, ...]
-    bounds: tuple[int, ...]
+    bounds: Bounds
 
     @property
-    def height(self) -> int:
-        """The height of the image."""
-        return self.bounds[-1]
+    def size(self) -> tuple[int, int]:
+        """The height and width of the image."""
+        return self.bounds[0][-1], self.bounds[1][-1]
+
+    @property
+    def areas(self) -> list[Area]:
+        """The area of each part."""
+        return list_areas(self.bounds)
+
+
+class Pieces(NamedTuple):
+    """Tensors that an area consists of.
+
+    Attributes:
+      tensors: from left to right, and then from top to bottom.
+      across: how many there are from left to right.
+      missing: the rows that the image lacks before and after; the same of the columns.
+    """
+
+    tensors: list[tf.Tensor]
+    across: int
+    missing: Area
+
+    def join(self, *tensors: tf.Tensor) -> tf.Tensor:
+        """Returns what such tensors are together."""
+        return join(tensors, self.across)
+
+
+def join(tensors: Sequence[tf.Tensor], across: int) -> tf.Tensor:
+    """Returns tensors beside and below each other as one.
+
+    Args:
+      tensors: from left to right, and then from top to bottom.
+      across: how many there are from left to right.
+    """
+    rows = [tensors[place : place + across] for place in range(0, len(tensors), across)]
+    joined = [tf.concat(row, 2) if across > 1 else row[0] for row in rows]
+    return tf.concat(joined, 1) if len(joined) > 1 else joined[0]
 
 
 class Window(NamedTuple):
@@ -48,48 +89,51 @@ class Window(NamedTuple):
             return -(-length // self.stride)
         return (length - self.size) // self.stride + 1
 
-    def find_padding(self, length: int | None) -> tuple[int, int] | None:
-        """Returns the elements to add before and after; None if it depends on an unknown length."""
-        if not self.is_same:
-            return 0, 0
-        if length is None and self.stride > 1:
-            return None
-        outputs = self.count_outputs(length or 0)
-        total = (outputs - 1) * self.stride + self.size - (length or 0) if length else self.size - 1
-        total = max(0, total)
-        return total // 2, total - total // 2
-
-    def find_inputs(self, first: int, last: int, padding: int) -> tuple[int, int]:
+    def find_inputs(self, first: int, last: int, length: int) -> tuple[int, int]:
         """Returns the bounds of the inputs for some outputs, which may lie outside of the image.
 
         Args:
           first, last: the bounds of the outputs.
-          padding: the elements that are added before the first input.
+          length: the length of the image.
         """
+        padding = 0  # the elements that are added before the first input
+        if self.is_same:
+            covered = (self.count_outputs(length) - 1) * self.stride + self.size
+            padding = max(0, covered - length) // 2
         return first * self.stride - padding, (last - 1) * self.stride - padding + self.size
 
 
-def divide_rows(height: int, count: int) -> tuple[int, ...]:
-    """Returns the bounds of strips of about the same height."""
-    return tuple(place * height // count for place in range(count + 1))
+def divide_size(size: tuple[int, int], grid: tuple[int, int]) -> Bounds:
+    """Returns the bounds of parts of about the same size."""
+    rows, columns = (
+        tuple(place * length // count for place in range(count + 1))
+        for length, count in zip(size, grid, strict=True)
+    )
+    return rows, columns
+
+
+def list_areas(bounds: Bounds) -> list[Area]:
+    """Returns the areas of parts, from left to right, and then from top to bottom."""
+    rows, columns = map(itertools.pairwise, bounds)
+    return list(itertools.product(rows, columns))
 
 
 def find_overlaps(
     bounds: Sequence[int], first: int, last: int
-) -> tuple[list[tuple[int, int, int]], int, int]:
-    """Returns which rows of which strips lie between two bounds.
+) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
+    """Returns what of which parts lies between two bounds, along one axis.
 
     Args:
-      bounds: the bounds of the strips.
-      first, last: the bounds of the rows, which may lie outside of the image.
+      bounds: the bounds of the parts.
+      first, last: the bounds, which may lie outside of the image.
 
     Returns:
-      (strip, its first row, its last row), and how many rows are missing before and after.
+      (part, its first element, the one after its last), and how many are missing before and after.
     """
     low, high = max(first, 0), min(last, bounds[-1])
     found = []
-    for strip, (begin, end) in enumerate(itertools.pairwise(bounds)):
+    for part, (begin, end) in enumerate(itertools.pairwise(bounds)):
         own = max(begin, low) - begin, min(end, high) - begin
         if own[0] < own[1]:
-            found.append((strip, *own))
-    return found, low - first, last - high
+            found.append((part, *own))
+    return found, (low - first, last - high)

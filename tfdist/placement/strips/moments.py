@@ -1,5 +1,6 @@
-"""Layers that need a number from all rows: normalization by moments, global pooling."""
+"""Layers that need a number from all pixels: normalization by moments, global pooling."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
-    """The moments of the strips are pooled, and then those of the replicas."""
-    (strips,), layer = taken, operation.layer
+    """The moments of the parts are pooled, and then those of the replicas."""
+    (image,), layer = taken, operation.layer
     if not (run.is_training(operation) and layer.trainable):
         return compute_elements(run, operation, taken)
     if getattr(layer, "axis", -1) not in (-1, 3) or getattr(layer, "renorm", False):
         return None
-    dtype = tf.float64 if strips.parts[0].dtype == tf.float64 else tf.float32
-    moments = _measure(run, strips, lambda x: measure_moments(tf.cast(x, dtype)))
+    dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32
+    moments = _measure(run, image, lambda x: measure_moments(tf.cast(x, dtype)))
     is_shared = getattr(layer, "synchronized", True) or not isinstance(
         layer, FusedBatchNormalization
     )
@@ -39,17 +40,17 @@ def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[An
         old = tf.cast(run.read(variable), dtype)
         new = old * layer.momentum + new * (1.0 - layer.momentum)
         run.states[id(variable)] = tf.cast(new, variable.dtype)
-    return [_normalize(run, strips, layer, mean, variance, dtype)]
+    return [_normalize(run, image, layer, mean, variance, dtype)]
 
 
 def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """The moments of each example's groups of channels are pooled."""
-    (strips,), layer = taken, operation.layer
-    channels = strips.parts[0].shape[-1]
+    (image,), layer = taken, operation.layer
+    channels = image.parts[0].shape[-1]
     if layer.axis not in (-1, 3):
         return None
     groups = channels if layer.groups == -1 else layer.groups
-    dtype = tf.float64 if strips.parts[0].dtype == tf.float64 else tf.float32
+    dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32
 
     def measure(x: tf.Tensor) -> Moments:
         shape = tf.shape(x)
@@ -64,23 +65,23 @@ def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[A
             for t in (found.mean, found.variance)
         ]
 
-    moments = _measure(run, strips, measure)
+    moments = _measure(run, image, measure)
     mean, variance = run.cells.run(None, pool, moments)
-    return [_normalize(run, strips, layer, mean, variance, dtype)]
+    return [_normalize(run, image, layer, mean, variance, dtype)]
 
 
 def _measure(
-    run: "Pass", strips: StripedImage, measure: Callable[[tf.Tensor], Moments]
+    run: "Pass", image: StripedImage, measure: Callable[[tf.Tensor], Moments]
 ) -> list[tf.Tensor]:
-    """Returns the count, mean and variance of each strip, one after the other."""
+    """Returns the count, mean and variance of each part, one after the other."""
     found = []
-    for device, part in zip(run.devices, strips.parts, strict=True):
+    for device, part in zip(run.devices, image.parts, strict=True):
         found += run.cells.run(device, lambda x: list(measure(x)), [part])
     return found
 
 
 def _pool(flat: Sequence[tf.Tensor]) -> Moments:
-    """Returns the moments of all strips. Source: Chan, Golub and LeVeque 1979."""
+    """Returns the moments of all parts. Source: Chan, Golub and LeVeque 1979."""
     counts, means, variances = flat[::3], flat[1::3], flat[2::3]
     count = tf.add_n(list(counts))
     shares = [tf.stop_gradient(c / count) for c in counts]
@@ -94,7 +95,7 @@ def _pool(flat: Sequence[tf.Tensor]) -> Moments:
 
 def _normalize(
     run: "Pass",
-    strips: StripedImage,
+    image: StripedImage,
     layer: Any,
     mean: tf.Tensor,
     variance: tf.Tensor,
@@ -113,38 +114,37 @@ def _normalize(
             y += tf.cast(next(left), dtype)
         return tf.cast(y, layer.compute_dtype)
 
-    return map_parts(run, strips, compute, [mean] * len(strips.parts), variance, *weights)
+    return map_parts(run, image, compute, [mean] * len(image.parts), variance, *weights)
 
 
 def average_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
     """The means of all pixels."""
-    (strips,), keeps = taken, operation.layer.keepdims
+    (image,), keeps = taken, operation.layer.keepdims
 
     def compute(*parts: tf.Tensor) -> list[tf.Tensor]:
-        area = tf.cast(strips.height * tf.shape(strips.parts[0])[2], parts[0].dtype)
-        return [tf.add_n(list(parts)) / area]
+        return [tf.add_n(list(parts)) / math.prod(image.size)]
 
-    return _reduce(run, strips, tf.reduce_sum, compute, keeps)
+    return _reduce(run, image, tf.reduce_sum, compute, keeps)
 
 
 def maximize_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
     """The largest values of all pixels."""
-    (strips,), keeps = taken, operation.layer.keepdims
+    (image,), keeps = taken, operation.layer.keepdims
 
     def compute(*parts: tf.Tensor) -> list[tf.Tensor]:
         return [tf.reduce_max(tf.stack(parts), 0)]
 
-    return _reduce(run, strips, tf.reduce_max, compute, keeps)
+    return _reduce(run, image, tf.reduce_max, compute, keeps)
 
 
 def _reduce(
     run: "Pass",
-    strips: StripedImage,
+    image: StripedImage,
     each: Any,
     together: Callable[..., list[tf.Tensor]],
     keeps: bool,
 ) -> list[Any]:
     parts = []
-    for device, part in zip(run.devices, strips.parts, strict=True):
+    for device, part in zip(run.devices, image.parts, strict=True):
         parts += run.cells.run(device, lambda x: [each(x, [1, 2], keepdims=keeps)], [part])
     return run.cells.run(None, together, parts)

@@ -1,7 +1,6 @@
-"""Layers whose outputs depend on a window of rows: strips get the rows of their neighbors."""
+"""Layers whose outputs depend on a window: parts get the rows and columns of their neighbors."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -9,7 +8,7 @@ from keras import layers
 
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values
-from tfdist.placement.strips.image import StripedImage, Window, divide_rows
+from tfdist.placement.strips.image import Pieces, StripedImage, Window, list_areas
 
 if TYPE_CHECKING:
     from tfdist.placement.strips.call import Pass
@@ -19,38 +18,41 @@ def _slide(
     run: "Pass",
     operation: Operation,
     taken: Values,
-    rows: Window,
-    columns: Window,
+    windows: Sequence[Window],
     *,
     fill: Callable[[tf.DType], Any] = lambda _: 0,
     average: bool = False,
 ) -> list[Any] | None:
-    """Elements that depend on a window: the strip gets the rows of its neighbors that it needs."""
-    (strips,) = taken
-    count = len(run.devices)
-    height = rows.count_outputs(strips.height)
-    around, aside = rows.find_padding(strips.height), columns.find_padding(strips.parts[0].shape[2])
-    if height < count or around is None or aside is None:
+    """Elements that depend on a window; `windows` has that of the rows and that of the columns."""
+    (image,) = taken
+    height, width = map(Window.count_outputs, windows, image.size)
+    if (bounds := run.find_bounds((height, width))) is None:
         return None
-    bounds = divide_rows(height, count)
     parts = []
-    for place, (low, high) in enumerate(itertools.pairwise(bounds)):
-        pieces, missing = run.take_rows(strips, *rows.find_inputs(low, high, around[0]))
-        if not pieces:
+    for device, area in zip(run.devices, list_areas(bounds), strict=True):
+        needed = [
+            window.find_inputs(*span, length)
+            for window, span, length in zip(windows, area, image.size, strict=True)
+        ]
+        pieces = run.take(image, *needed)
+        if not pieces.tensors:
             return None
-        padding = [[0, 0], missing, aside, [0, 0]]
+        padding = [[0, 0], *pieces.missing, [0, 0]]
         counts: list[tf.Tensor] = []
 
         def prepare(
-            *pieces: tf.Tensor, padding: Any = padding, counts: Any = counts
+            *tensors: tf.Tensor,
+            pieces: Pieces = pieces,
+            padding: Any = padding,
+            counts: Any = counts,
         ) -> list[tf.Tensor]:
-            x = tf.concat(pieces, 1) if len(pieces) > 1 else pieces[0]
-            if average and rows.is_same:
+            x = pieces.join(*tensors)
+            if average and windows[0].is_same:
                 shape = [1, tf.shape(x)[1], tf.shape(x)[2], 1]
                 ones = tf.pad(tf.ones(shape, x.dtype), padding)
-                size, step = (rows.size, columns.size), (rows.stride, columns.stride)
+                size, step = zip(*((window.size, window.stride) for window in windows), strict=True)
                 counts.append(tf.nn.avg_pool2d(ones, size, step, "VALID"))
-            if max(max(pair) for pair in padding):
+            if max(map(max, padding)):
                 x = tf.pad(x, padding, constant_values=tf.constant(fill(x.dtype), x.dtype))
             return [x]
 
@@ -59,8 +61,8 @@ def _slide(
 
         parts += run.call(
             operation,
-            pieces,
-            device=run.devices[place],
+            pieces.tensors,
+            device=device,
             prepare=prepare,
             finish=finish,
             attributes={"padding": "valid"},
@@ -71,13 +73,12 @@ def _slide(
 def convolve(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """Convolutions of any stride and dilation."""
     layer = operation.layer
-    rows, columns = (
+    sizes = zip(layer.kernel_size, layer.strides, _pair(layer.dilation_rate), strict=True)
+    windows = [
         Window((size - 1) * dilation + 1, stride, layer.padding == "same")
-        for size, stride, dilation in zip(
-            layer.kernel_size, layer.strides, _pair(layer.dilation_rate), strict=True
-        )
-    )
-    return _slide(run, operation, taken, rows, columns)
+        for size, stride, dilation in sizes
+    ]
+    return _slide(run, operation, taken, windows)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -92,77 +93,81 @@ def _list_pool_windows(layer: Any) -> list[Window]:
 def pool_max(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """The largest elements of windows."""
     windows = _list_pool_windows(operation.layer)
-    return _slide(run, operation, taken, *windows, fill=lambda dtype: dtype.min)
+    return _slide(run, operation, taken, windows, fill=lambda dtype: dtype.min)
 
 
 def pool_average(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """The means of windows, without what is added at the borders."""
-    return _slide(run, operation, taken, *_list_pool_windows(operation.layer), average=True)
+    return _slide(run, operation, taken, _list_pool_windows(operation.layer), average=True)
 
 
 def shift(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """Rows and columns are added or removed at the borders."""
-    (strips,), layer = taken, operation.layer
-    is_added = isinstance(layer, layers.ZeroPadding2D)
-    name = "padding" if is_added else "cropping"
-    (before, after), aside = getattr(layer, name)
-    sign = 1 if is_added else -1
-    height = strips.height + sign * (before + after)
-    if height < len(run.devices):
+    (image,), layer = taken, operation.layer
+    name = "padding" if isinstance(layer, layers.ZeroPadding2D) else "cropping"
+    sign = 1 if name == "padding" else -1
+    added = [(sign * before, sign * after) for before, after in getattr(layer, name)]
+    height, width = (length + sum(own) for length, own in zip(image.size, added, strict=True))
+    if (bounds := run.find_bounds((height, width))) is None:
         return None
-    bounds = divide_rows(height, len(run.devices))
     parts = []
-    for place, (low, high) in enumerate(itertools.pairwise(bounds)):
-        pieces, missing = run.take_rows(strips, low - sign * before, high - sign * before)
-        if not pieces:
+    for device, area in zip(run.devices, list_areas(bounds), strict=True):
+        needed = [(a - before, b - before) for (a, b), (before, _) in zip(area, added, strict=True)]
+        pieces = run.take(image, *needed)
+        if not pieces.tensors:
             return None
 
-        def prepare(*pieces: tf.Tensor, missing: Any = missing) -> list[tf.Tensor]:
-            return [tf.pad(tf.concat(pieces, 1), [[0, 0], missing, [0, 0], [0, 0]])]
+        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
+            return [tf.pad(pieces.join(*tensors), [[0, 0], *pieces.missing, [0, 0]])]
 
         parts += run.call(
             operation,
-            pieces,
-            device=run.devices[place],
+            pieces.tensors,
+            device=device,
             prepare=prepare,
-            attributes={name: ((0, 0), aside)},
+            attributes={name: ((0, 0), (0, 0))},
         )
     return [StripedImage(tuple(parts), bounds)]
 
 
 def convolve_transposed(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
-    """Every row of the input adds to a window of the output, from which the strip is cut."""
-    (strips,), layer = taken, operation.layer
-    width = strips.parts[0].shape[2]
-    if layer.output_padding is not None or _pair(layer.dilation_rate) != (1, 1) or width is None:
+    """Every pixel of the input adds to a window of the output, from which the part is cut."""
+    (image,), layer = taken, operation.layer
+    if layer.output_padding is not None or _pair(layer.dilation_rate) != (1, 1):
         return None
     is_same = layer.padding == "same"
-    (size, size_aside), (stride, stride_aside) = layer.kernel_size, layer.strides
-    top, left = (
-        max(0, k - s) // 2 if is_same else 0
-        for k, s in zip(layer.kernel_size, layer.strides, strict=True)
+    windows = list(zip(layer.kernel_size, layer.strides, strict=True))
+    removed = [max(0, size - stride) // 2 if is_same else 0 for size, stride in windows]
+    height, width = (
+        length * stride + (0 if is_same else max(0, size - stride))
+        for length, (size, stride) in zip(image.size, windows, strict=True)
     )
-    height, wide = (
-        length * s + (0 if is_same else max(0, k - s))
-        for length, s, k in ((strips.height, stride, size), (width, stride_aside, size_aside))
-    )
-    bounds = divide_rows(height, len(run.devices))
+    if (bounds := run.find_bounds((height, width))) is None:
+        return None
     parts = []
-    for place, (low, high) in enumerate(itertools.pairwise(bounds)):
-        first = min(-(-(low + top - size + 1) // stride), (low + top) // stride)
-        first = max(0, first)
-        last = min(strips.height, (high - 1 + top) // stride + 1)
-        pieces, _ = run.take_rows(strips, first, last)
-        start = low - (first * stride - top)
+    for device, area in zip(run.devices, list_areas(bounds), strict=True):
+        needed, cuts = [], []
+        for (low, high), length, (size, stride), before in zip(
+            area, image.size, windows, removed, strict=True
+        ):
+            first = min(-(-(low + before - size + 1) // stride), (low + before) // stride)
+            first = max(0, first)
+            needed.append((first, min(length, (high - 1 + before) // stride + 1)))
+            start = low - (first * stride - before)
+            cuts.append(slice(start, start + high - low))
+        pieces = run.take(image, *needed)
 
-        def finish(y: tf.Tensor, start: int = start, rows: int = high - low) -> tf.Tensor:
-            return y[:, start : start + rows, left : left + wide]
+        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
+            return [pieces.join(*tensors)]
+
+        def finish(y: tf.Tensor, cuts: Any = cuts) -> tf.Tensor:
+            return y[:, cuts[0], cuts[1]]
 
         parts += run.call(
             operation,
-            pieces,
-            device=run.devices[place],
-            prepare=lambda *pieces: [tf.concat(pieces, 1)],
+            pieces.tensors,
+            device=device,
+            prepare=prepare,
             finish=finish,
             attributes={"padding": "valid"},
         )
@@ -171,22 +176,31 @@ def convolve_transposed(run: "Pass", operation: Operation, taken: Values) -> lis
 
 def upsample(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     """Rows and columns repeated, or interpolated between neighbors; beyond a border as at it."""
-    (strips,), layer = taken, operation.layer
-    reach, times = {"nearest": 0, "bilinear": 1}.get(layer.interpolation), layer.size[0]
-    if reach is None or (reach and times & (times - 1)):
+    (image,), layer = taken, operation.layer
+    if layer.interpolation not in ("nearest", "bilinear"):
+        return None
+    # How many rows and columns of a neighbor are needed.
+    reach = [int(layer.interpolation == "bilinear" and count > 1) for count in run.grid]
+    if any(own and times & (times - 1) for own, times in zip(reach, layer.size, strict=True)):
         return None  # TensorFlow rounds other positions to float32, which depends on the first row
     parts = []
-    for place, (low, high) in enumerate(itertools.pairwise(strips.bounds)):
-        pieces, missing = run.take_rows(strips, low - reach, high + reach)
+    for device, area in zip(run.devices, image.areas, strict=True):
+        pieces = run.take(image, *((a - r, b + r) for (a, b), r in zip(area, reach, strict=True)))
 
-        def prepare(*pieces: tf.Tensor, missing: Any = missing) -> list[tf.Tensor]:
-            padding = [[0, 0], missing, [0, 0], [0, 0]]
-            return [tf.pad(tf.concat(pieces, 1), padding, mode="SYMMETRIC")]
+        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
+            padding = [[0, 0], *pieces.missing, [0, 0]]
+            return [tf.pad(pieces.join(*tensors), padding, mode="SYMMETRIC")]
 
-        def finish(y: tf.Tensor, rows: int = high - low) -> tf.Tensor:
-            return y[:, reach * times : (reach + rows) * times]
+        def finish(y: tf.Tensor, area: Any = area) -> tf.Tensor:
+            rows, columns = (
+                slice(r * times, (r + b - a) * times)
+                for (a, b), r, times in zip(area, reach, layer.size, strict=True)
+            )
+            return y[:, rows, columns]
 
-        parts += run.call(
-            operation, pieces, device=run.devices[place], prepare=prepare, finish=finish
-        )
-    return [StripedImage(tuple(parts), tuple(bound * times for bound in strips.bounds))]
+        parts += run.call(operation, pieces.tensors, device=device, prepare=prepare, finish=finish)
+    rows, columns = (
+        tuple(bound * times for bound in own)
+        for own, times in zip(image.bounds, layer.size, strict=True)
+    )
+    return [StripedImage(tuple(parts), (rows, columns))]
