@@ -165,6 +165,41 @@ def test_a_mean_over_uneven_parts_is_that_of_the_batch():
     )
 
 
+class AddMean(L.Layer):
+    """Adds a part of the mean of the batch."""
+
+    def call(self, x):
+        return x + 0.03 * keras.ops.mean(x, axis=0)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def _steepen(x):
+    return keras.ops.sin(3e4 * L.BatchNormalization()(x))
+
+
+class StepsInFloat32(keras.Model):
+    def train_step(self, data):
+        x, y = (tf.cast(t, tf.float32) for t in data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - tf.identity(self(x, training=True))))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("cls", [keras.Model, StepsInFloat32])
+def test_a_network_that_amplifies_rounding_is_not_refused(cls):
+    _train(lambda: dense(between=_steepen, cls=cls), check="on")
+
+
+@pytest.mark.parametrize("between", [lambda x: AddMean()(_steepen(x)), lambda x: AddMean()(x)])
+def test_a_network_that_amplifies_rounding_hides_nothing(between):
+    with pytest.raises(TfdistError, match="Cannot divide a batch .* 'add_mean.* combines"):
+        _train(lambda: dense(between=between))
+
+
 class NoisySGD(keras.optimizers.SGD):
     def update_step(self, gradient, variable, learning_rate):
         noise = tf.random.normal(tf.shape(gradient))

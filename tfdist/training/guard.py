@@ -16,10 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.replacing import replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.culprit import Culprit, find_culprit, find_loss_of_batch, slice_batch
-from tfdist.training.outcomes import Outcome, find_difference, find_tolerance
+from tfdist.training.outcomes import FLOAT32_TOLERANCE, Outcome, find_difference, find_tolerance
 from tfdist.training.step import Steps
 from tfdist.training.synchronous import to_numbers
 
@@ -126,16 +127,43 @@ class Guard:
             culprit = find_loss_of_batch(self._model)
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
-        operations = self._trace()
-        divided, whole = self._compute(self._parts), self._compute(self._whole)
-        tolerance = find_tolerance(self._model, operations)
-        found = find_difference(divided, whole, tolerance)
+        tolerance = find_tolerance(self._model, self._trace())
+        found = self._compare(tolerance)
         if found is not None:
-            # Some networks amplify rounding: allow for its effect on the undivided batch.
-            moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
-            found = find_difference(divided, whole, tolerance, moved)
+            # Some networks amplify rounding, but it is far smaller in float64.
+            try:
+                with self._in_float64():
+                    self._trace()
+                    found = self._compare(min(tolerance, FLOAT32_TOLERANCE))
+            except Exception:  # the user's code may be unable to compute in it
+                self._trace()
+                found = self._compare(tolerance, allows_moves=True)
         if found is not None:
             raise self._refuse(found, find_culprit(self._model, self._batch))
+
+    def _compare(self, tolerance: float, *, allows_moves: bool = False) -> str | None:
+        """Describes how the divided and the whole batch differ; returns None if they do not.
+
+        Args:
+          tolerance: the relative tolerance.
+          allows_moves: whether they may differ as much as after a small change of the weights.
+        """
+        divided, whole = self._compute(self._parts), self._compute(self._whole)
+        moved = None
+        if allows_moves:
+            moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+        return find_difference(divided, whole, tolerance, moved)
+
+    @contextlib.contextmanager
+    def _in_float64(self) -> Iterator[None]:
+        """Computes the layers in float64. The weights, the losses and metrics keep their dtypes."""
+        with contextlib.ExitStack() as stack:
+            for layer in self._model._flatten_layers():
+                if tf.as_dtype(layer.compute_dtype).is_floating:
+                    stack.enter_context(replaced(layer, "_dtype_policy", _Float64()))
+            batch = keras.tree.map_structure(_to_float64, self._batch)
+            stack.enter_context(replaced(self, "_batch", batch))
+            yield
 
     def _trace(self) -> list[str]:
         """Traces the step, and returns the types of its operations; none if it runs eagerly."""
@@ -260,6 +288,22 @@ def move_weights(
             value = variable.numpy()
             signs = np.random.default_rng([seed, number]).choice([-1, 1], value.shape)
             variable.assign(value * (1 + share * signs).astype(value.dtype))
+
+
+class _Float64(keras.DTypePolicy):
+    """Computes in float64 from weights in float32."""
+
+    def __init__(self) -> None:
+        super().__init__("float32")
+
+    @property
+    def compute_dtype(self) -> str:
+        return "float64"
+
+
+def _to_float64(leaf: Any) -> Any:
+    is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
+    return tf.cast(leaf, tf.float64) if is_floating else leaf
 
 
 def _count_rows(batch: Any) -> int:

@@ -8,7 +8,8 @@ import numpy as np
 
 # Operations that compute in float32 for every dtype of their input.
 _FLOAT32 = {"CropAndResize", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ScaleAndTranslate"}
-_TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+FLOAT32_TOLERANCE = 1e-3
+_TOLERANCES = {"float64": 1e-8, "float32": FLOAT32_TOLERANCE, "bfloat16": 0.1, "float16": 0.1}
 # How many times the effect of slightly moved weights is allowed.
 _MOVES = 30
 
@@ -36,10 +37,9 @@ def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
     """
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
-    tolerance = max(_TOLERANCES.get(dtype, 1e-3) for dtype in dtypes)
-    least = _TOLERANCES["float32"]
-    if tolerance < least and not _FLOAT32.isdisjoint(operations):
-        return least
+    tolerance = max(_TOLERANCES.get(dtype, FLOAT32_TOLERANCE) for dtype in dtypes)
+    if tolerance < FLOAT32_TOLERANCE and not _FLOAT32.isdisjoint(operations):
+        return FLOAT32_TOLERANCE
     return tolerance
 
 
