@@ -99,6 +99,9 @@ LAYERS = {
         lambda x: keras.ops.relu(k.Cropping2D(((2, 0), 0))(x) + k.Cropping2D(((0, 2), 0))(x))
     ),
     "rows joined": lambda k: lambda x: k.Concatenate(axis=1)([x, x]),
+    "other channels first": lambda k: (
+        lambda x: keras.ops.stack([x[..., i] for i in (2, 1, 0, 3, 5, 4)], axis=-1)
+    ),
     "pixels in sequence": lambda k: (
         lambda x: k.Reshape((13, 11, 6))(k.Dense(6)(k.Reshape((-1, 6))(x)))
     ),
@@ -146,6 +149,13 @@ def test_each_rule(float64, name):
         _, found, ours = _train_layer(LAYERS[name], placement=placement)
         assert zoo.largest_difference(found, expected) < 1e-12
         np.testing.assert_allclose(ours, values, rtol=1e-11)
+
+
+def test_what_follows_an_operation_without_a_rule_is_divided():
+    trainer, _, _ = _train_layer(LAYERS["other channels first"], placement=Strips(devices=2))
+    convolutions = [o for o in find_graph(trainer).get_operations() if o.type == "Conv2D"]
+    heights = {operation.outputs[0].shape[1] for operation in convolutions}
+    assert max(heights) <= 7, heights
 
 
 def test_the_summary_names_layers_that_are_computed_whole():

@@ -333,13 +333,11 @@ class Pass:
         return found[: len(operation.outputs)]
 
     def _run_whole(self, operation: Operation, taken: Sequence[Any]) -> list[Any]:
-        """Computes an operation on the first device, and divides its outputs if it had strips."""
+        """Computes an operation on the first device, and divides its outputs that are images."""
         if operation.node is None and _are_converted(operation, taken):
             return list(taken)
         whole = [self._join(value) for value in taken]
         outputs = self.call(operation, whole, device=None)
-        if not any(isinstance(value, StripedImage) for value in taken):
-            return outputs
         pairs = zip(outputs, operation.specs, strict=True)
         return [self.divide(output, spec) for output, spec in pairs]
 
