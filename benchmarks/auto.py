@@ -1,6 +1,6 @@
 """Compares what `--strategy=auto` chooses with a longer measurement of all candidates.
 
-    python -m benchmarks.auto [--models=unet,resnet50,mlp,transformer] [--rounds=7]
+    python -m benchmarks.auto [--models=unet,resnet50,mlp,transformer,recurrent] [--rounds=7]
 
 Each model runs on two virtual devices, and on four that share one core. Its trials choose; then
 another process measures all candidates in turns. Prints a Markdown table, and fails if a chosen
@@ -28,6 +28,10 @@ MODELS = {
     "transformer": (
         "--task=benchmarks/transformer_task.py:Transformer",
         "--global_batch_size=32",
+    ),
+    "recurrent": (
+        "--task=benchmarks/recurrent_task.py:Recurrent",
+        "--global_batch_size=64",
     ),
 }
 LEAST = 0.95
