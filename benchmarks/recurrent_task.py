@@ -1,4 +1,4 @@
-"""A small task for `benchmarks.auto`: a recurrent network, whose steps keep one core busy."""
+"""A small task for `benchmarks.auto`: a recurrent network on random sequences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

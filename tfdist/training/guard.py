@@ -130,16 +130,19 @@ class Guard:
         tolerance = find_tolerance(self._model, self._trace())
         found = self._compare(tolerance)
         if found is not None:
-            # Some networks amplify rounding, but it is far smaller in float64.
-            try:
-                with self._in_float64():
-                    self._trace()
-                    found = self._compare(min(tolerance, FLOAT32_TOLERANCE))
-            except Exception:  # the user's code may be unable to compute in it
-                self._trace()
-                found = self._compare(tolerance, allows_moves=True)
+            found = self._compare_beyond_rounding(tolerance)
         if found is not None:
             raise self._refuse(found, find_culprit(self._model, self._batch))
+
+    def _compare_beyond_rounding(self, tolerance: float) -> str | None:
+        """Describes a difference that is not rounding, which some networks amplify."""
+        if tolerance >= FLOAT32_TOLERANCE:
+            # The user's code may be unable to compute in float64.
+            with contextlib.suppress(Exception), self._in_float64():
+                self._trace()
+                return self._compare(FLOAT32_TOLERANCE)
+            self._trace()
+        return self._compare(tolerance, allows_moves=True)
 
     def _compare(self, tolerance: float, *, allows_moves: bool = False) -> str | None:
         """Describes how the divided and the whole batch differ; returns None if they do not.
