@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks.two_hosts import WORKERS, run_on_hosts
+from benchmarks.two_hosts import SERVERS, WORKERS, run_on_hosts
 from tests.two_hosts import UnavailableError, two_hosts
 from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
@@ -64,41 +64,34 @@ _ONE_OF_TWO = ("--strategy=one_device", "--virtual_devices=2", "--devices=CPU:0"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A setup, and the flags and processes that run it."""
+    """A setup, and the flags and network that run it."""
 
     setup: Setup
     flags: tuple[str, ...]
-    workers: int = 1
-    ps: int = 0
     gbit_per_s: float = 0.0  # what each of two hosts sends at most; 0 for one host
 
 
-CASES = {
-    "one_device": Case(setup=Setup(strategy="one_device"), flags=("--strategy=one_device",)),
-    "mirrored x2": Case(setup=Setup(strategy="mirrored", replicas=2), flags=TWO_DEVICES),
+_WORKERS = {
     "multi_worker_mirrored x2": Case(
         setup=Setup(strategy="multi_worker_mirrored", workers=2),
         flags=("--strategy=multi_worker_mirrored",),
-        workers=2,
     ),
-    **{
-        f"multi_worker_mirrored x2, {rate:g} Gbit/s": Case(
-            setup=Setup(strategy="multi_worker_mirrored", workers=2),
-            flags=("--strategy=multi_worker_mirrored",),
-            workers=2,
-            gbit_per_s=rate,
-        )
-        for rate in (1.0, 0.2)
-    },
+    "multi_worker_mirrored x2, compressed": Case(
+        setup=Setup(strategy="multi_worker_mirrored", workers=2),
+        flags=("--strategy=multi_worker_mirrored", "--compress_gradients"),
+    ),
     "parameter_server 2+1": Case(
         setup=Setup(strategy="parameter_server", workers=2, servers=1),
         flags=("--strategy=parameter_server",),
-        workers=2,
-        ps=1,
     ),
     "local_sgd x2": Case(
-        setup=Setup(strategy="local_sgd", workers=2), flags=("--strategy=local_sgd",), workers=2
+        setup=Setup(strategy="local_sgd", workers=2), flags=("--strategy=local_sgd",)
     ),
+}
+CASES = {
+    "one_device": Case(setup=Setup(strategy="one_device"), flags=("--strategy=one_device",)),
+    "mirrored x2": Case(setup=Setup(strategy="mirrored", replicas=2), flags=TWO_DEVICES),
+    **_WORKERS,
     "layers x2": Case(
         setup=Setup(strategy="one_device", placement="layers", parts=2),
         flags=(*_ONE_OF_TWO, "--placement=layers"),
@@ -107,6 +100,11 @@ CASES = {
         setup=Setup(strategy="one_device", placement="strips", parts=2),
         flags=(*_ONE_OF_TWO, "--placement=strips"),
     ),
+    **{
+        f"{name}, {rate:g} Gbit/s": dataclasses.replace(case, gbit_per_s=rate)
+        for rate in (25.0, 1.0, 0.2)
+        for name, case in _WORKERS.items()
+    },
 }
 
 
@@ -160,7 +158,9 @@ def compare(
             chosen = hardware
             if case.gbit_per_s:
                 chosen = dataclasses.replace(host, between=measure_link(case.gbit_per_s))
-            found = estimate(case.setup, workload, chosen)
+            share = 0.5 if "--compress_gradients" in case.flags else 1.0
+            sent = dataclasses.replace(workload, compressed=share)
+            found = estimate(case.setup, sent, chosen)
             if found.refusal:
                 raise TrainingError(found.refusal)
             measured = min(
@@ -177,7 +177,7 @@ def compare(
             f"{measured['step_s'] * 1e3:.1f}",
             f"{errors[0][-1]:+.0%}",
         ]
-        if not case.ps:  # its chief does not compute
+        if not case.setup.servers:  # its chief does not compute
             errors[1].append(found.memory.total / measured["peak_memory_bytes"] - 1)
             cells += [
                 f"{found.memory.total / 2**20:.0f}",
@@ -194,12 +194,14 @@ def measure(what: str, arguments: list[str], case: Case) -> dict[str, float]:
       TrainingError: the measurement failed.
     """
     if not case.gbit_per_s:
-        return run(what, arguments, workers=case.workers, ps=case.ps, say=_say)
+        setup = case.setup
+        return run(what, arguments, workers=setup.workers, ps=setup.servers, say=_say)
     _say(f"Measuring {what} at {case.gbit_per_s:g} Gbit/s: {' '.join(arguments)}")
     try:
         with two_hosts() as hosts:
             hosts.set_rate(case.gbit_per_s)
-            found = run_on_hosts(hosts, make_task(what, arguments), MEASURE, WORKERS)
+            tasks = SERVERS if case.setup.servers else WORKERS
+            found = run_on_hosts(hosts, make_task(what, arguments), MEASURE, tasks)
     except UnavailableError as error:
         raise TrainingError(f"no two hosts: {error}") from None
     if "error" in found:

@@ -48,7 +48,7 @@ class Case:
     Attributes:
       strategy: a strategy of `tfdist.train`, or `eager` or `compiled` for PyTorch.
       flags: options of the strategy.
-      compress_gradients: see `tfdist.train`.
+      compress_gradients, norm: see `tfdist.train`.
       batch: the global batch size.
       tasks: task -> the host that it runs on.
     """
@@ -56,6 +56,7 @@ class Case:
     strategy: str = "multi_worker_mirrored"
     flags: dict[str, Any] = dataclasses.field(default_factory=dict)
     compress_gradients: bool = False
+    norm: str = "sync_batch"
     batch: int = MODEL.global_batch_size
     tasks: dict[str, int] = dataclasses.field(default_factory=lambda: WORKERS)
 
@@ -69,8 +70,15 @@ ALONE = "one host alone, half the batch"
 CASES = {
     ALONE: Case(strategy="one_device", batch=8, tasks={"worker:0": 0}),
     "`multi_worker_mirrored`": Case(),
-    "`multi_worker_mirrored --bytes_per_pack=0`": Case(flags={"bytes_per_pack": 0}),
     "`multi_worker_mirrored --compress_gradients`": Case(compress_gradients=True),
+    # As PyTorch does, each host normalizes its own examples.
+    "`multi_worker_mirrored --norm=batch`": Case(norm="batch"),
+    "`multi_worker_mirrored --norm=batch --bytes_per_pack=0`": Case(
+        norm="batch", flags={"bytes_per_pack": 0}
+    ),
+    "`multi_worker_mirrored --norm=batch --compress_gradients`": Case(
+        norm="batch", compress_gradients=True
+    ),
     "`local_sgd`, `--sync_every=8`": Case(strategy="local_sgd"),
     "`parameter_server`, one server": Case(strategy="parameter_server", tasks=SERVERS),
     "PyTorch DDP, eager": Case(strategy="eager"),
@@ -202,6 +210,8 @@ def measure(directory: str) -> int:
     task = json.loads((Path(directory) / "task.json").read_text())
     case = Case(**task["case"])
     start_tensorflow_quietly()
+    import numpy as np
+
     from tfdist.benchmark.measuring import Clock
     from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
@@ -220,14 +230,16 @@ def measure(directory: str) -> int:
     if case.strategy == "parameter_server" and config and not config.is_chief:
         run_server(config)
         return 0
-    model = dataclasses.replace(MODEL, global_batch_size=case.batch)
-    x, y = make_batches(model)
+    model = dataclasses.replace(MODEL, global_batch_size=case.batch, norm=case.norm)
+    clock, steps = Clock(), WARMUP_STEPS + task["steps"]
+    # One epoch, at whose end local SGD would sync.
+    places = np.arange(case.batch * steps)
+    x, y = (part[places % len(part)] for part in make_batches(model))
     trainer = Trainer(
         lambda: build_model(model),
         strategy=processes.build_strategy(options),
         step_options=options.step,
     )
-    clock, steps = Clock(), WARMUP_STEPS + task["steps"]
     trainer.fit(x, y, global_batch_size=case.batch, max_steps=steps, callbacks=[clock], verbose=0)
     found = {
         "examples_per_second": clock.measure_rate(WARMUP_STEPS, steps) * case.batch,
