@@ -18,6 +18,7 @@ from tests import zoo
 from tests.training.programs import PROGRAMS, X, Y, build_lazily
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.training import local
 from tfdist.training.model_variables import hash_weights
 
 STEPS = 20
@@ -315,6 +316,7 @@ def run_killed(task):
 
 def run_local_sgd(task):
     """Averaging at every step is synchronous training; less often, all still end alike."""
+    local.BYTES_PER_PACK = 500  # several packs
     task.strategy = remake(task, sync_every=1)
     for name in MODELS:
         task.compare(name, name, make_plain_sgd)

@@ -26,6 +26,8 @@ MAX_SEED = 2**31 - 1
 _SHUFFLE_KEY = 498247692
 _SHUFFLE_ROUNDS = 4
 
+_ENDLESS = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+
 
 class BatchAugmentation(Protocol):
     """The augmentation that `make_train_dataset` calls."""
@@ -104,7 +106,9 @@ def make_train_dataset(
         batch = read(first + rows)
         return (batch, place) if with_places else batch
 
-    return _map_numbers(tf.data.Dataset.counter(start_step * len(ids), dtype=tf.int64), make_batch)
+    # `Dataset.counter` would run a function of its own for each number.
+    numbers = tf.data.Dataset.range(start_step * len(ids), tf.int64.max)
+    return _map_numbers(numbers.apply(_ENDLESS), make_batch)
 
 
 def make_train_reader(

@@ -14,6 +14,8 @@ from tfdist.training.synchronous import SynchronousSteps, to_numbers
 from tfdist.training.training_steps import Trained
 from tfdist.training.workers import Workers
 
+BYTES_PER_PACK = 4 << 20  # that are averaged at a time
+
 
 class LocalSteps(SynchronousSteps):
     """The steps of a trainer under a `LocalSgdStrategy` with several workers.
@@ -125,11 +127,7 @@ class WeightAverager:
 
     def begin(self, *, restored: bool) -> None:
         """Gives all workers the chief's weights, and each its own state from a checkpoint."""
-        mine = self._averaged.read()
-        weights = self._workers.sum(mine if self._workers.is_chief else np.zeros_like(mine))
-        self._averaged.write(weights)
-        if self._has_outer_step:
-            self._anchor.assign(weights)
+        tf.function(self._copy_from_chief, autograph=False)()
         for state in self._seeds:
             # Exact: Keras's own seeds are below 2**31.
             state.assign(self._workers.sum(state.numpy() * float(self._workers.is_chief)))
@@ -142,19 +140,40 @@ class WeightAverager:
         self._average(tf.constant(self._examples, self._averaged.dtype))
         self._examples = 0.0
 
-    def _average_in_graph(self, examples: tf.Tensor) -> None:
-        mine = tf.concat([self._averaged.pack(), [1]], 0)
-        total = self._workers.sum_in_graph(mine * examples)
-        mean = total[:-1] / total[-1]
+    def _copy_from_chief(self) -> None:
+        anchors = []
+        for pack in self._averaged.packs:
+            mine = pack.pack()
+            if not self._workers.is_chief:
+                mine = tf.zeros_like(mine)
+            anchors.append(self._workers.sum_in_graph(mine))
+            pack.unpack(anchors[-1])
         if self._has_outer_step:
-            end, options = self._num_trainable, self._strategy.options
-            anchor, momentum = self._anchor.value, self._momentum.value
-            momentum = options.outer_momentum * momentum + (anchor[:end] - mean[:end])
-            self._momentum.assign(momentum)
-            moved = anchor[:end] - options.outer_learning_rate * momentum
-            mean = tf.concat([moved, mean[end:]], 0)
-            self._anchor.assign(mean)
-        self._averaged.unpack(mean)
+            self._anchor.assign(tf.concat(anchors, 0))
+
+    def _average_in_graph(self, examples: tf.Tensor) -> None:
+        total = self._workers.sum_in_graph(examples[None])[0]
+        anchors, momenta, begin = [], [], 0
+        for pack in self._averaged.packs:
+            mean = self._workers.sum_in_graph(pack.pack() * examples) / total
+            if self._has_outer_step:
+                end = begin + pack.size
+                mean, momentum = self._step(mean, begin, end)
+                anchors.append(mean)
+                momenta.append(momentum)
+                begin = end
+            pack.unpack(mean)
+        if self._has_outer_step:
+            self._anchor.assign(tf.concat(anchors, 0))
+            self._momentum.assign(tf.concat(momenta, 0))
+
+    def _step(self, mean: tf.Tensor, begin: int, end: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the outer step of a part of the weights, and its momentum, if it is trained."""
+        options, trained = self._strategy.options, max(begin, min(end, self._num_trainable))
+        anchor, momentum = self._anchor.value[begin:trained], self._momentum.value[begin:trained]
+        momentum = options.outer_momentum * momentum + (anchor - mean[: trained - begin])
+        moved = anchor - options.outer_learning_rate * momentum
+        return tf.concat([moved, mean[trained - begin :]], 0), momentum
 
     def collect(self) -> None:
         """Gathers the state that each worker keeps for itself on all workers, for a checkpoint."""
@@ -165,13 +184,27 @@ class WeightAverager:
 class _Vector:
     """Variables, read and written as one vector."""
 
-    def __init__(self, variables: Sequence[keras.Variable]):
+    def __init__(self, variables: Sequence[keras.Variable], dtype: str | None = None):
         wide = any(variable.dtype == "float64" for variable in variables)
-        self.dtype = "float64" if wide else "float32"
+        self.dtype = dtype or ("float64" if wide else "float32")
         self.size = sum(_count(variable) for variable in variables)
         self._variables = variables
         self._read = tf.function(self.pack)
         self._write = tf.function(self.unpack)
+
+    @property
+    def packs(self) -> list["_Vector"]:
+        """Vectors of a few megabytes, or of one variable, whose sums take little memory."""
+        packs: list[list[keras.Variable]] = []
+        left = 0
+        for variable in self._variables:
+            num_bytes = _count(variable) * tf.as_dtype(self.dtype).size
+            if not packs or num_bytes > left:
+                packs.append([])
+                left = BYTES_PER_PACK
+            packs[-1].append(variable)
+            left -= num_bytes
+        return [_Vector(pack, self.dtype) for pack in packs]
 
     def read(self) -> np.ndarray:
         return self._read().numpy() if self._variables else np.zeros(0, self.dtype)
