@@ -108,7 +108,7 @@ def make_train_dataset(
 
     # `Dataset.counter` would run a function of its own for each number.
     numbers = tf.data.Dataset.range(start_step * len(ids), tf.int64.max)
-    return _map_numbers(numbers.apply(_ENDLESS), make_batch)
+    return _map_numbers(numbers.apply(_ENDLESS), make_batch, source, augmentation)
 
 
 def make_train_reader(
@@ -248,7 +248,7 @@ def make_eval_dataset(
         first, rows, place = divide(number)
         return source.load_batch(first + rows), place
 
-    return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch)
+    return _map_numbers(tf.data.Dataset.range(num_steps * len(ids)), make_batch, source)
 
 
 def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.Tensor], Any]:
@@ -282,7 +282,11 @@ def _shuffle(offsets: tf.Tensor, seed: int, orders: tf.Tensor, sizes: tf.Tensor)
 
 
 def _map_numbers(
-    numbers: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Any]
+    numbers: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Any], *parts: Any
 ) -> tf.data.Dataset:
+    """Returns the dataset of the batches that `make_batch` makes with a source and the like."""
+    if all(part is None or type(part).__module__.startswith("tfdist.") for part in parts):
+        # To convert functions takes a second; only a user's may have Python's `if` on tensors.
+        make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = numbers.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return set_options(dataset).prefetch(tf.data.AUTOTUNE)
