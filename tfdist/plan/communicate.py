@@ -16,6 +16,7 @@ from tfdist.plan.setup import Setup
 from tfdist.plan.workload import TRAINING_PASSES, Workload
 
 _SMALL = 1024.0  # bytes of the moments of a layer's channels
+_COPIES = 4  # workers read and write tensors to send them together, and again to take them apart
 
 
 def time_communication(
@@ -39,7 +40,8 @@ def time_communication(
         apart = Setup(strategy="mirrored", replicas=setup.replicas)
         inside = time_communication(apart, workload, hardware, computed)
         network = make_path(hardware, hardware.between)
-        return inside + time_all_reduce(setup.workers, state, network) / workload.sync_every
+        sync = time_all_reduce(setup.workers, state, network) + _time_copies(setup, hardware, state)
+        return inside + sync / workload.sync_every
     small = workload.sums * transfer(setup, hardware, _SMALL, all_reduce=workload.all_reduce)
     return small + _time_gradients(setup, workload, hardware, computed)
 
@@ -61,7 +63,17 @@ def transfer(
         return time_ring(setup.devices, num_bytes, inside)
     if setup.workers == 1 and all_reduce == "reduction_to_one_device":
         return time_reduction_to_one(setup.replicas, num_bytes, inside)
-    return time_hierarchical(setup.replicas, setup.workers, num_bytes, inside, between)
+    copies = _time_copies(setup, hardware, num_bytes)
+    return copies + time_hierarchical(setup.replicas, setup.workers, num_bytes, inside, between)
+
+
+def _time_copies(setup: Setup, hardware: Hardware, num_bytes: float) -> float:
+    """Returns the seconds that workers need to copy tensors into messages, and out of them."""
+    if setup.workers == 1:
+        return 0.0
+    together = setup.workers if hardware.shares_cores else 1
+    speed = hardware.memory_bytes_per_s * hardware.memory_share
+    return _COPIES * num_bytes * together / speed
 
 
 def list_ready(workload: Workload, layers_s: Sequence[float]) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ from tfdist.plan.hardware import Hardware
 from tfdist.plan.setup import Setup
 from tfdist.plan.workload import Workload
 
+_PACK = 4 * 2.0**20  # bytes that local SGD averages at a time
 USABLE = 0.9
 """The share of a device's memory that a run may plan with, as the search for a batch size."""
 
@@ -85,8 +86,9 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
             optimizer = 0.0  # on the host
     packed = gradients if setup.sharing > 1 else 0.0
     if setup.traits.trains_apart and setup.workers > 1:
-        # Weights and slots as one vector: weighted, sent, received, their mean, and its parts.
-        packed = 5 * (gradients + optimizer)
+        # A pack of weights and slots: weighted, sent, received, their mean, and its parts.
+        most = max((x.weights for x in workload.layers), default=0.0)
+        packed = 5 * min(gradients + optimizer, max(_PACK, most))
     processes = in_process if hardware.shares_cores and setup.placement == "none" else 1
     return Memory(
         weights=weights * copies,
