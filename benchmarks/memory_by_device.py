@@ -21,13 +21,7 @@ from typing import Any, NamedTuple
 from tfdist.benchmark.runs import run_task
 from tfdist.cli.quiet import start_tensorflow_quietly
 
-SETUPS = {
-    "one device": ("none", 1),
-    "layers": ("layers", 1),
-    "layers, `--micro_batches=4`": ("layers", 4),
-    "shards": ("shards", 1),
-    "strips": ("strips", 1),
-}  # -> placement, micro-batches
+SETUPS = ("none", "layers", "shards", "strips")
 NUM_DEVICES = 2
 TIMEOUT_S = 600.0
 
@@ -48,8 +42,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     flags = parser.parse_args()
     command = [sys.executable, "-m", "benchmarks.memory_by_device", "measure"]
-    print("| | variables, MiB | most in a step, MiB | both, of one device's |")
-    print("|---|---|---|---|")
+    print("| placement | variables, MiB | most in a step, MiB | both, of one device's |")
+    print("|---|---|---|---|", flush=True)
     whole = None
     for setup in SETUPS:
         found = run_task({"setup": setup, **vars(flags)}, command, timeout_s=TIMEOUT_S)
@@ -77,7 +71,6 @@ def measure(directory: str) -> int:
     from tfdist.benchmark.options import MeasuredModelOptions
     from tfdist.benchmark.subject import build_model, make_batches
 
-    placement, micro_batches = SETUPS[task["setup"]]
     tfdist.set_virtual_devices(NUM_DEVICES)
     options = MeasuredModelOptions(
         image_size=(task["image_size"], task["image_size"]),
@@ -93,8 +86,7 @@ def measure(directory: str) -> int:
     trainer = tfdist.Trainer(
         lambda: build_model(options),
         strategy="one_device",
-        placement=placements.get(placement),
-        step_options=tfdist.StepOptions(micro_batches=micro_batches),
+        placement=placements.get(task["setup"]),
     )
     context.context().enable_graph_collection()
     trainer.fit(x, y, batch_size=task["batch"], verbose=0)

@@ -232,15 +232,17 @@ def measure(directory: str) -> int:
         return 0
     model = dataclasses.replace(MODEL, global_batch_size=case.batch, norm=case.norm)
     clock, steps = Clock(), WARMUP_STEPS + task["steps"]
-    # One epoch, at whose end local SGD would sync.
-    places = np.arange(case.batch * steps)
+    # Local SGD syncs at the end of an epoch, too, which must not be among the measured steps.
+    places = np.arange(case.batch * (steps + 1))
     x, y = (part[places % len(part)] for part in make_batches(model))
     trainer = Trainer(
         lambda: build_model(model),
         strategy=processes.build_strategy(options),
         step_options=options.step,
     )
-    trainer.fit(x, y, global_batch_size=case.batch, max_steps=steps, callbacks=[clock], verbose=0)
+    trainer.fit(
+        x, y, global_batch_size=case.batch, max_steps=steps + 1, callbacks=[clock], verbose=0
+    )
     found = {
         "examples_per_second": clock.measure_rate(WARMUP_STEPS, steps) * case.batch,
         "all_reduce_s": trainer.engine.measure_all_reduce(),

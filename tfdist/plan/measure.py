@@ -68,8 +68,9 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     clock, steps = Clock(), _WARMUP_STEPS + task["steps"]
     first = data.train.load_batch(tf.range(1, dtype=tf.int64))
     num_bytes = sum(part.numpy().nbytes for part in tf.nest.flatten(first))
-    # One epoch, at whose end some strategies have more to do, unless it takes too much memory.
-    count = batch * max(2, min(steps, _MAX_BYTES // (batch * num_bytes)))
+    # One epoch, unless it takes too much memory: at its end, which is not measured, some strategies
+    # have more to do.
+    count = batch * max(2, min(steps + 1, _MAX_BYTES // (batch * num_bytes)))
     places = tf.range(count, dtype=tf.int64) % data.train.num_examples
     arrays = tf.nest.map_structure(lambda part: part.numpy(), data.train.load_batch(places))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
@@ -85,7 +86,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         y,
         sample_weight=weight,
         global_batch_size=batch,
-        max_steps=steps,
+        max_steps=steps + 1,
         callbacks=[clock],
         verbose=0,
     )
