@@ -33,7 +33,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cluster import read_environment
 
 MODEL = MeasuredModelOptions(base_filters=16, global_batch_size=16)
-WARMUP_STEPS = 4
+WARMUP_STEPS = 9  # local SGD traces its first sync after 8
 TIMEOUT_S = 300.0
 PYTORCH = Path(__file__).with_name("pytorch_unet.py")
 WORKERS = {"worker:0": 0, "worker:1": 1}  # task -> host
