@@ -286,7 +286,7 @@ def _map_numbers(
 ) -> tf.data.Dataset:
     """Returns the dataset of the batches that `make_batch` makes with a source and the like."""
     if all(part is None or type(part).__module__.startswith("tfdist.") for part in parts):
-        # To convert functions takes a second; only a user's may have Python's `if` on tensors.
+        # To convert functions takes half a second; only a user's may have Python's `if` on tensors.
         make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = numbers.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return set_options(dataset).prefetch(tf.data.AUTOTUNE)
