@@ -357,3 +357,26 @@ def test_no_dataset_leaves_a_thread_that_tunes_it(shapes):
         options = dataset.options()
         assert options.autotune.enabled is False
         assert options.deterministic
+
+
+class EvenAreZero(Source):
+    """A source of a user, whose code AutoGraph converts."""
+
+    @property
+    def element_spec(self):
+        return tf.TensorSpec([], tf.int64)
+
+    def load(self, index):
+        if index % 2 == 0:
+            value = tf.zeros([], tf.int64)
+        else:
+            value = index
+        return value
+
+
+def test_a_source_may_use_an_if_on_a_tensor():
+    source = EvenAreZero(num_examples=4)
+    train = make_train_dataset(source, global_batch_size=4, seed=0, shuffle=False)
+    assert next(train.as_numpy_iterator()).tolist() == [0, 1, 0, 3]
+    batch, _ = next(make_eval_dataset(source, global_batch_size=4).as_numpy_iterator())
+    assert batch.tolist() == [0, 1, 0, 3]
