@@ -24,6 +24,8 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 SETUPS = ("none", "layers", "shards", "strips")
 NUM_DEVICES = 2
 TIMEOUT_S = 600.0
+# Operations that may return their input's memory.
+_PASSING = {"Identity", "Relu", "Reshape", "Cast", "AddV2", "Add", "Mul", "Sub", "Squeeze"}
 
 
 class Allocation(NamedTuple):
@@ -146,7 +148,6 @@ def count_peaks(allocations: list[Allocation], graphs: Any) -> list[int]:
     makers = {a.operation for a in allocations if a.operation}
     devices: dict[str, set[int]] = collections.defaultdict(set)
     for graph in sorted(graphs, key=lambda graph: len(graph.node)):
-        nodes = {node.name: node for node in graph.node}
         for node in graph.node:
             devices[node.name] = {_get_device(node.device)}
     for graph in graphs:
@@ -173,7 +174,7 @@ def count_peaks(allocations: list[Allocation], graphs: Any) -> list[int]:
 
 
 def find_makers(nodes: dict[str, Any], tensor: str, makers: set[str]) -> list[str]:
-    """Returns the operation that allocated a tensor.
+    """Returns the operations that may have allocated a tensor.
 
     An operation that allocated nothing passes one of its inputs on; which one is not known, so all
     count.
@@ -189,10 +190,6 @@ def find_makers(nodes: dict[str, Any], tensor: str, makers: set[str]) -> list[st
         elif nodes[name].op in _PASSING:
             left += nodes[name].input
     return found
-
-
-# Operations that may return their input's memory.
-_PASSING = {"Identity", "Relu", "Reshape", "Cast", "AddV2", "Add", "Mul", "Sub", "Squeeze"}
 
 
 def _get_device(name: str) -> int:
