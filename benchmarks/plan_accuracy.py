@@ -1,23 +1,28 @@
 """Compares `tfdist.plan` with measured steps and memory on this machine.
 
-    python -m benchmarks.plan_accuracy [--models=unet,resnet50,mlp] [--rounds=2]
+    python -m benchmarks.plan_accuracy [--models=unet,resnet50,mlp] [--rounds=2] [--record=FILE]
 
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
-strategies; and then runs them. Each measurement has its own processes; the fastest of the rounds
-counts, because other programs can only slow a step down. For slow networks, the model is measured
-on one half of the cores, and links and steps on the two hosts of `benchmarks.two_hosts`, which need
-root and iproute2. Prints a Markdown table.
+strategies; and compares the predictions with measurements. Each measurement has its own processes.
+A round measures everything once, and the fastest of the rounds counts, because other programs can
+only slow a step down. For slow networks, the model is measured on one half of the cores, and links
+and steps on the two hosts of `benchmarks.two_hosts`, which need root and iproute2. Prints a
+Markdown table. `--record` keeps the measurements, and does not repeat those that it has.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
-import functools
+import fnmatch
+import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from benchmarks.two_hosts import SERVERS, WORKERS, run_on_hosts
 from tests.two_hosts import UnavailableError, two_hosts
@@ -30,12 +35,13 @@ from tfdist.plan.calibrate import (
     MEASURE,
     TWO_DEVICES,
     add_model,
+    list_sizes,
     make_task,
     measure_hardware,
     run,
 )
 from tfdist.plan.estimate import estimate
-from tfdist.plan.hardware import Hardware, Link
+from tfdist.plan.hardware import Link
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
 
@@ -59,6 +65,7 @@ MODELS = {
     ),
     "mlp": ("--task=benchmarks/mlp_task.py:Mlp", "--global_batch_size=256"),
 }
+_ANY = ("--dataset=shapes",)  # the machine and its links do not depend on the model
 _ONE_OF_TWO = ("--strategy=one_device", "--virtual_devices=2", "--devices=CPU:0")
 
 
@@ -76,7 +83,7 @@ _WORKERS = {
         setup=Setup(strategy="multi_worker_mirrored", workers=2),
         flags=("--strategy=multi_worker_mirrored",),
     ),
-    "multi_worker_mirrored x2, compressed": Case(
+    "multi_worker_mirrored x2 compressed": Case(
         setup=Setup(strategy="multi_worker_mirrored", workers=2),
         flags=("--strategy=multi_worker_mirrored", "--compress_gradients"),
     ),
@@ -101,76 +108,175 @@ CASES = {
         flags=(*_ONE_OF_TWO, "--placement=strips"),
     ),
     **{
-        f"{name}, {rate:g} Gbit/s": dataclasses.replace(case, gbit_per_s=rate)
+        f"{name} at {rate:g} Gbit/s": dataclasses.replace(case, gbit_per_s=rate)
         for rate in (25.0, 1.0, 0.2)
         for name, case in _WORKERS.items()
     },
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One measurement of `tfdist.plan.measure`.
+
+    Attributes:
+      name: of the setup; empty for what predictions start from.
+      what: what it measures.
+      flags: of `tfdist.train`.
+      workers, servers: the processes.
+      gbit_per_s: see `Case`.
+      on_half: whether it has one half of the cores, as each of two hosts.
+    """
+
+    what: str
+    flags: tuple[str, ...]
+    name: str = ""
+    workers: int = 1
+    servers: int = 0
+    gbit_per_s: float = 0.0
+    on_half: bool = False
+
+    def run(self) -> dict[str, Any]:
+        """Returns what it finds, or only `error`."""
+        try:
+            if self.gbit_per_s:
+                with two_hosts() as hosts:
+                    hosts.set_rate(self.gbit_per_s)
+                    tasks = SERVERS if self.servers else WORKERS
+                    return run_on_hosts(hosts, make_task(self.what, self.flags), MEASURE, tasks)
+            with half_of_the_cores() if self.on_half else contextlib.nullcontext():
+                return run(self.what, self.flags, workers=self.workers, ps=self.servers)
+        except UnavailableError as error:
+            return {"error": f"no two hosts: {error}"}
+        except TrainingError as error:
+            return {"error": str(error)}
+
+
+class Findings:
+    """What was found in each round, which a file keeps."""
+
+    def __init__(self, record: str):
+        self._record = Path(record or os.devnull)
+        self._found: dict[str, list[dict[str, Any]]] = {}
+        for line in self._record.read_text().splitlines() if self._record.exists() else ():
+            key, finding = json.loads(line)
+            self._found.setdefault(key, []).append(finding)
+
+    def measure(self, measurements: Sequence[Measurement], *, rounds: int) -> None:
+        """Measures what was not measured in so many rounds, in reverse order in every other."""
+        for number in range(rounds):
+            for place, one in enumerate(measurements[:: 1 if number % 2 == 0 else -1]):
+                found = self._found.setdefault(str(one), [])
+                if len(found) > number:
+                    continue
+                _say(f"Round {number + 1}, {place + 1} of {len(measurements)}: {one}")
+                found.append(one.run())
+                _say(str(found[-1]))
+                with self._record.open("a") as file:
+                    file.write(json.dumps([str(one), found[-1]]) + "\n")
+
+    def best(self, one: Measurement) -> dict[str, float]:
+        """Returns the fastest finding.
+
+        Raises:
+          TrainingError: it failed.
+        """
+        found = self._found[str(one)]
+        failed = [finding["error"] for finding in found if "error" in finding]
+        if failed:
+            raise TrainingError(failed[0].splitlines()[-1])
+        if one.what == "steps":
+            return min(found, key=lambda finding: finding["step_s"])
+        best = {"latency_s": min}
+        return {key: best.get(key, max)(f[key] for f in found) for key in found[0]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--setups", default="", help="only those whose names contain one of these")
+    parser.add_argument("--setups", default="*", help="patterns of names, such as *x2,*1 Gbit/s")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--record", default="", metavar="FILE", help="adds to earlier rounds")
     flags = parser.parse_args()
     start_tensorflow_quietly()
+    models, parts = flags.models.split(","), flags.setups.split(",")
+    names = [name for name in CASES if any(fnmatch.fnmatchcase(name, part) for part in parts)]
+    cases = {name: CASES[name] for name in names}
+    found = Findings(flags.record)
+    found.measure(list_measurements(models, cases), rounds=flags.rounds)
     print(f"{describe_machine()}, the fastest of {flags.rounds} rounds\n")
     heads = ("predicted, ms", "measured, ms", "error", "predicted, MiB", "measured, MiB", "error")
     print(f"| model | setup | {' | '.join(heads)} |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     errors: tuple[list[float], list[float]] = ([], [])
-    models, parts = flags.models.split(","), flags.setups.split(",")
-    chosen = {name: case for name, case in CASES.items() if any(part in name for part in parts)}
-    machine = measure_hardware(MODELS[models[0]], say=_say)
-    machine = dataclasses.replace(machine, examples_per_s=0.0)  # examples are kept in memory
     for model in models:
-        compare(model, machine, chosen, rounds=flags.rounds, errors=errors)
-    for what, found in zip(("steps", "memory"), errors, strict=True):
-        within = sum(abs(error) <= 0.15 for error in found)
-        middle = statistics.median(map(abs, found))
-        print(f"{what}: {within} of {len(found)} within 15 %, median {middle:.1%}")
+        compare(model, cases, found, errors=errors)
+    for what, each in zip(("steps", "memory"), errors, strict=True):
+        within = sum(abs(error) <= 0.15 for error in each)
+        middle = statistics.median(map(abs, each))
+        print(f"{what}: {within} of {len(each)} within 15 %, median {middle:.1%}")
     return 0
+
+
+def list_measurements(models: Sequence[str], cases: Mapping[str, Case]) -> list[Measurement]:
+    """Returns all that some models and cases need, without repetitions."""
+    needed: dict[Measurement, None] = {}
+
+    def note(what: str, flags: Sequence[str], workers: int = 1) -> dict[str, float]:
+        needed[Measurement(what=what, flags=tuple(flags), workers=workers)] = None
+        return collections.defaultdict(lambda: 1.0)
+
+    measure_hardware(_ANY, measure=note)
+    slow = [case for case in cases.values() if case.gbit_per_s]
+    needed.update({_measure_link(case.gbit_per_s): None for case in slow})
+    for model in models:
+        halves = (False, True) if slow else (False,)
+        needed.update({one: None for half in halves for one in _measure_sizes(model, on_half=half)})
+        needed.update({_measure_case(model, name): None for name in cases})
+    return list(needed)
 
 
 def compare(
     model: str,
-    hardware: Hardware,
     cases: Mapping[str, Case],
+    found: Findings,
     *,
-    rounds: int,
     errors: tuple[list[float], list[float]],
 ) -> None:
     """Prints a model's rows, and adds their errors to those of steps and of memory."""
     from tfdist.plan.subject import make_workload
 
-    arguments = MODELS[model]
-    workload = make_workload(parse_flags(TrainOptions, arguments), hardware)
-    host = dataclasses.replace(hardware, shares_cores=False, devices_per_machine=1)
-    if any(case.gbit_per_s for case in cases.values()):
-        with half_of_the_cores():
-            host = add_model(host, workload, arguments, rounds=rounds, say=_say)
-    hardware = add_model(hardware, workload, arguments, rounds=rounds, say=_say)
+    def measure(what: str, flags: Sequence[str], workers: int = 1) -> dict[str, float]:
+        return found.best(Measurement(what=what, flags=tuple(flags), workers=workers))
+
+    machine = measure_hardware(_ANY, measure=measure)
+    machine = dataclasses.replace(machine, examples_per_s=0.0)  # examples are kept in memory
+    workload = make_workload(parse_flags(TrainOptions, MODELS[model]), machine)
+    whole, part = map(found.best, _measure_sizes(model))
+    hardware = add_model(machine, workload, whole, part)
     _say(str(dataclasses.replace(hardware, source="")))
-    _say(str(host.measured))
     for name, case in cases.items():
         try:
             chosen = hardware
             if case.gbit_per_s:
-                chosen = dataclasses.replace(host, between=measure_link(case.gbit_per_s))
+                link = found.best(_measure_link(case.gbit_per_s))
+                host = dataclasses.replace(
+                    machine,
+                    shares_cores=False,
+                    devices_per_machine=1,
+                    between=Link(link["bytes_per_s"], link["latency_s"]),
+                )
+                whole, part = map(found.best, _measure_sizes(model, on_half=True))
+                chosen = add_model(host, workload, whole, part)
             share = 0.5 if "--compress_gradients" in case.flags else 1.0
-            sent = dataclasses.replace(workload, compressed=share)
-            found = estimate(case.setup, sent, chosen)
-            if found.refusal:
-                raise TrainingError(found.refusal)
-            measured = min(
-                (measure("steps", [*arguments, *case.flags], case) for _ in range(rounds)),
-                key=lambda finding: finding["step_s"],
-            )
+            guess = estimate(case.setup, dataclasses.replace(workload, compressed=share), chosen)
+            if guess.refusal:
+                raise TrainingError(guess.refusal)
+            measured = found.best(_measure_case(model, name))
         except TrainingError as error:
             print(f"| {model} | {name} | {error} | | | | | |", flush=True)
             continue
-        predicted_s = workload.global_batch_size / found.examples_per_s
+        predicted_s = workload.global_batch_size / guess.examples_per_s
         errors[0].append(predicted_s / measured["step_s"] - 1)
         cells = [
             f"{predicted_s * 1e3:.1f}",
@@ -178,35 +284,39 @@ def compare(
             f"{errors[0][-1]:+.0%}",
         ]
         if not case.setup.servers:  # its chief does not compute
-            errors[1].append(found.memory.total / measured["peak_memory_bytes"] - 1)
+            errors[1].append(guess.memory.total / measured["peak_memory_bytes"] - 1)
             cells += [
-                f"{found.memory.total / 2**20:.0f}",
+                f"{guess.memory.total / 2**20:.0f}",
                 f"{measured['peak_memory_bytes'] / 2**20:.0f}",
                 f"{errors[1][-1]:+.0%}",
             ]
         print(f"| {model} | {name} | {' | '.join(cells)} |", flush=True)
 
 
-def measure(what: str, arguments: list[str], case: Case) -> dict[str, float]:
-    """Returns what `tfdist.plan.measure` finds with the processes and the network of a case.
+def _measure_sizes(model: str, *, on_half: bool = False) -> list[Measurement]:
+    batch = parse_flags(TrainOptions, MODELS[model]).training.global_batch_size
+    return [
+        Measurement(what="steps", flags=tuple(flags), on_half=on_half)
+        for flags in list_sizes(MODELS[model], batch)
+    ]
 
-    Raises:
-      TrainingError: the measurement failed.
-    """
-    if not case.gbit_per_s:
-        setup = case.setup
-        return run(what, arguments, workers=setup.workers, ps=setup.servers, say=_say)
-    _say(f"Measuring {what} at {case.gbit_per_s:g} Gbit/s: {' '.join(arguments)}")
-    try:
-        with two_hosts() as hosts:
-            hosts.set_rate(case.gbit_per_s)
-            tasks = SERVERS if case.setup.servers else WORKERS
-            found = run_on_hosts(hosts, make_task(what, arguments), MEASURE, tasks)
-    except UnavailableError as error:
-        raise TrainingError(f"no two hosts: {error}") from None
-    if "error" in found:
-        raise TrainingError(found["error"].splitlines()[-1])
-    return found
+
+def _measure_case(model: str, name: str) -> Measurement:
+    case = CASES[name]
+    return Measurement(
+        name=name,
+        what="steps",
+        flags=(*MODELS[model], *case.flags),
+        workers=case.setup.workers,
+        servers=case.setup.servers,
+        gbit_per_s=case.gbit_per_s,
+    )
+
+
+def _measure_link(gbit_per_s: float) -> Measurement:
+    """Returns the measurement of the link between the two hosts, which no model changes."""
+    flags = (*_ANY, "--strategy=multi_worker_mirrored")
+    return Measurement(what="links", flags=flags, workers=2, gbit_per_s=gbit_per_s)
 
 
 @contextlib.contextmanager
@@ -218,14 +328,6 @@ def half_of_the_cores() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-@functools.cache
-def measure_link(gbit_per_s: float) -> Link:
-    """Returns the link between the two hosts, which does not depend on the model."""
-    case = next(case for case in CASES.values() if case.gbit_per_s == gbit_per_s)
-    found = measure("links", ["--dataset=shapes", *case.flags], case)
-    return Link(found["bytes_per_s"], found["latency_s"])
 
 
 def _say(line: str) -> None:

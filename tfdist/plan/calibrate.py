@@ -1,9 +1,10 @@
 """Measures this machine with a training command's model, and writes a file for `--hardware`."""
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfdist.plan.workload import Workload
 from tfdist.runs.options import TrainOptions
 
 _STEPS = 16
+_ROUNDS = 2
 _TIMEOUT_S = 300.0
 MEASURE = (sys.executable, "-m", "tfdist.plan.measure")
 TWO_DEVICES = ("--strategy=mirrored", "--virtual_devices=2", "--devices=CPU:0,CPU:1")
@@ -52,27 +54,32 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
         )
     say = None if options.run.quiet else _print
     arguments = drop_flags(arguments, CHOSEN)
-    hardware = measure_hardware(arguments, precision=train.training.precision, say=say)
+    measure = functools.partial(run, say=say)
+    hardware = measure_hardware(arguments, precision=train.training.precision, measure=measure)
     workload = make_workload(train, hardware)
-    hardware = add_model(hardware, workload, arguments, say=say)
+    sizes = list_sizes(arguments, workload.global_batch_size)
+    # In turns: a machine that others use, too, is faster at some times than at others.
+    steps = [[measure("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
+    whole, part = (min(each, key=lambda one: one["step_s"]) for each in zip(*steps, strict=True))
+    hardware = add_model(hardware, workload, whole, part)
     Path(options.run.calibrate).write_text(format_hardware(hardware))
     if say:
         say(f"Wrote {options.run.calibrate}: give it as --hardware={options.run.calibrate}.")
 
 
 def measure_hardware(
-    arguments: Sequence[str], *, precision: str = "float32", say: Any = None
+    arguments: Sequence[str], *, precision: str = "float32", measure: Any
 ) -> Hardware:
     """Returns this machine's processor and its links, between processes and virtual devices.
 
     Args:
       arguments: flags of `tfdist.train`.
       precision: the precision in them.
-      say: prints a line; None prints nothing.
+      measure: as `run`.
     """
-    machine = run("machine", [*arguments, "--strategy=one_device"], say=say)
-    between = run("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2, say=say)
-    inside = run("links", [*arguments, *TWO_DEVICES], say=say)
+    machine = measure("machine", [*arguments, "--strategy=one_device"])
+    between = measure("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2)
+    inside = measure("links", [*arguments, *TWO_DEVICES])
     near = Link(inside["bytes_per_s"], inside["latency_s"])
     return Hardware(
         title=describe_machine(),
@@ -93,30 +100,27 @@ def measure_hardware(
     )
 
 
+def list_sizes(arguments: Sequence[str], batch: int) -> tuple[list[str], list[str]]:
+    """Returns the flags that train a model on one device with its batch, and with half of it."""
+    given = [*arguments, "--strategy=one_device"]
+    return given, [*given, f"--global_batch_size={max(1, batch // 2)}"]
+
+
 def add_model(
     hardware: Hardware,
     workload: Workload,
-    arguments: Sequence[str],
-    *,
-    rounds: int = 2,
-    say: Any = None,
+    whole: Mapping[str, float],
+    part: Mapping[str, float],
 ) -> Hardware:
-    """Returns the hardware with the steps of a model, measured with the whole batch and with half.
+    """Returns the hardware with the measured steps of a model.
 
     Args:
       hardware: the hardware.
       workload: the model.
-      arguments: flags of `tfdist.train`.
-      rounds: how often to measure.
-      say: prints a line; None prints nothing.
+      whole, part: what was measured with the flags of `list_sizes`.
     """
     batch = workload.global_batch_size
     half = max(1, batch // 2)
-    given = [*arguments, "--strategy=one_device"]
-    sizes = (given, [*given, f"--global_batch_size={half}"])
-    # In turns: a machine that others use, too, is faster at some times than at others.
-    found = [[run("steps", flags, say=say) for flags in sizes] for _ in range(rounds)]
-    whole, part = (min(each, key=lambda one: one["step_s"]) for each in zip(*found, strict=True))
     slope = (whole["step_s"] - part["step_s"]) / max(1, batch - half)
     example_s = min(max(slope, 0.0), whole["step_s"] / batch)
     # Seconds of all cores, as if they were busy all the time.
