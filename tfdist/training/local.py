@@ -143,7 +143,8 @@ class WeightAverager:
     def _copy_from_chief(self) -> None:
         anchors = []
         for pack in self._averaged.packs:
-            mine = pack.pack()
+            with tf.control_dependencies(anchors[-2:-1]):  # as in `_average_in_graph`
+                mine = pack.pack()
             if not self._workers.is_chief:
                 mine = tf.zeros_like(mine)
             anchors.append(self._workers.sum_in_graph(mine))
@@ -153,9 +154,14 @@ class WeightAverager:
 
     def _average_in_graph(self, examples: tf.Tensor) -> None:
         total = self._workers.sum_in_graph(examples[None])[0]
+        means: list[tf.Tensor] = []
         anchors, momenta, begin = [], [], 0
         for pack in self._averaged.packs:
-            mean = self._workers.sum_in_graph(pack.pack() * examples) / total
+            # A pack is copied while the one before it is summed, and not all of them at the start.
+            with tf.control_dependencies(means[-2:-1]):
+                mine = pack.pack() * examples
+            mean = self._workers.sum_in_graph(mine) / total
+            means.append(mean)
             if self._has_outer_step:
                 end = begin + pack.size
                 mean, momentum = self._step(mean, begin, end)
