@@ -1,6 +1,7 @@
 """Measures the memory that this process uses and may still use, without TensorFlow."""
 
 import contextlib
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,12 @@ from pathlib import Path
 from tfdist.cgroups import list_cgroups
 
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the highest number of pages
+_LACKS = (
+    re.compile(r"OOM when allocating tensor with (?P<what>shape\[.*?\]).*?(?P<where>[CGT]PU:\d+)"),
+    re.compile(r"[Oo]ut of memory while trying to allocate (?P<what>[\d.]+ ?\w+)"),
+    re.compile(r"Unable to allocate (?P<what>[\d.]+ \w+)"),  # NumPy
+    re.compile(r"[Ff]ailed to allocate memory|[Oo]ut of memory|^$"),
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +47,28 @@ def read_resident_memory(pid: int) -> int:
     with contextlib.suppress(OSError, StopIteration):
         return _read_status(str(pid), "VmRSS")
     return 0
+
+
+def describe_lack(error: BaseException) -> str | None:
+    """Returns one line that says what did not fit in memory, or None for any other error.
+
+    Args:
+      error: an error of TensorFlow, NumPy or Python; TensorFlow's also stands for full disks.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if not names & {"ResourceExhaustedError", "MemoryError"}:
+        return None
+    text = getattr(error, "message", None) or str(error)
+    found = next(filter(None, (lack.search(text) for lack in _LACKS)), None)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    where = f" on {parts['where']}" if parts.get("where") else ""
+    what = f" for {parts['what']}" if parts.get("what") else ""
+    return (
+        f"Out of memory{where}{what}. Use a smaller `global_batch_size`; to train, more "
+        "`micro_batches`, `rematerialize`, or more devices with `placement`."
+    )
 
 
 def find_free_memory(root: Path = Path("/")) -> FreeMemory:

@@ -9,6 +9,7 @@ from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
+from tfdist.memory import describe_lack
 from tfdist.options import CommandOptions
 from tfdist.stopping import EXIT_INTERRUPTED
 
@@ -37,7 +38,8 @@ def run_command(
 
     Returns:
       What `run` returns; 2 after bad input; 1 after a failure that has its own message; 130 if
-      Ctrl-C interrupts the command. Unexpected exceptions keep their traceback.
+      Ctrl-C interrupts the command. Unexpected exceptions keep their traceback, but not those that
+      say that the memory is full.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument in ("--help", "-h", "-help") for argument in arguments):
@@ -58,3 +60,9 @@ def run_command(
         return error.exit_status if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Exception as error:
+        lack = describe_lack(error)
+        if lack is None:
+            raise
+        print(f"tfdist: {name_flags(TfdistError(lack), options_class, *others)}", file=sys.stderr)
+        return EXIT_FAILED
