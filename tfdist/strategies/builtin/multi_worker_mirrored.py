@@ -68,6 +68,7 @@ class MultiWorkerMirrored(Strategy):
         import tensorflow as tf
 
         from tfdist.strategies.rendezvous import wait_for_peers
+        from tfdist.strategies.small_sums import gather_small_sums
 
         if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise TfdistError(
@@ -90,7 +91,7 @@ class MultiWorkerMirrored(Strategy):
             bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]
         )
         try:
-            return tf.distribute.MultiWorkerMirroredStrategy(
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=self._make_resolver(), communication_options=options
             )
         except RuntimeError as error:
@@ -100,6 +101,8 @@ class MultiWorkerMirrored(Strategy):
                 "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in "
                 "use. Create the strategy first, and only one per process."
             ) from error
+        gather_small_sums(strategy)
+        return strategy
 
     def _make_resolver(self) -> Any:
         """Returns what tells TensorFlow the cluster, and how many GPUs of this worker to use."""
