@@ -13,47 +13,44 @@ from typing import Any
 import tensorflow as tf
 
 _MAX_BYTES = 1 << 17  # that a process receives; a ring sends fewer bytes if there are many
-# Instance keys: 12 bits for the place in the step, 14 for the size, and 4 for the type.
+# Instance keys: 12 bits for the place in the step, 14 for the size, and 4 for the dtype.
 _FIRST_KEY, _MAX_PLACES, _MAX_SIZE = 1 << 30, 1 << 12, 1 << 14
+_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # that can be gathered
 _COUNTS = "_tfdist_small_sums"
 
 
-def gather_small_sums(strategy: tf.distribute.Strategy) -> None:
-    """Makes a MultiWorkerMirroredStrategy on CPUs compute small sums by one message.
+def gather_small_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Makes a strategy compute small sums by one message, if its replicas are on CPUs.
 
-    Those are sums of a tensor of known shape in a replica context of a `tf.function`. Any other
-    strategy, and NCCL, stay as they are.
+    Those are sums of a tensor of known shape in a `tf.function`.
     """
     extended = strategy.extended
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return
-    launchers = extended._cross_device_ops._launchers
+    reducer = extended._cross_device_ops
+    launchers = reducer._launchers
     kinds = tf.distribute.experimental.CommunicationImplementation
     is_nccl = extended._communication_options.implementation == kinds.NCCL
     on_cpus = all("CPU" in launcher._device for launcher in launchers)
     if not extended._in_multi_worker_mode() or is_nccl or not on_cpus:
         return
-    if "_replica_ctx_all_reduce" in vars(extended):
-        return
-    all_reduce = extended._replica_ctx_all_reduce
+    all_reduce = reducer._all_reduce
 
-    def reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def reduce(reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
         values = tf.nest.flatten(value)
         if reduce_op == tf.distribute.ReduceOp.SUM and len(values) == 1:
-            replica = tf.distribute.get_replica_context()._replica_id
-            total = _gather_sum(launchers[replica], tf.convert_to_tensor(values[0]))
+            total = _gather_sum(launchers[replica_id], values[0])
             if total is not None:
                 return tf.nest.pack_sequence_as(value, [total])
-        return all_reduce(reduce_op, value, options)
+        return all_reduce(reduce_op, value, replica_id, options)
 
-    extended._replica_ctx_all_reduce = reduce
+    reducer._all_reduce = reduce
 
 
-def _gather_sum(launcher: Any, value: tf.Tensor) -> tf.Tensor | None:
+def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:
     """Returns the sum of a tensor over all replicas; None if it must be computed by TensorFlow."""
     if tf.executing_eagerly() or isinstance(value, tf.IndexedSlices):
         return None
-    if not value.shape.is_fully_defined():
+    value = tf.convert_to_tensor(value)
+    if value.dtype not in _DTYPES or not value.shape.is_fully_defined():
         return None
     size = math.prod(value.shape)
     if not 0 < size < _MAX_SIZE or size * value.dtype.size * launcher._group_size > _MAX_BYTES:
@@ -61,7 +58,7 @@ def _gather_sum(launcher: Any, value: tf.Tensor) -> tf.Tensor | None:
     place = _count_in_step(launcher._device)
     if place >= _MAX_PLACES:
         return None
-    key = _FIRST_KEY | (place << 18) | (size << 4) | (value.dtype.as_datatype_enum % 16)
+    key = _FIRST_KEY | (place << 18) | (size << 4) | _DTYPES.index(value.dtype)
     with tf.device(launcher._device):
         parts = tf.raw_ops.CollectiveGatherV2(
             input=tf.reshape(value, [1, size]),
@@ -85,6 +82,7 @@ def _count_in_step(device: str) -> int:
         graph.outer_graph, "building_function", False
     ):
         graph = graph.outer_graph
-    counts = vars(graph).setdefault(_COUNTS, {})
+    counts = getattr(graph, _COUNTS, {})
     counts[device] = counts.get(device, -1) + 1
+    setattr(graph, _COUNTS, counts)
     return counts[device]
