@@ -19,7 +19,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TrainingError
-from tfdist.launch.machine import divide_cores
 from tfdist.plan.calibrate import (
     MEASURE,
     TWO_DEVICES,
     add_model,
+    half_of_the_cores,
     list_sizes,
     make_task,
     measure_hardware,
@@ -230,8 +230,8 @@ def list_measurements(models: Sequence[str], cases: Mapping[str, Case]) -> list[
     slow = [case for case in cases.values() if case.gbit_per_s]
     needed.update({_measure_link(case.gbit_per_s): None for case in slow})
     for model in models:
-        halves = (False, True) if slow else (False,)
-        needed.update({one: None for half in halves for one in _measure_sizes(model, on_half=half)})
+        for half in (False, True):
+            needed.update(dict.fromkeys(_measure_sizes(model, on_half=half)))
         needed.update({_measure_case(model, name): None for name in cases})
     return list(needed)
 
@@ -252,8 +252,10 @@ def compare(
     machine = measure_hardware(_ANY, measure=measure)
     machine = dataclasses.replace(machine, examples_per_s=0.0)  # examples are kept in memory
     workload = make_workload(parse_flags(TrainOptions, MODELS[model]), machine)
-    whole, part = map(found.best, _measure_sizes(model))
-    hardware = add_model(machine, workload, whole, part)
+    sizes = [found.best(one) for one in _measure_sizes(model)]
+    on_half = [found.best(one) for one in _measure_sizes(model, on_half=True)]
+    hardware = add_model(machine, workload, *sizes)
+    hardware = add_model(hardware, workload, *on_half, share=0.5)
     _say(str(dataclasses.replace(hardware, source="")))
     for name, case in cases.items():
         try:
@@ -266,8 +268,7 @@ def compare(
                     devices_per_machine=1,
                     between=Link(link["bytes_per_s"], link["latency_s"]),
                 )
-                whole, part = map(found.best, _measure_sizes(model, on_half=True))
-                chosen = add_model(host, workload, whole, part)
+                chosen = add_model(host, workload, *on_half)
             share = 0.5 if "--compress_gradients" in case.flags else 1.0
             guess = estimate(case.setup, dataclasses.replace(workload, compressed=share), chosen)
             if guess.refusal:
@@ -317,17 +318,6 @@ def _measure_link(gbit_per_s: float) -> Measurement:
     """Returns the measurement of the link between the two hosts, which no model changes."""
     flags = (*_ANY, "--strategy=multi_worker_mirrored")
     return Measurement(what="links", flags=flags, workers=2, gbit_per_s=gbit_per_s)
-
-
-@contextlib.contextmanager
-def half_of_the_cores() -> Iterator[None]:
-    """Keeps this process, and those that it starts, on the cores of the first of two hosts."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, divide_cores(sorted(cores), 2)[0] or cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _say(line: str) -> None:

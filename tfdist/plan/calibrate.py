@@ -1,16 +1,18 @@
 """Measures this machine with a training command's model, and writes a file for `--hardware`."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.runs import run_task
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.launch.machine import divide_cores
 from tfdist.plan.compute import count_parameters
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Hardware, Link, Measured, format_hardware
@@ -59,9 +61,13 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
     workload = make_workload(train, hardware)
     sizes = list_sizes(arguments, workload.global_batch_size)
     # In turns: a machine that others use, too, is faster at some times than at others.
-    steps = [[measure("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
-    whole, part = (min(each, key=lambda one: one["step_s"]) for each in zip(*steps, strict=True))
-    hardware = add_model(hardware, workload, whole, part)
+    for share in (1.0, 0.5) if hardware.devices_per_machine > 1 else (1.0,):
+        with contextlib.nullcontext() if share == 1 else half_of_the_cores():
+            steps = [[measure("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
+        whole, part = (
+            min(found, key=lambda one: one["step_s"]) for found in zip(*steps, strict=True)
+        )
+        hardware = add_model(hardware, workload, whole, part, share=share)
     Path(options.run.calibrate).write_text(format_hardware(hardware))
     if say:
         say(f"Wrote {options.run.calibrate}: give it as --hardware={options.run.calibrate}.")
@@ -100,6 +106,17 @@ def measure_hardware(
     )
 
 
+@contextlib.contextmanager
+def half_of_the_cores() -> Iterator[None]:
+    """Keeps this process, and those that it starts, on the first half of its cores."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, divide_cores(sorted(cores), 2)[0] or cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def list_sizes(arguments: Sequence[str], batch: int) -> tuple[list[str], list[str]]:
     """Returns the flags that train a model on one device with its batch, and with half of it."""
     given = [*arguments, "--strategy=one_device"]
@@ -111,6 +128,8 @@ def add_model(
     workload: Workload,
     whole: Mapping[str, float],
     part: Mapping[str, float],
+    *,
+    share: float = 1.0,
 ) -> Hardware:
     """Returns the hardware with the measured steps of a model.
 
@@ -118,6 +137,7 @@ def add_model(
       hardware: the hardware.
       workload: the model.
       whole, part: what was measured with the flags of `list_sizes`.
+      share: the share of the cores on which it was measured.
     """
     batch = workload.global_batch_size
     half = max(1, batch // 2)
@@ -135,12 +155,20 @@ def add_model(
         example_s=example_s,
         step_busy=_to_share(whole_cpu_s - batch * example_cpu_s, step_s),
         example_busy=_to_share(example_cpu_s, example_s),
+        share=share,
     )
-    others = [m for m in hardware.measured if m.parameters != measured.parameters]
+    others = [m for m in hardware.measured if _is_other(m, measured)]
+    if share < 1:
+        return dataclasses.replace(hardware, measured=(*others, measured))
     # What tracing and kernels need does not depend on the strategy, as far as is known.
     own = dataclasses.replace(hardware, measured=(*others, measured), process_bytes=0.0)
     model = estimate(Setup(strategy="one_device"), workload, own).memory.total
     return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
+
+
+def _is_other(one: Measured, new: Measured) -> bool:
+    """Returns whether a measurement is of another model, or of another share of the cores."""
+    return (one.parameters, one.share) != (new.parameters, new.share)
 
 
 def _to_share(cpu_s: float, seconds: float) -> float:

@@ -69,7 +69,7 @@ def time_update(workload: Workload, hardware: Hardware, share: float = 1.0) -> f
 
 
 def find_measured(workload: Workload, hardware: Hardware) -> Measured | None:
-    """Returns the measurement of this model, if the hardware's file has one."""
+    """Returns the measurement of this model on all cores, if the hardware's file has one."""
     return next(
         (
             m
@@ -77,6 +77,7 @@ def find_measured(workload: Workload, hardware: Hardware) -> Measured | None:
             if m.parameters == count_parameters(workload)
             and abs(m.flops - workload.flops) <= 0.01 * workload.flops
             and m.precision == workload.precision
+            and m.share == 1
         ),
         None,
     )

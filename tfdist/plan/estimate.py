@@ -1,7 +1,7 @@
 """The estimate of a setup: memory, time of a step, throughput, and what is wrong with it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfdist.plan.collectives import expect_slowest, make_path, time_servers
 from tfdist.plan.communicate import time_communication
@@ -70,6 +70,8 @@ def estimate(
       alone: examples per second of one device, for the efficiency; estimated by default.
       price_per_hour: the price of one device.
     """
+    alone = alone or estimate_alone(workload, hardware)
+    hardware = _divide_cores(setup, hardware)
     batch = workload.global_batch_size
     rows = math.ceil(batch / setup.sharing)
     computed = compute_replica(setup, workload, hardware, rows)
@@ -87,7 +89,6 @@ def estimate(
     rate = batch / step_s
     if setup.servers:
         rate = batch / _find_interval(setup, workload, hardware, step_s)
-    alone = alone or estimate_alone(workload, hardware)
     memory = estimate_memory(setup, workload, hardware, rows)
     epoch_s = workload.num_examples / rate
     return Estimate(
@@ -107,6 +108,18 @@ def estimate(
         epoch_s=epoch_s,
         price=epoch_s / 3600 * setup.devices * price_per_hour,
     )
+
+
+def _divide_cores(setup: Setup, hardware: Hardware) -> Hardware:
+    """Returns the hardware with the measured steps that hold for a setup.
+
+    `tfdist.launch` gives each worker of one machine its own cores, if there are enough.
+    """
+    apart = [m for m in hardware.measured if m.share < 1]
+    cores = hardware.devices_per_machine
+    if not apart or setup.servers or not 1 < setup.workers <= cores:
+        return hardware
+    return replace(hardware, measured=tuple(m.divide(setup.workers) for m in apart))
 
 
 def estimate_alone(workload: Workload, hardware: Hardware) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.resources
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfdist.errors import TfdistError, make_unknown_name_error
@@ -49,6 +49,7 @@ class Measured:
       example_s: seconds of a step for each example.
       step_busy, example_busy: the share of the processor's cores that is busy in this time. What
         it leaves idle is used by other replicas, if they share the processor.
+      share: the share of the processor's cores that the process had.
     """
 
     parameters: int
@@ -58,6 +59,19 @@ class Measured:
     example_s: float
     step_busy: float = 1.0
     example_busy: float = 1.0
+    share: float = 1.0
+
+    def divide(self, count: int) -> "Measured":
+        """Returns the steps of one of several processes that have equal shares of the cores."""
+        longer = self.share * count
+        return replace(
+            self,
+            step_s=longer * self.step_s,
+            example_s=longer * self.example_s,
+            step_busy=1 / count,
+            example_busy=1 / count,
+            share=1.0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from tfdist.runs.options import TrainOptions
 _SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
 _CHAIN = 33
 _ROUNDS = 9
+_SIDE = 512  # of matrices, whose product takes some milliseconds
 _WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
 _MAX_BYTES = 1 << 28  # of the examples that are kept in memory
 
@@ -112,17 +113,23 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
 
     options, config = processes.start_process(options)
     strategy = processes.build_strategy(options)
+    # Between two sums of a step, a worker computes, and it is not as fast as the others every time.
+    side = _SIDE if config else 0
     # As gradients, variables are not known when the graph is made.
     with strategy.scope():
         values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _LARGE)}
+        matrix = tf.Variable(tf.ones([side, side]) / max(1, side))
 
-    def make(size: int, count: int) -> Callable[[], None]:
+    def make(size: int, count: int, *, sums: bool = True) -> Callable[[], None]:
         def reduce() -> tf.Tensor:
             total = tf.identity(values[size])
             for index in range(count):
                 # TensorFlow would join sums of sums, into ever longer ones.
                 total = tf.tanh(total) if index else total
-                total = sum_over_replicas([total], is_compressed=False)[0]
+                if count > 1 and side:
+                    total += tf.matmul(matrix, matrix + total[0])[0, 0]
+                if sums:
+                    total = sum_over_replicas([total], is_compressed=False)[0]
             return tf.cast(total[0], tf.float32)
 
         @tf.function(autograph=False)
@@ -136,14 +143,15 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         return wait
 
     # In a step, sums follow one another without the host, whose call is a part of each of these.
-    small, many, large = (
-        _time(make(size, count)) for size, count in ((_SMALL, 1), (_SMALL, _CHAIN), (_LARGE, 1))
-    )
+    chains = [make(_SMALL, _CHAIN, sums=sums) for sums in (False, True)]
+    large = [make(size, 1) for size in (_SMALL, _LARGE)]
     if config and not config.is_chief:
+        for each in (chains, large):
+            _time_difference(*each)
         return None
     return {
-        "latency_s": max(many - small, 0.0) / (_CHAIN - 1) / 2,
-        "bytes_per_s": 4 * _LARGE / max(large - small, 1e-9),
+        "latency_s": max(_time_difference(*chains), 0.0) / _CHAIN / 2,
+        "bytes_per_s": 4 * _LARGE / max(_time_difference(*large), 1e-9),
     }
 
 
@@ -186,6 +194,18 @@ def _time(run: Callable[[], Any]) -> float:
         run()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def _time_difference(shorter: Callable[[], Any], longer: Callable[[], Any]) -> float:
+    """Returns the median difference of the seconds of two functions that run in turns."""
+    times = []
+    for _ in range(_ROUNDS + 1):
+        marks = [time.perf_counter()]
+        for run in (shorter, longer):
+            run()
+            marks.append(time.perf_counter())
+        times.append(marks[2] - marks[1] - (marks[1] - marks[0]))
+    return statistics.median(times[1:])  # the first calls trace
 
 
 _MEASURES = {"steps": measure_steps, "links": measure_links, "machine": measure_machine}
