@@ -275,7 +275,7 @@ def count_collectives(trainer):
     (function,) = trainer.engine._steps.steps.train._list_all_concrete_functions()
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return sum(node.op.startswith("CollectiveReduce") for node in nodes)
+    return sum(node.op.startswith(("CollectiveReduce", "CollectiveGather")) for node in nodes)
 
 
 def check_loss_scaling(task):

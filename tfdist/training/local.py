@@ -141,7 +141,7 @@ class WeightAverager:
         self._examples = 0.0
 
     def _copy_from_chief(self) -> None:
-        anchors = []
+        anchors: list[tf.Tensor] = []
         for pack in self._averaged.packs:
             with tf.control_dependencies(anchors[-2:-1]):  # as in `_average_in_graph`
                 mine = pack.pack()
@@ -155,7 +155,9 @@ class WeightAverager:
     def _average_in_graph(self, examples: tf.Tensor) -> None:
         total = self._workers.sum_in_graph(examples[None])[0]
         means: list[tf.Tensor] = []
-        anchors, momenta, begin = [], [], 0
+        anchors: list[tf.Tensor] = []
+        momenta: list[tf.Tensor] = []
+        begin = 0
         for pack in self._averaged.packs:
             # A pack is copied while the one before it is summed, and not all of them at the start.
             with tf.control_dependencies(means[-2:-1]):

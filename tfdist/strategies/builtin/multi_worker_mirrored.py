@@ -68,7 +68,7 @@ class MultiWorkerMirrored(Strategy):
         import tensorflow as tf
 
         from tfdist.strategies.rendezvous import wait_for_peers
-        from tfdist.strategies.small_sums import gather_small_sums
+        from tfdist.strategies.process_sums import speed_up_sums
 
         if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise TfdistError(
@@ -101,7 +101,7 @@ class MultiWorkerMirrored(Strategy):
                 "Cannot build MultiWorkerMirroredStrategy: TensorFlow's devices are already in "
                 "use. Create the strategy first, and only one per process."
             ) from error
-        gather_small_sums(strategy)
+        speed_up_sums(strategy)
         return strategy
 
     def _make_resolver(self) -> Any:

@@ -1,4 +1,4 @@
-"""A worker of tests/strategies/test_small_sums.py: `python -m ... DIRECTORY`."""
+"""A worker of tests/strategies/test_process_sums.py: `python -m ... DIRECTORY`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Small sums between processes: right, and one message each."""
+"""Sums between processes: right, small ones by one message, and others in any order."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.strategies.small_sums_task import SIZES
+from tests.strategies.process_sums_task import SIZES
 from tfdist.launch import run_local_cluster
 
 WORKERS = 3
@@ -17,7 +17,7 @@ WORKERS = 3
 def test_workers_that_trace_at_different_times_have_the_same_sums(tmp_path):
     result = run_local_cluster(
         workers=WORKERS,
-        command=[sys.executable, "-m", "tests.strategies.small_sums_task", str(tmp_path)],
+        command=[sys.executable, "-m", "tests.strategies.process_sums_task", str(tmp_path)],
         run_dir=tmp_path,
         timeout_s=150,
         stream=False,
