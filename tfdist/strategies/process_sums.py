@@ -86,7 +86,8 @@ def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:
             communication_hint="ring",
         )
         parts = tf.ensure_shape(parts, [launcher._group_size, size])
-        return tf.reshape(tf.reduce_sum(parts, 0), value.shape)
+        # Unlike `reduce_sum`, in an order that does not depend on the kind of processor.
+        return tf.reshape(tf.add_n(tf.unstack(parts)), value.shape)
 
 
 def _count_in_step(device: str) -> int:

@@ -67,8 +67,8 @@ class MultiWorkerMirrored(Strategy):
     ) -> "tf.distribute.MultiWorkerMirroredStrategy":
         import tensorflow as tf
 
-        from tfdist.strategies.rendezvous import wait_for_peers
         from tfdist.strategies.process_sums import speed_up_sums
+        from tfdist.strategies.rendezvous import wait_for_peers
 
         if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise TfdistError(
