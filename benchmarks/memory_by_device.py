@@ -1,7 +1,6 @@
 """Counts the memory of each device when a model is divided, from the allocations of a step.
 
     python -m benchmarks.memory_by_device [--image_size=128] [--base_filters=32] [--batch=16]
-        [--limit]
 
 Trains the U-Net on one device, and by layers, shards and strips on two virtual devices, each in
 its own process. Virtual devices share an allocator, so TensorFlow knows only their sum. But its
@@ -9,24 +8,18 @@ profiler records every allocation from 256 KiB on with the operation that made i
 partitioned graph says on which device that operation runs. A tensor that is sent to another device
 is counted on both, from when it was made until it is freed, but not weights, which strips read on
 each device. Prints a Markdown table.
-
-With `--limit`, it also shows that what one device refuses is trained by two: for each placement
-that helps, it takes a limit between what one device needs and the fuller of two. One device then
-trains with an allocator of this limit, and two devices with one of twice that.
 """
 
 import argparse
 import collections
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 from typing import Any, NamedTuple
 
 from tfdist.benchmark.runs import run_task
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.cluster import read_environment
 
 SETUPS = ("none", "layers", "shards", "strips")
 NUM_DEVICES = 2
@@ -49,72 +42,24 @@ def main() -> int:
     parser.add_argument("--image_size", type=int, default=128, help="height and width in pixels")
     parser.add_argument("--base_filters", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--limit", action="store_true", help="train with too little memory, too")
     flags = parser.parse_args()
-    needed = count(flags)
-    if flags.limit:
-        train_within_limits(flags, needed)
-    return 0
-
-
-def count(flags: argparse.Namespace) -> dict[str, int]:
-    """Prints the table; returns what the fullest device of each placement needs."""
     command = [sys.executable, "-m", "benchmarks.memory_by_device", "measure"]
     print("| placement | variables, MiB | most in a step, MiB | both, of one device's |")
     print("|---|---|---|---|", flush=True)
-    needed: dict[str, int] = {}
+    whole = None
     for setup in SETUPS:
         found = run_task({"setup": setup, **vars(flags)}, command, timeout_s=TIMEOUT_S)
         if "error" in found:
             raise SystemExit(f"{setup}: {found['error']}")
         totals = [sum(pair) for pair in zip(found["variables"], found["step"], strict=True)]
-        needed[setup] = max(totals)
+        whole = whole or totals[0]
         cells = [
             ", ".join(f"{number / 2**20:.1f}" for number in found[key] if number)
             for key in ("variables", "step")
         ]
-        shares = ", ".join(f"{total / needed['none']:.2f}" for total in totals if total)
+        shares = ", ".join(f"{total / whole:.2f}" for total in totals if total)
         print(f"| {setup} | {' | '.join(cells)} | {shares} |", flush=True)
-    return needed
-
-
-def train_within_limits(flags: argparse.Namespace, needed: dict[str, int]) -> None:
-    """Prints whether one device and two train under a limit for each device."""
-    print("\n| placement | limit of a device, MiB | one device | two devices |")
-    print("|---|---|---|---|", flush=True)
-    for setup in SETUPS[1:]:
-        limit = round((needed[setup] * needed["none"]) ** 0.5)
-        cells = [train(flags, "none", limit), train(flags, setup, NUM_DEVICES * limit)]
-        print(f"| {setup} | {limit / 2**20:.1f} | {' | '.join(cells)} |", flush=True)
-
-
-def train(flags: argparse.Namespace, setup: str, limit: int) -> str:
-    """Returns how training with a limited allocator ends, in a few words."""
-    arguments = [
-        "--dataset=shapes",
-        f"--image_size={flags.image_size},{flags.image_size}",
-        f"--base_filters={flags.base_filters}",
-        f"--train_examples={4 * flags.batch}",
-        f"--val_examples={flags.batch}",
-        f"--global_batch_size={flags.batch}",
-        "--epochs=1",
-        "--strategy=one_device",
-        f"--placement={setup}",
-    ]
-    if setup != "none":
-        arguments += [f"--virtual_devices={NUM_DEVICES}", "--devices=CPU:0"]
-    with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(
-            [sys.executable, "-m", "tfdist.train", *arguments, f"--run_dir={directory}/run"],
-            env=dict(read_environment()) | {"TF_MKL_ALLOC_MAX_BYTES": str(limit)},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    if done.returncode == 0:
-        return "trains"
-    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    return f"status {done.returncode}: {last}"
+    return 0
 
 
 def measure(directory: str) -> int:

@@ -85,3 +85,55 @@ def test_keeps_to_a_control_group(name, tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert memory.find_free_memory(tmp_path).bytes == left
+
+
+class ResourceExhaustedError(Exception):
+    """As TensorFlow's, which also stands for a full disk."""
+
+
+@pytest.mark.parametrize(
+    ("error", "begin"),
+    [
+        (
+            ResourceExhaustedError(
+                "OOM when allocating tensor with shape[4,8] and type float on /job:localhost/"
+                "replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
+            ),
+            "Out of memory on GPU:1 for shape[4,8]. Use a smaller `global_batch_size`",
+        ),
+        (
+            ResourceExhaustedError("Out of memory while trying to allocate 12345 bytes."),
+            "Out of memory for 12345 bytes. Use",
+        ),
+        (
+            MemoryError("Unable to allocate 1.5 TiB for an array with shape (9,)"),
+            "Out of memory for 1.5 TiB. Use",
+        ),
+        (MemoryError(), "Out of memory. Use"),
+        (ResourceExhaustedError("/run/x; No space left on device"), None),
+        (ValueError("Out of memory"), None),
+    ],
+)
+def test_says_what_did_not_fit(error, begin):
+    found = memory.describe_lack(error)
+    assert found is None if begin is None else found.startswith(begin)
+
+
+def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
+    # The weights of one convolution need more bytes than a process has addresses.
+    model = "--image_size=32,32 --base_filters=10000000 --train_examples=8 --val_examples=8"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tfdist.train", "--dataset=shapes", "--strategy=one_device"),
+            *(*model.split(), "--global_batch_size=8", f"--run_dir={tmp_path}/run"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("tfdist: Out of memory on CPU:0 for shape[")
+    assert "--global_batch_size" in last
+    assert "--placement" in last

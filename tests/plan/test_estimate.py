@@ -170,6 +170,33 @@ def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
     assert found.examples_per_s == pytest.approx(2 * 256 / found.step_s)
 
 
+def test_workers_of_one_machine_have_their_own_cores(workload):
+    whole = measure(workload)
+    half = dataclasses.replace(whole, step_s=0.15, example_s=0.018, share=0.5)
+    shared = dataclasses.replace(
+        load_hardware("cpu"),
+        measured=(whole, half),
+        shares_cores=True,
+        devices_per_machine=4,
+        host_s=0.0,
+    )
+    for count, longer in ((2, 1), (4, 2)):
+        setup = Setup(strategy="multi_worker_mirrored", workers=count)
+        seconds = longer * (0.15 + 256 / count * 0.018)
+        assert estimate(setup, workload, shared).computation_s == pytest.approx(seconds)
+    alone = estimate(ONE, workload, shared)
+    assert (alone.step_s, alone.efficiency) == (pytest.approx(0.1 + 256 * 0.01), pytest.approx(1))
+    # More workers than cores, and servers, take turns.
+    for setup in (
+        Setup(strategy="multi_worker_mirrored", workers=8),
+        Setup(strategy="parameter_server", workers=2, servers=1),
+    ):
+        turns = 8 if setup.workers == 8 else 2
+        rows = 256 / setup.sharing
+        found = estimate(setup, workload, shared)
+        assert found.computation_s == pytest.approx(turns * (0.1 + rows * 0.01))
+
+
 def test_a_sum_on_one_device_costs_more_with_each_replica(workload):
     hardware = load_hardware("v100")
     slow = dataclasses.replace(workload, all_reduce="reduction_to_one_device")

@@ -41,6 +41,8 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     all_reduce = reducer._all_reduce
 
     def reduce(reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
+        if tf.executing_eagerly():
+            return all_reduce(reduce_op, value, replica_id, options)
         values = tf.nest.flatten(value)
         if reduce_op == tf.distribute.ReduceOp.SUM and len(values) == 1:
             total = _gather_sum(launchers[replica_id], values[0])
@@ -64,7 +66,7 @@ def _without_order(launcher: Any) -> Iterator[None]:
 
 def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:
     """Returns the sum of a tensor over all replicas; None if it must be computed by TensorFlow."""
-    if tf.executing_eagerly() or isinstance(value, tf.IndexedSlices):
+    if isinstance(value, tf.IndexedSlices):
         return None
     value = tf.convert_to_tensor(value)
     if value.dtype not in _DTYPES or not value.shape.is_fully_defined():
