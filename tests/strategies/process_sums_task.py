@@ -56,18 +56,18 @@ def main(directory):
                 return strategy.run(lambda: add(value))
 
             found[f"{dtype} {size}"] = tf.cast(total()[:9], tf.float64).numpy().tolist()
-    operations = {
-        size: [
-            node.op
-            for node in tf.function(lambda size=size: strategy.run(lambda: add(tf.zeros([size]))))
-            .get_concrete_function()
-            .graph.as_graph_def()
-            .node
+    # What computes a sum, and whether it waits for the sums that were traced before it.
+    found["operations"] = {}
+    for size in SIZES:
+
+        @tf.function(autograph=False)
+        def total(size=size):
+            return strategy.run(lambda: add(tf.zeros([size])))
+
+        nodes = total.get_concrete_function().graph.as_graph_def().node
+        found["operations"][size] = [
+            [node.op, node.attr["Nordering_token"].i] for node in nodes if "Collective" in node.op
         ]
-        for size in SIZES
-    }
-    found["gathered"] = [n for n in SIZES if "CollectiveGatherV2" in operations[n]]
-    found["reduced"] = [n for n in SIZES if "CollectiveReduceV2" in operations[n]]
     (Path(directory) / f"worker-{index}.json").write_text(json.dumps(found))
 
 
