@@ -255,7 +255,8 @@ def compare(
     sizes = [found.best(one) for one in _measure_sizes(model)]
     on_half = [found.best(one) for one in _measure_sizes(model, on_half=True)]
     hardware = add_model(machine, workload, *sizes)
-    hardware = add_model(hardware, workload, *on_half, share=0.5)
+    with half_of_the_cores() as share:
+        hardware = add_model(hardware, workload, *on_half, share=share)
     _say(str(dataclasses.replace(hardware, source="")))
     for name, case in cases.items():
         try:

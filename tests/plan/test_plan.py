@@ -1,6 +1,7 @@
 """`python -m tfdist.plan`; tests/test_errors.py has what it refuses."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_flags_that_the_recommended_strategy_does_not_take_are_dropped(plan):
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(450)
 def test_calibration_measures_this_machine(path_with_spaces):
     path = path_with_spaces / "this machine.toml"
     train = shlex.split(f"{SMALL} --val_examples=8 --global_batch_size=8")
@@ -109,7 +111,7 @@ def test_calibration_measures_this_machine(path_with_spaces):
         [*command, f"--calibrate={path}", "--", *train],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=380,
     )
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
@@ -120,7 +122,10 @@ def test_calibration_measures_this_machine(path_with_spaces):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    measured = found["hardware"]["measured"][0]
+    measured, *of_half = found["hardware"]["measured"]
+    assert measured["share"] == 1
+    cores = len(os.sched_getaffinity(0))
+    assert [m["share"] for m in of_half] == ([-(-cores // 2) / cores] if cores > 1 else [])
     alone = next(row for row in found["estimates"] if row["name"] == "one_device")
     assert alone["step_s"] == pytest.approx(measured["step_s"] + 8 * measured["example_s"])
 

@@ -61,8 +61,8 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
     workload = make_workload(train, hardware)
     sizes = list_sizes(arguments, workload.global_batch_size)
     # In turns: a machine that others use, too, is faster at some times than at others.
-    for share in (1.0, 0.5) if hardware.devices_per_machine > 1 else (1.0,):
-        with contextlib.nullcontext() if share == 1 else half_of_the_cores():
+    for on_half in (False, True) if hardware.devices_per_machine > 1 else (False,):
+        with half_of_the_cores() if on_half else contextlib.nullcontext(1.0) as share:
             steps = [[measure("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
         whole, part = (
             min(found, key=lambda one: one["step_s"]) for found in zip(*steps, strict=True)
@@ -107,12 +107,17 @@ def measure_hardware(
 
 
 @contextlib.contextmanager
-def half_of_the_cores() -> Iterator[None]:
-    """Keeps this process, and those that it starts, on the first half of its cores."""
+def half_of_the_cores() -> Iterator[float]:
+    """Keeps this process, and those that it starts, on the first half of its cores.
+
+    Yields:
+      The share of the cores that they have.
+    """
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, divide_cores(sorted(cores), 2)[0] or cores)
+    half = divide_cores(sorted(cores), 2)[0] or cores
+    os.sched_setaffinity(0, half)
     try:
-        yield
+        yield len(half) / len(cores)
     finally:
         os.sched_setaffinity(0, cores)
 
