@@ -5,9 +5,9 @@
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and compares the predictions with measurements. Each measurement has its own processes.
 A round measures everything once, and the fastest of the rounds counts, because other programs can
-only slow a step down. For slow networks, the model is measured on one half of the cores, and links
-and steps on the two hosts of `benchmarks.two_hosts`, which need root and iproute2. Prints a
-Markdown table. `--record` keeps the measurements, and does not repeat those that it has.
+only slow a step down. For slow networks, links and steps are measured on the two hosts of
+`benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table. `--record` keeps the
+measurements, and does not repeat those that it has.
 """
 
 import argparse
@@ -200,8 +200,7 @@ def main() -> int:
     flags = parser.parse_args()
     start_tensorflow_quietly()
     models, parts = flags.models.split(","), flags.setups.split(",")
-    names = [name for name in CASES if any(fnmatch.fnmatchcase(name, part) for part in parts)]
-    cases = {name: CASES[name] for name in names}
+    cases = {n: c for n, c in CASES.items() if any(fnmatch.fnmatchcase(n, part) for part in parts)}
     found = Findings(flags.record)
     found.measure(list_measurements(models, cases), rounds=flags.rounds)
     print(f"{describe_machine()}, the fastest of {flags.rounds} rounds\n")
@@ -270,8 +269,8 @@ def compare(
                     between=Link(link["bytes_per_s"], link["latency_s"]),
                 )
                 chosen = add_model(host, workload, *on_half)
-            share = 0.5 if "--compress_gradients" in case.flags else 1.0
-            guess = estimate(case.setup, dataclasses.replace(workload, compressed=share), chosen)
+            sent = 0.5 if "--compress_gradients" in case.flags else 1.0
+            guess = estimate(case.setup, dataclasses.replace(workload, compressed=sent), chosen)
             if guess.refusal:
                 raise TrainingError(guess.refusal)
             measured = found.best(_measure_case(model, name))

@@ -24,7 +24,7 @@ def main(directory):
         return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(value))
 
     @tf.function(autograph=False)
-    def run(x, inner=None):
+    def run(x):
         def step(x):
             with tf.GradientTape() as tape:
                 tape.watch(x)

@@ -162,18 +162,14 @@ def add_model(
         example_busy=_to_share(example_cpu_s, example_s),
         share=share,
     )
-    others = [m for m in hardware.measured if _is_other(m, measured)]
+    new = measured.parameters, measured.share
+    others = [m for m in hardware.measured if (m.parameters, m.share) != new]
     if share < 1:
         return dataclasses.replace(hardware, measured=(*others, measured))
     # What tracing and kernels need does not depend on the strategy, as far as is known.
     own = dataclasses.replace(hardware, measured=(*others, measured), process_bytes=0.0)
     model = estimate(Setup(strategy="one_device"), workload, own).memory.total
     return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
-
-
-def _is_other(one: Measured, new: Measured) -> bool:
-    """Returns whether a measurement is of another model, or of another share of the cores."""
-    return (one.parameters, one.share) != (new.parameters, new.share)
 
 
 def _to_share(cpu_s: float, seconds: float) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.resources
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import TfdistError, make_unknown_name_error
@@ -64,7 +64,7 @@ class Measured:
     def divide(self, count: int) -> "Measured":
         """Returns the steps of one of several processes that have equal shares of the cores."""
         longer = self.share * count
-        return replace(
+        return dataclasses.replace(
             self,
             step_s=longer * self.step_s,
             example_s=longer * self.example_s,

@@ -113,12 +113,10 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
 
     options, config = processes.start_process(options)
     strategy = processes.build_strategy(options)
-    # Between two sums of a step, a worker computes, and it is not as fast as the others every time.
-    side = _SIDE if config else 0
     # As gradients, variables are not known when the graph is made.
     with strategy.scope():
         values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _LARGE)}
-        matrix = tf.Variable(tf.ones([side, side]) / max(1, side))
+        matrix = tf.Variable(tf.ones([_SIDE, _SIDE]) / _SIDE)
 
     def make(size: int, count: int, *, sums: bool = True) -> Callable[[], None]:
         def reduce() -> tf.Tensor:
@@ -126,7 +124,8 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
             for index in range(count):
                 # TensorFlow would join sums of sums, into ever longer ones.
                 total = tf.tanh(total) if index else total
-                if count > 1 and side:
+                # Between two sums, a worker computes, and not always as fast as the others.
+                if config and count > 1:
                     total += tf.matmul(matrix, matrix + total[0])[0, 0]
                 if sums:
                     total = sum_over_replicas([total], is_compressed=False)[0]
