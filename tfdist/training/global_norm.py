@@ -17,6 +17,8 @@ from tfdist.models.batch_norm import (
 )
 from tfdist.training.part import Part
 
+Normalize = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, float], tuple[tf.Tensor, Moments]]
+
 
 def list_norm_replacements(find_part: Callable[[], Part | None]) -> list[tuple[type, str, Any]]:
     """Returns what is replaced in Keras: owners, names and functions.
@@ -25,28 +27,41 @@ def list_norm_replacements(find_part: Callable[[], Part | None]) -> list[tuple[t
       find_part: returns this replica's part of the global batch; None outside of replicas.
     """
     norm = keras.layers.BatchNormalization
+
+    def find_normalize() -> Normalize | None:
+        part = find_part()
+        if part is None:
+            return None
+        return functools.partial(normalize_by_global_batch, replicas=Replicas(part.weight))
+
     return [
-        (norm, "call", _make_call(norm.call, find_part)),
+        (norm, "call", make_norm_call(norm.call, find_normalize)),
         (norm, "_moments", _make_moments(norm._moments, find_part)),
     ]
 
 
-def _make_call(original: Any, find_part: Callable[[], Part | None]) -> Any:
+def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]) -> Any:
+    """Returns a `call` of Keras's layer that normalizes on the fused kernel in training.
+
+    Args:
+      original: the layer's own `call`, which computes everything else.
+      find_normalize: returns the function that normalizes a batch; None for `original`.
+    """
+
     @functools.wraps(original)
     def call(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        part = find_part()
+        normalize = find_normalize()
         is_training = training and layer.trainable
-        if part is None or not is_training or mask is not None or not _fits(layer, inputs):
+        if normalize is None or not is_training or mask is not None or not _fits(layer, inputs):
             return original(layer, inputs, training=training, mask=mask)
         channels = inputs.shape[-1]
         gamma = layer.gamma if layer.scale else tf.ones([channels])
         beta = layer.beta if layer.center else tf.zeros([channels])
-        y, moments = normalize_by_global_batch(
+        y, moments = normalize(
             to_pictures(inputs),
             tf.cast(gamma, tf.float32),
             tf.cast(beta, tf.float32),
             layer.epsilon,
-            Replicas(part.weight),
         )
         keep = layer.momentum
         for moving, new in (

@@ -26,6 +26,7 @@ from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
 from tfdist.training.data_adapter import take_next
 from tfdist.training.division import Division
+from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows, list_seed_generators
@@ -270,6 +271,8 @@ class Steps:
             self._model.reset_metrics()
 
     def _compile(self, function: Any) -> Any:
+        is_compiled = self._is_compiled or self._model.jit_compile
+        function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
             return function
         return tf.function(function, autograph=False, reduce_retracing=True)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.placement.shards.divided import find_divided
 from tfdist.placement.tables import Tables, add_lookups, check_unused, clip_rows
+from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.gradient import compute_loss
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import RowDraws, list_seed_generators
@@ -28,6 +29,7 @@ class WorkerSteps:
       slots: the slots of the gradients.
       tables: the divided tables.
       check_trace: checks the graph of a training step.
+      fused_layers: whether Keras's layers are computed by fused kernels.
 
     Attributes:
       version: the number of updates of the weights, which a step reads before the weights.
@@ -47,6 +49,7 @@ class WorkerSteps:
         slots: GradientSlots,
         tables: Tables,
         check_trace: Callable[[Any], None],
+        fused_layers: bool,
     ):
         self._model = model
         self._strategy = strategy
@@ -54,6 +57,7 @@ class WorkerSteps:
         self._slots = slots
         self._tables = tables
         self._check_trace = check_trace
+        self._fusing = fusing_layers(fused_layers)
         self._generators = list_seed_generators(model)
         self._trainable = list(model.trainable_variables)
         known = {id(v) for v in [*model.metrics_variables, *self._trainable, *tables.variables]}
@@ -82,6 +86,7 @@ class WorkerSteps:
         counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
+        @self._fusing
         def compute(
             step: tf.Tensor, ticket: tf.Tensor, slots: list[tf.Tensor], batch: Any
         ) -> dict[str, Any]:
@@ -157,6 +162,7 @@ class WorkerSteps:
         counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
+        @self._fusing
         def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
             batch = read(step, batch)
             mapping = [*self._read_weights(), *_make_zeros(counted)]
@@ -174,6 +180,7 @@ class WorkerSteps:
         """Returns the function that a worker runs at a step of a prediction."""
 
         @tf.function(autograph=False, reduce_retracing=True)
+        @self._fusing
         def predict(step: tf.Tensor, batch: Any) -> Any:
             batch = read(step, batch)
             with (
