@@ -36,6 +36,15 @@ SIGNATURES = [
     (keras.Model, "_flatten_metrics_in_order", ["self", "logs"]),
     (internals.backend, "get_keras_mask", ["x"]),
     (internals.backend, "set_keras_mask", ["x", "mask"]),
+    (
+        internals.backend,
+        "lstm",
+        [
+            *("inputs", "initial_state_h", "initial_state_c", "mask", "kernel"),
+            *("recurrent_kernel", "bias", "activation", "recurrent_activation"),
+            *("return_sequences", "go_backwards", "unroll", "time_major"),
+        ],
+    ),
     (internals.array_slicing, "train_validation_split", ["arrays", "validation_split"]),
     (internals.array_slicing, "convert_to_sliceable", ["arrays", "target_backend"]),
     (internals.array_data_adapter, "can_convert_arrays", ["arrays"]),

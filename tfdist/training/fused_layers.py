@@ -43,35 +43,25 @@ def _make_lstm(original: Any) -> Any:
     """Returns the function that Keras asks for a fast LSTM; where there is none, it raises."""
 
     @functools.wraps(original)
-    def lstm(
-        inputs: Any,
-        initial_state_h: Any,
-        initial_state_c: Any,
-        mask: Any,
-        kernel: Any,
-        recurrent_kernel: Any,
-        bias: Any,
-        activation: Any,
-        recurrent_activation: Any,
-        return_sequences: bool = False,
-        go_backwards: bool = False,
-        unroll: bool = False,
-        time_major: bool = False,
-    ) -> Any:
-        is_usual = activation is keras.activations.tanh
-        is_usual &= recurrent_activation is keras.activations.sigmoid
-        if inputs.dtype != tf.float32 or mask is not None or not is_usual or unroll or time_major:
+    def lstm(inputs: Any, h: Any, c: Any, mask: Any, **options: Any) -> Any:
+        is_usual = options["activation"] is keras.activations.tanh
+        is_usual &= options["recurrent_activation"] is keras.activations.sigmoid
+        if inputs.dtype != tf.float32 or mask is not None or not is_usual or options["unroll"]:
             raise NotImplementedError
+        kernel = tf.concat([options["kernel"], options["recurrent_kernel"]], 0)
+        bias = options["bias"]
         x = tf.transpose(inputs, [1, 0, 2])
         states, outputs = _run_block(
-            tf.reverse(x, [0]) if go_backwards else x,
-            initial_state_h,
-            initial_state_c,
-            tf.concat([kernel, recurrent_kernel], 0),
+            tf.reverse(x, [0]) if options["go_backwards"] else x,
+            h,
+            c,
+            kernel,
             tf.zeros([kernel.shape[-1]]) if bias is None else tf.convert_to_tensor(bias),
         )
         last = outputs[-1]
-        shown = tf.transpose(outputs, [1, 0, 2]) if return_sequences else last[:, None]
+        shown = last[:, None]
+        if options["return_sequences"]:
+            shown = tf.transpose(outputs, [1, 0, 2])
         return last, shown, [last, states[-1]]
 
     return lstm
