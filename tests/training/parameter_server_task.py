@@ -21,6 +21,7 @@ from tests.training import programs, tables, test_dataset_order
 from tests.training.programs import PROGRAMS
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
+from tfdist.replacing import replaced
 from tfdist.strategies import make_parameter_server, run_server
 from tfdist.training import coordination
 
@@ -251,12 +252,12 @@ def run_exactness(strategy):
     return results
 
 
-def compare_program(strategy, program):
+def compare_program(strategy, program, **options_of_servers):
     """Trains a program on one device and on the servers; returns how far apart they end."""
     found, logs = [], []
     for options in (
         {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
-        {"strategy": strategy, "max_in_flight": 1},
+        {"strategy": strategy, "max_in_flight": 1, **options_of_servers},
     ):
         trainer = zoo.make_trainer(program.build, **options)
         trainer.fit(program.make_dataset(), epochs=2, verbose=0)
@@ -265,8 +266,30 @@ def compare_program(strategy, program):
     return {"weights": zoo.largest_difference(*found), "logs": logs}
 
 
+def record_calls(function, calls):
+    def call(**options):
+        calls.append(options)
+        return function(**options)
+
+    return call
+
+
+def build_recurrent():
+    def between(x):
+        sequences = keras.layers.Reshape((2, 2))(x)
+        return keras.layers.BatchNormalization()(keras.layers.LSTM(3, seed=0)(sequences))
+
+    keras.utils.set_random_seed(0)
+    return programs.dense(between=between)
+
+
 def run_programs(strategy):
     found = {name: compare_program(strategy, program) for name, program in OF_SERVERS.items()}
+    blocks = []
+    with replaced(tf.raw_ops, "BlockLSTM", record_calls(tf.raw_ops.BlockLSTM, blocks)):
+        recurrent = programs.Program(build_recurrent)
+        found["fused"] = compare_program(strategy, recurrent, fused_layers=True)
+    found["blocks"] = len(blocks)
     found["refused"] = []
     for program in (
         PROGRAMS["a spectral norm"],

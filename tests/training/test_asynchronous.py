@@ -101,6 +101,13 @@ def test_programs_end_where_one_device_ends(programs, name):
     assert logs == pytest.approx(expected, rel=1e-5)
 
 
+def test_fused_layers_end_where_keras_s_end(programs):
+    assert programs["blocks"] == 2  # of the functions that train and evaluate
+    assert programs["fused"]["weights"] < 1e-5
+    expected, logs = programs["fused"]["logs"]
+    assert logs == pytest.approx(expected, rel=1e-5)
+
+
 def test_refuses_programs_that_workers_cannot_compute(programs):
     spectral, frozen, steps, maximum, draws = programs["refused"]
     assert "a layer assigns its own weight spectral/" in spectral
