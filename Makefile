@@ -1,9 +1,10 @@
 # Everything runs in .venv, which is created from setup.cfg and pyproject.toml.
 PYTHON ?= python3
+PYTORCH ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all test-vertex errors faults docs docs-links lint format types check clean
+.PHONY: setup train test test-all test-vertex errors faults compare docs docs-links lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -31,6 +32,14 @@ errors: setup
 # Kills processes at random moments, at least 60 times, for up to 20 minutes.
 faults: setup
 	$(BIN)/python -m benchmarks.faults
+
+# Compares with Keras, with PyTorch, and between two hosts: some 90 minutes with no other work. PYTORCH is a Python that
+# has PyTorch; the hosts are network namespaces, which need root.
+compare: setup
+	$(BIN)/python -m benchmarks.users_models
+	$(BIN)/python -m benchmarks.against_pytorch --python=$(PYTORCH)
+	$(BIN)/python -m benchmarks.two_hosts --rate=1 --python=$(PYTORCH)
+	$(BIN)/python -m benchmarks.two_hosts --rate=0.2 --python=$(PYTORCH)
 
 # Installs Google's client library, which takes 190 MB.
 test-vertex: setup
