@@ -1,6 +1,6 @@
 """Keras's layers on TensorFlow's fused kernels, whose results differ by rounding only.
 
-Keras computes an LSTM on CPUs in a loop of small operations, and batch normalization in five
+Keras computes an LSTM on CPUs in a loop of small operations, and batch normalization in several
 passes over its inputs. TensorFlow has one operation for each.
 """
 
