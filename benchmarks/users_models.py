@@ -43,10 +43,10 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "mlp": Workload((784,), 1000, option="jit_compile"),
-    "mlp dataset": Workload((784,), 1000, is_dataset=True, option="jit_compile"),
-    "mlp loop": Workload((784,), 1000, loop=50, option="jit_compile"),
-    "mlp dataset loop": Workload((784,), 1000, loop=50, is_dataset=True, option="jit_compile"),
+    "mlp": Workload((784,), 1000),
+    "mlp dataset": Workload((784,), 1000, is_dataset=True),
+    "mlp loop": Workload((784,), 1000, loop=50),
+    "mlp dataset loop": Workload((784,), 1000, loop=50, is_dataset=True),
     "cnn": Workload((28, 28, 1), 100, xla=False),
     "lstm": Workload((80,), 100, kind="tokens", option="fused_layers"),
     "transformer": Workload((80,), 50, kind="tokens", option="jit_compile"),
