@@ -54,6 +54,17 @@ def dense(optimizer=None, loss="mse", cls=keras.Model, last=None, between=None, 
     return model
 
 
+class Smooth(keras.Model):
+    """Adds the squared gradient of its outputs by its inputs to the loss."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_mean(self(x, training=True))
+        return loss + tf.reduce_mean(tf.square(tape.gradient(total, x)))
+
+
 class OwnSteps(keras.Model):
     def train_step(self, data):
         x, _ = data

@@ -3,26 +3,15 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdist
 from tests import zoo
+from tests.training.programs import Smooth
 from tfdist.internals import custom_gradient
 
 L = keras.layers
 X = np.random.default_rng(0).normal(2.0, 3.0, size=(22, 5, 4, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(22, 2)).astype("float32")
-
-
-class Smooth(keras.Model):
-    """Adds the squared gradient of its outputs by its inputs to the loss."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = tf.reduce_mean(self(x, training=True))
-        return loss + tf.reduce_mean(tf.square(tape.gradient(total, x)))
 
 
 def build(between, *, cls=keras.Model, policy="float32"):
