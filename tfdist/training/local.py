@@ -110,9 +110,10 @@ class WeightAverager:
         self._has_outer_step = (
             strategy.options.outer_momentum > 0 or strategy.options.outer_learning_rate != 1
         )
-        size = self._averaged.size if self._has_outer_step else 0
-        self._anchor = _make_state([size], self._averaged.dtype)
-        self._momentum = _make_state([self._num_trainable], self._averaged.dtype)
+        anchored = self._averaged.size if self._has_outer_step else 0
+        moving = self._num_trainable if self._has_outer_step else 0
+        self._anchor = _make_state([anchored], self._averaged.dtype)
+        self._momentum = _make_state([moving], self._averaged.dtype)
         self._slots_of_workers = _make_state([workers.count, self._own.size], self._own.dtype)
 
     @property
@@ -239,4 +240,4 @@ def _count(variable: keras.Variable) -> int:
 
 
 def _make_state(shape: Sequence[int], dtype: str) -> keras.Variable:
-    return keras.Variable(np.zeros(shape), dtype=dtype, trainable=False)
+    return keras.Variable("zeros", shape=shape, dtype=dtype, trainable=False)
