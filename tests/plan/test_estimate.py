@@ -37,6 +37,12 @@ def workload(model):
     )
 
 
+def remove_sums(workload):
+    """Returns the workload with each replica's own batch normalization."""
+    layers = tuple(dataclasses.replace(layer, sums=0) for layer in workload.layers)
+    return dataclasses.replace(workload, layers=layers)
+
+
 def test_a_workload_has_the_models_parameters(model, workload):
     assert workload.weights == 4 * model.count_params()
     assert workload.gradients == 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
@@ -155,7 +161,38 @@ def test_devices_that_share_cores_compute_in_turns(workload):
         assert estimate(setup, workload, hardware).step_s >= alone.step_s
 
 
+def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workload):
+    hardware = load_hardware("a100")
+    convolutions = [workload.layers[x.inputs[0]] for x in workload.layers if x.sums]
+    images = sum(x.activations for x in convolutions) * 256 / 4
+    again = 7 * images / (hardware.memory_bytes_per_s * hardware.memory_share)
+    apart = remove_sums(workload)
+    for setup, additional in (
+        (Setup(strategy="mirrored", replicas=4), again),
+        (Setup(strategy="multi_worker_mirrored", workers=2, replicas=2), again),
+        (Setup(strategy="mirrored", replicas=4, placement="layers", parts=2), again / 2),
+        (Setup(strategy="local_sgd", workers=4), 0.0),
+        (Setup(strategy="parameter_server", workers=4, servers=1), 0.0),
+        (ONE, 0.0),
+    ):
+        both = [estimate(setup, each, hardware).computation_s for each in (workload, apart)]
+        assert both[0] - both[1] == pytest.approx(additional, abs=1e-9)
+
+
+def test_processes_with_peers_and_gradients_of_strips_take_memory(workload):
+    shared = dataclasses.replace(load_hardware("cpu"), shares_cores=True)
+    alone, peers = (
+        estimate(Setup(strategy="local_sgd", workers=count), workload, shared).memory.process
+        for count in (1, 2)
+    )
+    assert peers - alone == 110 * 2**20
+    strips = Setup(strategy="one_device", placement="strips", parts=2)
+    whole, parts = (estimate(s, workload, shared).memory.total for s in (ONE, strips))
+    assert parts - whole == pytest.approx(2 * workload.gradients)
+
+
 def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
+    workload = remove_sums(workload)
     measured = measure(workload, step_busy=0.4, example_busy=0.75)
     shared = dataclasses.replace(load_hardware("cpu"), measured=(measured,), shares_cores=True)
     seconds = {
@@ -171,6 +208,7 @@ def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
 
 
 def test_workers_of_one_machine_have_their_own_cores(workload):
+    workload = remove_sums(workload)
     whole = measure(workload)
     half = dataclasses.replace(whole, step_s=0.15, example_s=0.018, share=0.5)
     shared = dataclasses.replace(

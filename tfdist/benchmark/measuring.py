@@ -1,5 +1,6 @@
 """Measures one configuration, in its own process."""
 
+import itertools
 import os
 import resource
 import time
@@ -119,15 +120,24 @@ class Clock(keras.callbacks.Callback):
         self._ends.append(time.perf_counter())
         self._cpu_s.append(time.process_time())
 
+    def list_windows(self, first: int, length: int) -> list[tuple[int, int]]:
+        """Returns the steps between whose ends there are `length` steps, one pair after another."""
+        ends = range(first, len(self._ends) + 1, length)
+        return list(itertools.pairwise(ends))
+
+    def measure_seconds(self, first: int, last: int) -> float:
+        """Returns the seconds from the end of one step to the end of another."""
+        return self._ends[last - 1] - self._ends[first - 1]
+
     def measure_rate(self, first: int, last: int) -> float:
-        """Returns steps per second, from the end of one step to the end of another."""
-        return (last - first) / (self._ends[last - 1] - self._ends[first - 1])
+        """Returns the steps per second in the same time."""
+        return (last - first) / self.measure_seconds(first, last)
 
     def measure_busy(self, first: int, last: int) -> float:
         """Returns the share of this process's cores that it kept busy in the same time."""
-        seconds = self._ends[last - 1] - self._ends[first - 1]
         cores = len(os.sched_getaffinity(0))
-        return (self._cpu_s[last - 1] - self._cpu_s[first - 1]) / seconds / cores
+        busy_s = self._cpu_s[last - 1] - self._cpu_s[first - 1]
+        return busy_s / self.measure_seconds(first, last) / cores
 
 
 def _count_batches(x: Any, batch_size: int) -> int:

@@ -7,6 +7,10 @@ from tfdist.plan.hardware import Hardware, Measured
 from tfdist.plan.setup import Setup
 from tfdist.plan.workload import TRAINING_PASSES, Workload
 
+# Times that a step reads or writes an image more, to normalize it with the moments of all replicas:
+# forward, the image and its discarded output; backward, the same and three for the correction.
+_REREADS = 7
+
 
 @dataclass(frozen=True)
 class Computation:
@@ -99,6 +103,7 @@ def compute_replica(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     layers = [count * slower * time for time in layers]
     share = 1 / setup.replicas if setup.shards_optimizer else 1.0
     update = slower_update * time_update(workload, hardware, share)
+    update += _time_normalization(setup, workload, hardware, rows)
     if setup.placement == "strips":
         return _compute_strips(setup, workload, hardware, rows, layers, update)
     if setup.placement == "shards":
@@ -124,6 +129,20 @@ def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tu
     found = find_measured(workload, hardware)
     busy = (found.example_busy, found.step_busy) if found else (1.0, 1.0)
     return max(1.0, count * busy[0]), max(1.0, starting * busy[1])
+
+
+def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> float:
+    """Returns the seconds that batch normalization of several replicas takes in addition."""
+    apart = setup.servers or setup.traits.trains_apart
+    together = setup.replicas if apart else setup.sharing
+    if together == 1:
+        return 0.0
+    taken = sum(
+        workload.layers[i].activations for x in workload.layers if x.sums > 1 for i in x.inputs
+    )
+    in_turns = setup.workers * setup.replicas if hardware.shares_cores else 1
+    bandwidth = hardware.memory_bytes_per_s * hardware.memory_share
+    return _REREADS * rows * taken * in_turns / bandwidth
 
 
 def cut_stages(workload: Workload, count: int) -> list[tuple[int, int]]:
@@ -167,6 +186,7 @@ def _compute_stages(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     crossing = count_crossing(workload, stages)
     hops = [2 * hardware.time(hardware.inside, part * b) for b in crossing]
     update = slower_update * time_update(workload, hardware)
+    update += _time_normalization(setup, workload, hardware, rows)
     layers_s = tuple(count * time for time in layers)
     if hardware.shares_cores:
         return Computation(count * sum(times) + update, 0.0, count * sum(hops), layers_s)

@@ -22,6 +22,7 @@ _CHAIN = 33
 _ROUNDS = 9
 _SIDE = 512  # of matrices, whose product takes some milliseconds
 _WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
+_WINDOWS, _ENOUGH_S = 4, 6.0  # of so many windows, or those that begin within so many seconds
 _MAX_BYTES = 1 << 28  # of the examples that are kept in memory
 
 
@@ -44,8 +45,9 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     """Trains a command's model on a few of its examples, which are kept in memory.
 
     Returns:
-      `step_s`, the mean seconds of a step, `busy`, the share of its cores that the process keeps
-      busy, and its `peak_memory_bytes`; None in a process that is not the chief.
+      `step_s`, the mean seconds of a step, and `busy`, the share of its cores that the process
+      keeps busy, in the fastest window of as many steps as the task says, because other programs
+      only slow it down; and its `peak_memory_bytes`. None in a process that is not the chief.
     """
     import keras
     import tensorflow as tf
@@ -66,7 +68,8 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     chosen, training = options.task.select(), options.training
     data = to_sources(chosen.make_data(seed=training.seed, quiet=True))
     batch = training.global_batch_size
-    clock, steps = Clock(), _WARMUP_STEPS + task["steps"]
+    clock, length = Clock(), task["steps"]
+    steps = _WARMUP_STEPS + _WINDOWS * length
     first = data.train.load_batch(tf.range(1, dtype=tf.int64))
     num_bytes = sum(part.numpy().nbytes for part in tf.nest.flatten(first))
     # One epoch, unless it takes too much memory: at its end, which is not measured, some strategies
@@ -82,20 +85,28 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         step_options=options.step,
         placement=options.placement.select(),
     )
+
+    def end(batch: int, logs: Any) -> None:
+        windows = clock.list_windows(_WARMUP_STEPS, length)
+        if windows and clock.measure_seconds(_WARMUP_STEPS, windows[-1][1]) > _ENOUGH_S:
+            trainer.request_stop()
+
     trainer.fit(
         x,
         y,
         sample_weight=weight,
         global_batch_size=batch,
         max_steps=steps + 1,
-        callbacks=[clock],
+        callbacks=[clock, keras.callbacks.LambdaCallback(on_train_batch_end=end)],
         verbose=0,
     )
     if config and not config.is_chief:
         return None
+    windows = clock.list_windows(_WARMUP_STEPS, length)
+    fastest = min(windows, key=lambda window: clock.measure_seconds(*window))
     return {
-        "step_s": 1 / clock.measure_rate(_WARMUP_STEPS, steps),
-        "busy": clock.measure_busy(_WARMUP_STEPS, steps),
+        "step_s": clock.measure_seconds(*fastest) / length,
+        "busy": clock.measure_busy(*fastest),
         "peak_memory_bytes": devices.measure_peak_memory(),
     }
 

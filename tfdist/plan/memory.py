@@ -8,6 +8,7 @@ from tfdist.plan.setup import Setup
 from tfdist.plan.workload import Workload
 
 _PACK = 4 * 2.0**20  # bytes that local SGD averages at a time
+_WORKER = 110 * 2.0**20  # of a process that has peers: threads, connections and their buffers
 USABLE = 0.9
 """The share of a device's memory that a run may plan with, as the search for a batch size."""
 
@@ -80,6 +81,7 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     if setup.shards_optimizer:
         optimizer /= setup.replicas
     copies = setup.replicas if hardware.shares_cores else 1
+    worker = _WORKER if hardware.shares_cores and setup.workers > 1 else 0.0
     if setup.traits.shares_variables:
         copies = 1
         if not hardware.shares_cores:
@@ -89,6 +91,9 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
         # A pack of weights and slots: weighted, sent, received, their mean, and its parts.
         most = max((x.weights for x in workload.layers), default=0.0)
         packed = 5 * min(gradients + optimizer, max(_PACK, most))
+    if setup.placement == "strips":
+        # The first device has the gradients of each part, and their sum.
+        packed += gradients * setup.parts
     processes = in_process if hardware.shares_cores and setup.placement == "none" else 1
     return Memory(
         weights=weights * copies,
@@ -96,7 +101,7 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
         optimizer=optimizer * copies,
         activations=activations * processes,
         workspace=2 * largest / setup.micro_batches * processes + packed * copies,
-        process=hardware.process_bytes,
+        process=hardware.process_bytes + worker,
     )
 
 
