@@ -179,6 +179,33 @@ def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workl
         assert both[0] - both[1] == pytest.approx(additional, abs=1e-9)
 
 
+def test_the_parts_of_a_grid_have_shorter_borders_than_strips(workload):
+    hardware = load_hardware("a100")
+    borders = sum(x.halo for x in workload.layers if x.halo > 0)
+    assert borders == sum(x.side for x in workload.layers if x.side > 0) > 0  # square images
+    exchanged = 2 * 256 * borders / (hardware.inside.bytes_per_s * hardware.link_share)
+    seconds = {
+        grid: estimate(
+            Setup(strategy="one_device", placement="strips", parts=grid[0] * grid[1], grid=grid),
+            workload,
+            hardware,
+        ).communication_s
+        for grid in ((2, 1), (4, 1), (16, 1), (1, 4), (2, 2), (4, 4))
+    }
+    # In sides of the image: a strip takes one or two; of a grid, both neighbors' shorter ones.
+    sides = {(2, 1): 1, (4, 1): 2, (16, 1): 2, (1, 4): 2, (2, 2): 1, (4, 4): 1}
+    for grid, count in sides.items():
+        assert seconds[grid] - seconds[2, 1] == pytest.approx((count - 1) * exchanged, abs=1e-9)
+
+
+def test_grids_are_planned_for_four_and_more_parts(workload):
+    setups = list_setups(load_hardware("a100"), workload, workers=1, devices=8)
+    grids = {setup.parts: setup for setup in setups if setup.grid}
+    assert {parts: setup.grid for parts, setup in grids.items()} == {4: (2, 2), 8: (2, 4)}
+    assert grids[8].name == "one_device + strips 2x4"
+    assert grids[8].flags.endswith("--mesh=data:1,model:8 --grid=2,4")
+
+
 def test_processes_with_peers_and_gradients_of_strips_take_memory(workload):
     shared = dataclasses.replace(load_hardware("cpu"), shares_cores=True)
     alone, peers = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tfdist.plan.hardware import Hardware, Measured
 from tfdist.plan.setup import Setup
-from tfdist.plan.workload import TRAINING_PASSES, Workload
+from tfdist.plan.workload import TRAINING_PASSES, Layer, Workload
 
 # Times that a step reads or writes an image more, to normalize it with the moments of all replicas:
 # forward, the image and its discarded output; backward, the same and three for the correction.
@@ -122,10 +122,10 @@ def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tu
     starting = float(count)
     if setup.placement == "strips":
         # What a step takes whatever its number of examples is mostly that of starting operations.
-        # Every device has as many, and two more where it needs rows of its neighbors.
+        # Every device has as many, and two more where it needs rows of its neighbors, or columns.
         operations = [x for x in workload.layers if x.moved or x.flops]
-        near = sum(x.halo > 0 for x in operations) / max(1, len(operations))
-        starting *= setup.parts * (1 + 2 * near)
+        near = sum(_count_border(setup, x) > 0 for x in operations) / max(1, len(operations))
+        starting *= setup.parts * (1 + 2 * near * sum(count > 1 for count in setup.fields))
     found = find_measured(workload, hardware)
     busy = (found.example_busy, found.step_busy) if found else (1.0, 1.0)
     return max(1.0, count * busy[0]), max(1.0, starting * busy[1])
@@ -202,7 +202,7 @@ def _compute_strips(
     layers: list[float],
     update: float,
 ) -> Computation:
-    """Each device computes its rows; layers without a rule get whole images on the first device."""
+    """Each device computes its part; layers without a rule get whole images on the first device."""
     parts = 1 if hardware.shares_cores else setup.parts
     divided, whole, exchange = 0.0, 0.0, 0.0
     for layer, time in zip(workload.layers, layers, strict=True):
@@ -212,15 +212,22 @@ def _compute_strips(
             exchange += 2 * hardware.time(hardware.inside, rows * taken)
             continue
         divided += time
-        if layer.halo > 0:
+        border = _count_border(setup, layer)
+        if border > 0:
             # The rows of a device are copied to be beside those of its neighbors, and back.
             taken = rows * sum(workload.layers[i].activations for i in layer.inputs) / parts
             divided += 4 * taken / (hardware.memory_bytes_per_s * hardware.memory_share)
-            # Both neighbors at the same time; forward, and their gradients backward.
-            exchange += 2 * hardware.time(hardware.inside, 2 * rows * layer.halo)
+            # All neighbors at the same time; forward, and their gradients backward.
+            exchange += 2 * hardware.time(hardware.inside, rows * border)
     exchange += hardware.time(hardware.inside, 2 * workload.gradients)  # weights are on the first
     busy = divided + whole / parts + update
     return Computation(busy, whole * (1 - 1 / parts), exchange, tuple(layers))
+
+
+def _count_border(setup: Setup, layer: Layer) -> float:
+    """Returns the bytes per example that a part of an image takes from its neighbors, at most."""
+    rows, columns = setup.fields
+    return min(rows - 1, 2) * layer.halo / columns + min(columns - 1, 2) * layer.side / rows
 
 
 def _compute_shards(

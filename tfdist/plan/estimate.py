@@ -155,7 +155,7 @@ def _find_refusal(setup: Setup, workload: Workload) -> str:
         return workload.refusal
     if setup.parts > len(workload.layers):
         return f"the model has only {len(workload.layers)} operations"
-    if setup.placement == "strips" and not any(x.halo > 0 for x in workload.layers):
+    if setup.placement == "strips" and not any(x.halo > 0 or x.side > 0 for x in workload.layers):
         return "the model has no convolutions of images"
     if setup.placement == "shards" and not any(x.is_divisible for x in workload.layers):
         return "no layer's units can be divided"

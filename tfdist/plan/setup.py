@@ -1,6 +1,7 @@
 """How a model can be distributed: a strategy, a placement, and how many of what."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class Setup:
       workers: the processes that compute.
       replicas: the replicas of each worker.
       parts: the devices of each replica.
+      grid: with strips: into how many parts the height and the width are divided; by default, the
+        height alone.
       servers: the parameter servers.
       micro_batches: the parts in which a replica computes its examples.
       shards_optimizer: whether the replicas of a worker divide the optimizer's state.
@@ -32,6 +35,7 @@ class Setup:
     workers: int = 1
     replicas: int = 1
     parts: int = 1
+    grid: tuple[int, int] | None = None
     servers: int = 0
     micro_batches: int = 1
     shards_optimizer: bool = False
@@ -40,6 +44,11 @@ class Setup:
     def devices(self) -> int:
         """The devices that compute."""
         return self.workers * self.replicas * self.parts
+
+    @property
+    def fields(self) -> tuple[int, int]:
+        """Into how many parts strips divide the height and the width."""
+        return self.grid or (self.parts, 1)
 
     @property
     def sharing(self) -> int:
@@ -61,7 +70,8 @@ class Setup:
         """The name in tables."""
         text = self.strategy
         if self.placement != NONE:
-            text += f" + {self.placement} x{self.parts}"
+            size = "x".join(map(str, self.grid)) if self.grid else f"x{self.parts}"
+            text += f" + {self.placement} {size}"
         if self.shards_optimizer:
             text += " + shard_optimizer"
         return f"{text}, {self.micro_batches} micro-batches" if self.micro_batches > 1 else text
@@ -73,6 +83,8 @@ class Setup:
         if self.placement != NONE:
             flags.append(f"--placement={self.placement}")
             flags.append(f"--mesh=data:{self.replicas},model:{self.parts}")
+        if self.grid:
+            flags.append(f"--grid={self.grid[0]},{self.grid[1]}")
         if self.micro_batches > 1:
             flags.append(f"--micro_batches={self.micro_batches}")
         if self.shards_optimizer:
@@ -179,8 +191,9 @@ def _list_placements(
 ) -> Iterator[Setup]:
     rows = max(1, workload.global_batch_size // (workers * replicas))
     many = _choose_micro_batches(rows, parts) if not workload.refusal else 1
+    grid = _make_grid(parts)
     for placement in ("layers", "shards", "strips"):
-        yield Setup(
+        setup = Setup(
             strategy=strategy,
             placement=placement,
             workers=workers,
@@ -188,6 +201,15 @@ def _list_placements(
             parts=parts,
             micro_batches=many if placement == "layers" else 1,
         )
+        yield setup
+        if placement == "strips" and min(grid) > 1:
+            yield dataclasses.replace(setup, grid=grid)
+
+
+def _make_grid(parts: int) -> tuple[int, int]:
+    """Returns the grid of so many parts whose sides differ least."""
+    rows = next(n for n in range(math.isqrt(parts), 0, -1) if parts % n == 0)
+    return rows, parts // rows
 
 
 def _choose_micro_batches(rows: int, parts: int) -> int:

@@ -25,6 +25,7 @@ class Layer:
       gradients: bytes of the gradients of its trainable variables.
       inputs: the positions of the layers whose outputs it takes.
       halo: bytes per example that a strip takes from each neighbor; -1 if it needs whole images.
+      side: the same for parts of the width.
       sums: the number of all-reduces by which it computes the moments of the global batch.
       is_divisible: whether its units can be divided over devices.
     """
@@ -37,6 +38,7 @@ class Layer:
     gradients: float = 0.0
     inputs: tuple[int, ...] = ()
     halo: float = 0.0
+    side: float = 0.0
     sums: int = 0
     is_divisible: bool = False
 
@@ -130,6 +132,7 @@ def make_layers(model: "keras.Model", *, syncs: bool = True) -> tuple[Layer, ...
         seen.update(map(id, own))
         taken = sum(layers[i].activations for i in inputs if i < place)
         layer = operation.layer
+        halo, side = _find_halos(layer)
         layers.append(
             Layer(
                 name=operation.name,
@@ -139,7 +142,8 @@ def make_layers(model: "keras.Model", *, syncs: bool = True) -> tuple[Layer, ...
                 weights=cost.weights,
                 gradients=float(sum(count_bytes(v.shape, v.dtype) for v in own)),
                 inputs=inputs,
-                halo=_find_halo(layer),
+                halo=halo,
+                side=side,
                 sums=_count_sums(layer, syncs=syncs),
                 is_divisible=bool(own) and hasattr(layer, "kernel"),
             )
@@ -154,16 +158,20 @@ def count_state(optimizer: Any, variables: Sequence[Any]) -> float:
     return held / max(1, sum(math.prod(v.shape) for v in variables))
 
 
-def _find_halo(layer: Any) -> float:
-    """Returns the bytes per example that a strip takes from a neighbor; -1 without a rule."""
+def _find_halos(layer: Any) -> tuple[float, float]:
+    """Returns the bytes per example of the rows and of the columns that a part takes.
+
+    Both are those of one neighbor along the whole side of an image, and -1 without a rule.
+    """
     shape: Any = getattr(getattr(layer, "input", None), "shape", ())
     window = getattr(layer, "kernel_size", getattr(layer, "pool_size", None))
     if len(shape) != 4 or None in shape[1:]:
-        return -1.0 if hasattr(layer, "kernel") else 0.0
+        return (-1.0, -1.0) if hasattr(layer, "kernel") else (0.0, 0.0)
     if window is None:
-        return 0.0
+        return 0.0, 0.0
     size = 2 if str(getattr(layer, "compute_dtype", "")).endswith("16") else 4
-    return (window[0] - 1) / 2 * shape[2] * shape[3] * size
+    pixel = shape[3] * size
+    return (window[0] - 1) / 2 * shape[2] * pixel, (window[1] - 1) / 2 * shape[1] * pixel
 
 
 def _count_sums(layer: Any, *, syncs: bool) -> int:
