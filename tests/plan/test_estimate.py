@@ -171,6 +171,7 @@ def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workl
         (Setup(strategy="mirrored", replicas=4), again),
         (Setup(strategy="multi_worker_mirrored", workers=2, replicas=2), again),
         (Setup(strategy="mirrored", replicas=4, placement="layers", parts=2), again / 2),
+        (Setup(strategy="mirrored", replicas=4, placement="strips", parts=2), again / 2),
         (Setup(strategy="local_sgd", workers=4), 0.0),
         (Setup(strategy="parameter_server", workers=4, servers=1), 0.0),
         (ONE, 0.0),

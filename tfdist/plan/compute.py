@@ -103,12 +103,13 @@ def compute_replica(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     layers = [count * slower * time for time in layers]
     share = 1 / setup.replicas if setup.shards_optimizer else 1.0
     update = slower_update * time_update(workload, hardware, share)
-    update += _time_normalization(setup, workload, hardware, rows)
+    normalizing = _time_normalization(setup, workload, hardware, rows)
     if setup.placement == "strips":
+        update += normalizing / parts  # each device has its part of the images
         return _compute_strips(setup, workload, hardware, rows, layers, update)
     if setup.placement == "shards":
-        return _compute_shards(setup, workload, hardware, rows, layers, update)
-    return Computation(sum(layers) + update, 0.0, 0.0, tuple(layers))
+        return _compute_shards(setup, workload, hardware, rows, layers, update, normalizing)
+    return Computation(sum(layers) + update + normalizing, 0.0, 0.0, tuple(layers))
 
 
 def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tuple[float, float]:
@@ -237,10 +238,11 @@ def _compute_shards(
     rows: int,
     layers: list[float],
     update: float,
+    normalizing: float,
 ) -> Computation:
     """The devices compute parts of a layer's units, and gather its outputs."""
     parts = 1 if hardware.shares_cores else setup.parts
-    divided, whole, exchange = 0.0, 0.0, 0.0
+    divided, whole, exchange = 0.0, normalizing, 0.0
     for layer, time in zip(workload.layers, layers, strict=True):
         if layer.is_divisible:
             divided += time
