@@ -32,7 +32,8 @@ def test_the_mean_of_one_worker_is_its_own():
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert averager.state == []
     held = [value for value in vars(averager).values() if isinstance(value, keras.Variable)]
-    assert held and not any(np.prod(variable.shape) for variable in held)
+    assert held
+    assert not any(np.prod(variable.shape) for variable in held)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(0.5, 0.0), (1.0, 0.9)])
