@@ -72,8 +72,7 @@ def _time_copies(setup: Setup, hardware: Hardware, num_bytes: float) -> float:
     if setup.workers == 1:
         return 0.0
     together = setup.workers if hardware.shares_cores else 1
-    speed = hardware.memory_bytes_per_s * hardware.memory_share
-    return _COPIES * num_bytes * together / speed
+    return hardware.time_memory(_COPIES * num_bytes * together)
 
 
 def list_ready(workload: Workload, layers_s: Sequence[float]) -> list[tuple[float, float]]:

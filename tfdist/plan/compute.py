@@ -45,10 +45,10 @@ def time_layers(workload: Workload, hardware: Hardware, rows: float) -> list[flo
     model for multicore architectures".
     """
     speed = hardware.find_peak(workload.precision) * hardware.peak_share
-    bandwidth = hardware.memory_bytes_per_s * hardware.memory_share
     passes = TRAINING_PASSES + (workload.rematerialized is not None)
     times = [
-        passes * (max(rows * x.flops / speed, rows * x.moved / bandwidth) + hardware.operation_s)
+        passes
+        * (max(rows * x.flops / speed, hardware.time_memory(rows * x.moved)) + hardware.operation_s)
         if x.moved or x.flops
         else 0.0
         for x in workload.layers
@@ -69,7 +69,7 @@ def time_update(workload: Workload, hardware: Hardware, share: float = 1.0) -> f
         return measured.step_s
     # Reads gradient, weight and state; writes weight and state.
     moved = workload.gradients * (3 + 2 * workload.optimizer) * share
-    return moved / (hardware.memory_bytes_per_s * hardware.memory_share)
+    return hardware.time_memory(moved)
 
 
 def find_measured(workload: Workload, hardware: Hardware) -> Measured | None:
@@ -138,12 +138,9 @@ def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, ro
     together = setup.replicas if apart else setup.sharing
     if together == 1:
         return 0.0
-    taken = sum(
-        workload.layers[i].activations for x in workload.layers if x.sums > 1 for i in x.inputs
-    )
+    taken = sum(workload.count_taken(layer) for layer in workload.layers if layer.sums > 1)
     in_turns = setup.workers * setup.replicas if hardware.shares_cores else 1
-    bandwidth = hardware.memory_bytes_per_s * hardware.memory_share
-    return _REREADS * rows * taken * in_turns / bandwidth
+    return hardware.time_memory(_REREADS * rows * taken * in_turns)
 
 
 def cut_stages(workload: Workload, count: int) -> list[tuple[int, int]]:
@@ -209,15 +206,14 @@ def _compute_strips(
     for layer, time in zip(workload.layers, layers, strict=True):
         if layer.halo < 0:
             whole += time * parts
-            taken = sum(workload.layers[i].activations for i in layer.inputs)
-            exchange += 2 * hardware.time(hardware.inside, rows * taken)
+            exchange += 2 * hardware.time(hardware.inside, rows * workload.count_taken(layer))
             continue
         divided += time
         border = _count_border(setup, layer)
         if border > 0:
             # The rows of a device are copied to be beside those of its neighbors, and back.
-            taken = rows * sum(workload.layers[i].activations for i in layer.inputs) / parts
-            divided += 4 * taken / (hardware.memory_bytes_per_s * hardware.memory_share)
+            taken = rows * workload.count_taken(layer) / parts
+            divided += hardware.time_memory(4 * taken)
             # All neighbors at the same time; forward, and their gradients backward.
             exchange += 2 * hardware.time(hardware.inside, rows * border)
     exchange += hardware.time(hardware.inside, 2 * workload.gradients)  # weights are on the first

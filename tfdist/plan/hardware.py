@@ -123,6 +123,10 @@ class Hardware:
         """Returns the seconds that messages take on a link, one after the other."""
         return messages * link.latency_s + num_bytes / (link.bytes_per_s * self.link_share)
 
+    def time_memory(self, num_bytes: float) -> float:
+        """Returns the seconds in which operations of a device read or write so many bytes."""
+        return num_bytes / (self.memory_bytes_per_s * self.memory_share)
+
     def find_peak(self, precision: str) -> float:
         """Returns the operations per second at a precision.
 

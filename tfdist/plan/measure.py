@@ -22,7 +22,7 @@ _CHAIN = 33
 _ROUNDS = 9
 _SIDE = 512  # of matrices, whose product takes some milliseconds
 _WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
-_WINDOWS, _ENOUGH_S = 4, 6.0  # of so many windows, or those that begin within so many seconds
+_WINDOWS, _ENOUGH_S = 4, 6.0  # so many windows, or as many as begin in so many seconds
 _MAX_BYTES = 1 << 28  # of the examples that are kept in memory
 
 

@@ -102,6 +102,10 @@ class Workload:
             return self.rematerialized
         return sum(layer.activations for layer in self.layers)
 
+    def count_taken(self, layer: Layer) -> float:
+        """Returns the bytes per example of a layer's inputs."""
+        return sum(self.layers[i].activations for i in layer.inputs)
+
     @property
     def sums(self) -> int:
         """The number of small all-reduces of a step, for the moments of the global batch."""

@@ -110,10 +110,8 @@ class WeightAverager:
         self._has_outer_step = (
             strategy.options.outer_momentum > 0 or strategy.options.outer_learning_rate != 1
         )
-        anchored = self._averaged.size if self._has_outer_step else 0
-        moving = self._num_trainable if self._has_outer_step else 0
-        self._anchor = _make_state([anchored], self._averaged.dtype)
-        self._momentum = _make_state([moving], self._averaged.dtype)
+        sizes = (self._averaged.size, self._num_trainable) if self._has_outer_step else (0, 0)
+        self._anchor, self._momentum = (_make_state([n], self._averaged.dtype) for n in sizes)
         self._slots_of_workers = _make_state([workers.count, self._own.size], self._own.dtype)
 
     @property
