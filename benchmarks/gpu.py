@@ -1,19 +1,26 @@
-"""Shows within eight minutes what a machine's GPU does: equality, throughput, memory.
+"""Shows within eight minutes what a machine's GPU does: equality, memory, throughput.
 
-    python -m benchmarks.gpu [--python=PATH] [--output=DIR]
+    python -m benchmarks.gpu [--python=PATH] [--output=DIR] [--only=NAME,NAME]
 
-Runs one command after the other, each with a limit of time, and writes `results.json` after each of
-them. `--python` is an interpreter with PyTorch. The exit status is 1 if one of them failed.
-`--image_size=32 --base_filters=4` tries the commands on a machine without a GPU.
+First the checks, several at a time; then the measurements, one after the other. Each is a command
+of its own with a limit of time, and `results.json` is written after each. `--python` is an
+interpreter with PyTorch. The exit status is 1 if one of them failed. `--image_size=32
+--base_filters=4` tries the commands on a machine without a GPU, where no memory limit refuses
+anything.
 """
 
 import argparse
+import functools
+import importlib.util
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,111 +28,219 @@ from benchmarks import against_pytorch as pytorch
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
 
+Found = dict[str, Any]
+Commands = dict[str, Callable[[], Found]]
+
 LIST = (
     "import tensorflow as tf; print([tf.config.experimental.get_device_details(g) for g in "
     "tf.config.list_physical_devices('GPU')], tf.sysconfig.get_build_info())"
 )
+# Those whose devices are not the CPU's by name.
+TESTS = (
+    "programs step synchronous micro_batches loop global_norm loss_scaling rematerialize gradient"
+)
 EQUAL_LOSS = 1e-3  # between runs with and without XLA, relative
+AT_ONCE = 6
+PARTS = 16  # of the GPU, for the limits of memory
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", default="", help="an interpreter with PyTorch")
     parser.add_argument("--output", default="gpu", metavar="DIR", help="directory of the results")
+    parser.add_argument(
+        "--only", default="", metavar="NAME,NAME", help="parts of names; all if none"
+    )
     parser.add_argument("--image_size", type=int, default=256, help="height and width in pixels")
     parser.add_argument("--base_filters", type=int, default=32)
     parser.add_argument("--global_batch_size", type=int, default=32)
     flags = parser.parse_args()
     output = Path(flags.output)
     output.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": describe_machine()}
-    for name, run in list_measurements(flags, output).items():
+    # Otherwise, a process with virtual devices takes all memory, and no other one may run beside.
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    results: Found = {"machine": describe_machine()}
+
+    def record(name: str, run: Callable[[], Found]) -> None:
         began = time.monotonic()
         try:
-            results[name] = run()
-        except (subprocess.SubprocessError, AssertionError, OSError) as error:
-            results[name] = {"error": str(error), "output": getattr(error, "output", None)}
-        results[name]["seconds"] = round(time.monotonic() - began, 1)
+            found = run()
+        except (subprocess.SubprocessError, AssertionError, OSError, KeyError) as error:
+            found = {
+                "error": str(error)[-2000:],
+                "output": str(getattr(error, "output", ""))[-4000:],
+            }
+        results[name] = found | {"seconds": round(time.monotonic() - began, 1)}
         print(name, {k: v for k, v in results[name].items() if k != "output"}, flush=True)
-        (output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    return int(any("error" in result for result in results.values() if isinstance(result, dict)))
+        (output / "results.json").write_text(json.dumps(dict(results), indent=1) + "\n")
+
+    only = [part for part in flags.only.split(",") if part]
+    for commands, workers in (
+        (list_checks(flags, output), AT_ONCE),
+        (list_measurements(flags, output), 1),
+    ):
+        with ThreadPoolExecutor(workers) as pool:
+            for name, run in commands.items():
+                if not only or any(part in name for part in only):
+                    pool.submit(record, name, run)
+    return int(any("error" in found for found in results.values() if isinstance(found, dict)))
 
 
-def list_measurements(
-    flags: argparse.Namespace, output: Path
-) -> dict[str, Callable[[], dict[str, Any]]]:
+def list_checks(flags: argparse.Namespace, output: Path) -> Commands:
+    """Returns name -> a function that checks whether results are equal."""
+    size, filters = flags.image_size, flags.base_filters
+    model = f"--image_size={size},{size} --base_filters={filters}"
+    model += f" --global_batch_size={flags.global_batch_size}"
+    verify = "tfdist.verify --optimizer=sgd --steps=10 --strategies="
+    placed = "mirrored --mesh=data:1,model:2 --placement="
+    tests = " ".join(f"tests/training/test_{name}.py" for name in TESTS.split())
+    verified = {
+        "replicas, float64": "mirrored,central_storage",
+        "replicas, mixed_bfloat16": "mirrored --precision=mixed_bfloat16",
+        "workers, float64": "multi_worker_mirrored,local_sgd,parameter_server",
+        "layers, float64": f"{placed}layers",
+        "shards, float64": f"{placed}shards",
+        "strips, float64": f"{placed}strips",
+    }
+    checks: Commands = {"devices": functools.partial(run_python, ["-c", LIST], limit_s=60)}
+    several = "-n 6 --dist=worksteal" if importlib.util.find_spec("xdist") else ""
+    checks["tests"] = functools.partial(
+        run_module,
+        f"pytest --quick -W ignore -p no:cacheprovider -rfE --tb=short {several} {tests}",
+        200,
+        log=output / "tests.txt",
+    )
+    for name, chosen in verified.items():
+        log = output / f"verify {name}.txt".replace(" ", "_").replace(",", "")
+        checks[name] = functools.partial(run_module, verify + chosen, 120, log=log)
+    return checks | {
+        "deterministic": functools.partial(
+            compare_runs, output, [f"{model} --deterministic"] * 2, key="weights_sha256"
+        ),
+        "XLA": functools.partial(
+            compare_runs,
+            output,
+            [f"{model} --norm=group {xla}" for xla in ("", "--jit_compile")],
+            key="loss",
+        ),
+        "mixed_float16": functools.partial(
+            compare_runs, output, [f"{model} --precision=mixed_float16"], key="loss"
+        ),
+    }
+
+
+def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
     """Returns name -> a function that measures, and returns what it found."""
     size, filters = flags.image_size, flags.base_filters
     model = f"--image_size={size},{size} --base_filters={filters}"
     batch = f"--global_batch_size={flags.global_batch_size}"
-    verify = "tfdist.verify --strategies=mirrored --optimizer=sgd --steps=10 --precision="
-    found: dict[str, Callable[[], dict[str, Any]]] = {
-        "devices": lambda: run_python(["-c", LIST], limit_s=60),
-        "two replicas, float64": lambda: run_module(f"{verify}float64", 60),
-        "two replicas, mixed_bfloat16": lambda: run_module(f"{verify}mixed_bfloat16", 60),
-        "deterministic": lambda: compare_runs(
-            output, [f"{model} {batch} --deterministic"] * 2, key="weights_sha256"
-        ),
-        "XLA": lambda: compare_runs(
-            output,
-            [f"{model} {batch} --norm=group {xla}" for xla in ("", "--jit_compile")],
-            key="loss",
-        ),
-        "mixed_float16": lambda: compare_runs(
-            output, [f"{model} {batch} --precision=mixed_float16"], key="loss"
-        ),
-        "throughput": lambda: run_module(
+    # 4.2 million pixels of about 2.5 kB, and 770 million weights with gradients and Adam's slots.
+    image = f"--image_size={8 * size},{8 * size} --base_filters={filters} --global_batch_size=1"
+    weights = f"--image_size=32,32 --base_filters={10 * filters} --global_batch_size=8"
+    measurements: Commands = {
+        "throughput": functools.partial(
+            run_module,
             f"tfdist.benchmark --strategies=one_device --rounds=1 {model} {batch} "
-            f"--output={shlex.quote(str(output / 'throughput'))}",
-            240,
+            f"--timeout_s=90 --output={shlex.quote(str(output / 'throughput'))}",
+            300,
         ),
-        "largest batch": lambda: compare_runs(
+    }
+    if flags.python:
+        measurements["PyTorch"] = functools.partial(measure_pytorch, flags)
+    return measurements | {
+        "a large image": functools.partial(compare_limits, output, image, ["strips"]),
+        "many weights": functools.partial(compare_limits, output, weights, ["layers", "shards"]),
+        "users' models": functools.partial(
+            run_module,
+            "benchmarks.users_models --rounds=1 --models=mlp,lstm,transformer,mobilenet",
+            200,
+        ),
+        "largest batch": functools.partial(
+            compare_runs,
             output,
             [f"{model} --global_batch_size=auto --train_examples=2048"],
             key="global_batch_size",
         ),
     }
-    if flags.python:
-        found["PyTorch"] = lambda: measure_pytorch(flags)
-    return found
 
 
-def run_python(arguments: list[str], *, limit_s: float) -> dict[str, Any]:
-    """Runs an interpreter, and returns the end of its output."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
+def run_python(arguments: list[str], *, limit_s: float, log: Path | None = None) -> Found:
+    """Runs an interpreter, and returns the end of its output; ends it with all its children."""
+    command = [sys.executable, *arguments]
+    process = subprocess.Popen(
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=limit_s,
-        check=True,
+        errors="replace",
+        start_new_session=True,
     )
-    return {"output": done.stdout[-4000:]}
+    late = None
+    try:
+        text, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        late = error
+        os.killpg(process.pid, signal.SIGKILL)
+        text, _ = process.communicate()
+    if log is not None:
+        log.write_text(text)
+    if late is not None:
+        raise subprocess.TimeoutExpired(command, limit_s, text)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, text)
+    return {"output": text[-4000:]}
 
 
-def run_module(command: str, limit_s: float) -> dict[str, Any]:
-    """Runs a command of tfdist, and returns the end of its output."""
-    return run_python(["-m", *shlex.split(command)], limit_s=limit_s)
+def run_module(command: str, limit_s: float, *, log: Path | None = None) -> Found:
+    """Runs a module, and returns the end of its output."""
+    return run_python(["-m", *shlex.split(command)], limit_s=limit_s, log=log)
 
 
-def compare_runs(output: Path, flags: list[str], *, key: str) -> dict[str, Any]:
+def train(output: Path, flags: str, limit_s: float = 90) -> Found:
+    """Trains eight steps, and returns the run's summary."""
+    run_dir = output / f"run-{time.time_ns()}"
+    run_module(
+        f"tfdist.train --strategy=one_device --train_examples=256 --val_examples=32 "
+        f"--max_steps=8 --quiet {flags} --run_dir={shlex.quote(str(run_dir))}",
+        limit_s,
+    )
+    summary: Found = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
+def compare_runs(output: Path, flags: list[str], *, key: str) -> Found:
     """Trains once for each set of flags, and compares an entry of the summaries."""
-    found = []
-    for number, own in enumerate(flags):
-        run_dir = output / f"{key}-{time.time_ns()}-{number}"
-        run_module(
-            f"tfdist.train --strategy=one_device --train_examples=256 --val_examples=32 "
-            f"--max_steps=8 --quiet {own} --run_dir={shlex.quote(str(run_dir))}",
-            90,
-        )
-        summary = json.loads((run_dir / "summary.json").read_text())
-        found.append(summary[key])
+    summaries = [train(output, own) for own in flags]
+    found = [summary[key] for summary in summaries]
     first = found[0]
     if isinstance(first, float):
         assert all(abs(value / first - 1) < EQUAL_LOSS for value in found), found
     else:
         assert all(value == first for value in found), found
-    return {key: found, "examples_per_second": summary["examples_per_second"]}
+    return {
+        key: found,
+        "examples_per_second": [summary["examples_per_second"] for summary in summaries],
+    }
+
+
+def compare_limits(output: Path, flags: str, placements: list[str]) -> Found:
+    """Trains what one device of limited memory refuses, on four such devices."""
+    split = f"{flags} --virtual_devices={PARTS} --train_examples=8 --val_examples=8"
+    try:
+        train(output, split)
+    except subprocess.CalledProcessError as error:
+        refusal = error.output.strip().splitlines()[-1]
+        assert "memory" in refusal, refusal
+    else:
+        raise AssertionError("one device trains it")
+    found: Found = {"one device": refusal}
+    for placement in placements:
+        summary = train(output, f"{split} --placement={placement} --mesh=data:1,model:4")
+        found[placement] = {
+            key: summary.get(key)
+            for key in ("loss", "peak_memory_bytes_per_device", "examples_per_second")
+        }
+    return found
 
 
 def measure_pytorch(flags: argparse.Namespace) -> dict[str, Any]:

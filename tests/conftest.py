@@ -1,4 +1,4 @@
-"""Shared set-up of the tests: three logical CPUs, no accelerators' chatter."""
+"""Shared set-up of the tests: three logical CPUs or GPUs, no accelerators' chatter."""
 
 import collections
 import gc
@@ -12,7 +12,8 @@ from tensorflow.python.framework import config as tf_config
 
 from tfdist.cli.quiet import collect_garbage_less_often
 
-LOGICAL_CPUS = 3
+LOGICAL_CPUS = 3  # and as many logical GPUs, if there is a GPU
+GPU_MEMORY_MIB = 2048  # of each
 
 collect_garbage_less_often()
 
@@ -31,6 +32,12 @@ def pytest_configure() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
     )
+    for gpu in tf.config.list_physical_devices("GPU"):
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=GPU_MEMORY_MIB)
+        tf.config.set_logical_device_configuration(gpu, [limit] * LOGICAL_CPUS)
+        # The tests compare exactly, or to the rounding of float32.
+        tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -77,7 +84,8 @@ def float64():
 def _allow_all_kernels():
     """Takes back what a command's `--deterministic` did to the process."""
     yield
-    tf_config.disable_op_determinism()
+    if not tf.config.list_physical_devices("GPU"):
+        tf_config.disable_op_determinism()
 
 
 @pytest.fixture

@@ -15,12 +15,15 @@ from tfdist.models.layers import FusedBatchNormalization
 from tfdist.tasks.segmentation.losses import make_loss
 from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
+KIND = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+_TWO = [f"{KIND}:0", f"{KIND}:1"]
+
 # What every synchronous strategy is compared with comes first.
 STRATEGIES: dict[str, Callable[[], tf.distribute.Strategy]] = {
-    "one_device": lambda: strategies.make_one_device(devices=["CPU:0"]),
-    "mirrored-2": lambda: strategies.make_mirrored(devices=["CPU:0", "CPU:1"]),
-    "mirrored-3": lambda: strategies.make_mirrored(devices=["CPU:0", "CPU:1", "CPU:2"]),
-    "central_storage-2": lambda: strategies.make_central_storage(devices=["CPU:0", "CPU:1"]),
+    "one_device": lambda: strategies.make_one_device(devices=[f"{KIND}:0"]),
+    "mirrored-2": lambda: strategies.make_mirrored(devices=_TWO),
+    "mirrored-3": lambda: strategies.make_mirrored(devices=[*_TWO, f"{KIND}:2"]),
+    "central_storage-2": lambda: strategies.make_central_storage(devices=_TWO),
 }
 
 

@@ -192,6 +192,19 @@ def measure_process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def find_memory_limit(name: str) -> int | None:
+    """Returns the bytes of a GPU, such as `GPU:0`, or of its part; None for other devices."""
+    kind, _, place = name.partition(":")
+    if kind != "GPU":
+        return None
+    limits: list[int] = []
+    for gpu in tf.config.list_physical_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or [None]
+        own = [part.memory_limit * 2**20 for part in parts if part and part.memory_limit]
+        limits += own or [read_gpu_memory(int(gpu.name.rpartition(":")[2]))]
+    return limits[int(place)]
+
+
 def _make_logical_configuration(
     device: tf.config.PhysicalDevice, share: int
 ) -> tf.config.LogicalDeviceConfiguration:

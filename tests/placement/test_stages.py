@@ -43,6 +43,13 @@ def test_more_devices_than_operations_leave_some_unused():
     assert cutting.balance([_cost(1.0)] * 3, 5) == [1, 2]
 
 
+def test_weights_that_would_fill_half_of_a_device_are_balanced_too():
+    costs = [Cost(flops=work, activations=0.0, weights=100.0) for work in (3.0, 1.0, 1.0, 1.0)]
+    assert cutting.balance(costs, 2) == [1]
+    assert cutting.balance(costs, 2, device_memory=2400) == [1]
+    assert cutting.balance(costs, 2, device_memory=2399) == [2]
+
+
 def test_counts_the_operations_of_convolutions():
     inputs = keras.Input((8, 8, 3))
     model = keras.Model(inputs, keras.layers.Conv2D(4, 3, padding="same")(inputs))

@@ -86,8 +86,11 @@ def test_what_does_not_fit_is_said(workload):
 
 
 def test_the_stages_are_those_of_training(model, workload):
-    graph = make_graph(model)
-    assert [first for first, _ in cut_stages(workload, 3)[1:]] == balance(estimate_costs(graph), 3)
+    costs, hardware = estimate_costs(make_graph(model)), load_hardware("a100")
+    for memory in (80e9, 1e6):
+        small = dataclasses.replace(hardware, memory_bytes=memory)
+        found = [first for first, _ in cut_stages(workload, small, 3)[1:]]
+        assert found == balance(costs, 3, device_memory=memory)
 
 
 def test_micro_batches_shrink_the_bubble(workload):

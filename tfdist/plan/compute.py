@@ -143,11 +143,12 @@ def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, ro
     return hardware.time_memory(_REREADS * rows * taken * in_turns)
 
 
-def cut_stages(workload: Workload, count: int) -> list[tuple[int, int]]:
+def cut_stages(workload: Workload, hardware: Hardware, count: int) -> list[tuple[int, int]]:
     """Returns the first and the end position of the layers of each stage, as training cuts them."""
     from tfdist.placement.stages.cutting import balance
 
-    places = balance(workload.layers, count)  # type: ignore[arg-type]
+    memory = None if hardware.shares_cores else hardware.memory_bytes
+    places = balance(workload.layers, count, device_memory=memory)  # type: ignore[arg-type]
     return list(zip([0, *places], [*places, len(workload.layers)], strict=True))
 
 
@@ -179,7 +180,7 @@ def _compute_stages(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     part = rows / count
     slower, slower_update = _share_processor(setup, workload, hardware)
     layers = [slower * time for time in time_layers(workload, hardware, part)]
-    stages = cut_stages(workload, setup.parts)
+    stages = cut_stages(workload, hardware, setup.parts)
     times = [sum(layers[a:b]) for a, b in stages]
     crossing = count_crossing(workload, stages)
     hops = [2 * hardware.time(hardware.inside, part * b) for b in crossing]

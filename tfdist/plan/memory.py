@@ -62,7 +62,8 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     in_process = setup.replicas * setup.parts if hardware.shares_cores else 1
     if setup.placement == "layers" and not hardware.shares_cores:
         first, end = max(
-            cut_stages(workload, setup.parts), key=lambda s: _weigh(workload, *s, rows=rows)
+            cut_stages(workload, hardware, setup.parts),
+            key=lambda s: _weigh(workload, *s, rows=rows),
         )
         layers = workload.layers[first:end]
         weights = sum(x.weights for x in layers)

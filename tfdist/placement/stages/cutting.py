@@ -20,6 +20,9 @@ Share = Callable[[int, int], float]
 """The share of the operations between two positions."""
 
 MOST_STAGES = 64  # of which the best number is chosen for rematerialization
+_BATCH = 8  # examples that a device is assumed to compute at a time
+_COPIES = 4  # of the weights: themselves, their gradients and two slots of an optimizer
+_LARGEST_SHARE = 0.5  # of a device's memory that these may take before they are balanced
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,24 +138,34 @@ def assign(graph: Graph, devices: Mapping[str, int]) -> tuple[Stage, ...]:
     return connect(graph, parts, order)
 
 
-def balance(costs: Sequence[Cost], count: int) -> list[int]:
+def balance(costs: Sequence[Cost], count: int, *, device_memory: float | None = None) -> list[int]:
     """Returns where to cut so that the largest share of a stage is as small as possible.
 
-    The share of a stage is its part of the work, or of the activations if that is more.
+    The share of a stage is its part of the work, or of the activations if that is more. If the
+    weights of a stage, their gradients and an optimizer's slots would then fill half of a device,
+    they count with the activations.
 
     Args:
       costs: of the operations, in order.
       count: the number of stages.
+      device_memory: the bytes of the smallest device; None if the devices share their memory.
 
     Returns:
       The positions of the first operations of all stages but the first.
     """
-    work, memory = _add_up([c.work for c in costs]), _add_up([c.activations for c in costs])
+    work = _add_up([cost.work for cost in costs])
 
-    def share(first: int, end: int) -> float:
-        return max(_part(work, first, end), _part(memory, first, end))
+    def divide(sizes: Sequence[float]) -> list[int]:
+        memory = _add_up(sizes)
+        return _divide(len(costs), count, lambda *at: max(_part(work, *at), _part(memory, *at)))
 
-    return _divide(len(costs), count, share)
+    places = divide([cost.activations for cost in costs])
+    if device_memory is not None:
+        state = _add_up([_COPIES * cost.weights for cost in costs])
+        bounds = itertools.pairwise([0, *places, len(costs)])
+        if max(state[end] - state[a] for a, end in bounds) > _LARGEST_SHARE * device_memory:
+            return divide([_BATCH * cost.activations + _COPIES * cost.weights for cost in costs])
+    return places
 
 
 def balance_memory(graph: Graph, costs: Sequence[Cost]) -> list[int]:

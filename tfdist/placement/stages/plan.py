@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.devices import find_memory_limit
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import Cost, estimate_costs
 from tfdist.placement.graph import Graph, make_graph
@@ -112,5 +113,7 @@ def make_plan(
                 f"{count - 1} layers, or give more devices."
             )
     else:
-        found = cutting.cut(graph, cutting.balance(costs, count))
+        limits = [find_memory_limit(name) for group in groups.values() for name in group]
+        memory = min((limit for limit in limits if limit is not None), default=None)
+        found = cutting.cut(graph, cutting.balance(costs, count, device_memory=memory))
     return Plan(graph, found, groups, recomputes, costs)
