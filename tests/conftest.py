@@ -37,6 +37,7 @@ def pytest_configure() -> None:
         tf.config.set_logical_device_configuration(gpu, [limit] * LOGICAL_CPUS)
         # The tests compare exactly, or to the rounding of float32.
         tf.config.experimental.enable_op_determinism()
+        tf.random.set_seed(0)
         tf.config.experimental.enable_tensor_float_32_execution(False)
 
 

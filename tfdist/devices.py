@@ -120,10 +120,10 @@ def configure_determinism(seed: int, *, deterministic: bool) -> None:
 def list_devices() -> tuple[str, ...]:
     """Returns the names of the computing devices: accelerators, or else the logical CPUs."""
     for kind in ACCELERATORS:
-        devices = tf.config.list_logical_devices(kind)
-        if devices:
-            return tuple(shorten(device.name) for device in devices)
-    return tuple(shorten(device.name) for device in tf.config.list_logical_devices("CPU"))
+        names = _list_own(kind)
+        if names:
+            return names
+    return _list_own("CPU")
 
 
 def resolve_devices(
@@ -142,7 +142,7 @@ def resolve_devices(
     if not names:
         return list_devices()
     resolved = tuple(shorten(name) for name in names)
-    there = tuple(shorten(device.name) for device in tf.config.list_logical_devices())
+    there = tuple(name for kind in ("CPU", *ACCELERATORS) for name in _list_own(kind))
     for device, given in zip(resolved, names, strict=True):
         kind, _, index = device.partition(":")
         if not kind.isalpha() or not index.isdigit():
@@ -177,7 +177,7 @@ def measure_peak_memory() -> int:
 
 def measure_peak_memory_per_device() -> dict[str, int]:
     """Returns device -> peak memory in bytes: of each GPU, or else of the process (`CPU`)."""
-    gpus = [shorten(gpu.name) for gpu in tf.config.list_logical_devices("GPU")]
+    gpus = _list_own("GPU")
     peaks = {gpu: tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus}
     return peaks or {"CPU": memory.measure_peak_memory()}
 
@@ -197,12 +197,29 @@ def find_memory_limit(name: str) -> int | None:
     kind, _, place = name.partition(":")
     if kind != "GPU":
         return None
-    limits: list[int] = []
-    for gpu in tf.config.list_physical_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu) or [None]
-        own = [part.memory_limit * 2**20 for part in parts if part and part.memory_limit]
-        limits += own or [read_gpu_memory(int(gpu.name.rpartition(":")[2]))]
-    return limits[int(place)]
+    gpu, part = _list_parts("GPU")[int(place)]
+    if part is not None and part.memory_limit:
+        return int(part.memory_limit * 2**20)
+    return read_gpu_memory(int(gpu.name.rpartition(":")[2]))
+
+
+def _list_own(kind: str) -> tuple[str, ...]:
+    """Returns the names of this process's logical devices of a kind."""
+    # TensorFlow lists the GPUs of all workers of a cluster.
+    names = dict.fromkeys(shorten(device.name) for device in tf.config.list_logical_devices(kind))
+    count = len(names) if kind == "TPU" else len(_list_parts(kind))
+    return tuple(sorted(names, key=lambda name: int(name.rpartition(":")[2])))[:count]
+
+
+def _list_parts(
+    kind: str,
+) -> list[tuple[tf.config.PhysicalDevice, tf.config.LogicalDeviceConfiguration | None]]:
+    """Returns the physical device of each logical one, and how it is configured if it is split."""
+    return [
+        (device, part)
+        for device in tf.config.get_visible_devices(kind)
+        for part in tf.config.get_logical_device_configuration(device) or [None]
+    ]
 
 
 def _make_logical_configuration(

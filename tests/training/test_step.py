@@ -37,7 +37,7 @@ def test_a_training_step_is_keras_s(strategy_name):
         np.testing.assert_allclose(found.logs[name], value, rtol=1e-5)
     assert zoo.largest_difference(model.get_weights(), expected.get_weights()) < 1e-6
     assert float(found.rows) == (ROWS if steps.is_divided else 0)
-    assert float(found.waited_s) >= 0
+    assert zoo.KIND == "GPU" or float(found.waited_s) >= 0  # there, the clock is not read
 
 
 def test_a_loop_of_steps_gives_the_logs_of_each():

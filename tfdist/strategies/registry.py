@@ -172,19 +172,22 @@ def to_strategy(given: Any, *, of_model: Any = None) -> "tf.distribute.Strategy"
     import keras
     import tensorflow as tf
 
+    from tfdist.strategies.collectives import separate_collectives
+
     if isinstance(given, str):
         return make_strategy(given)
     if isinstance(given, Strategy):
         return build(given)
-    if isinstance(given, tf.distribute.Strategy):
-        return given
-    if given is not None:
+    if given is not None and not isinstance(given, tf.distribute.Strategy):
         raise TfdistError(
             f'`strategy` is a {type(given).__name__}. Give a name such as "mirrored", a '
             "tf.distribute.Strategy, or options of tfdist.strategies."
         )
-    is_model = isinstance(of_model, keras.Model)
-    return of_model.distribute_strategy if is_model else tf.distribute.get_strategy()
+    if given is None and isinstance(of_model, keras.Model):
+        given = of_model.distribute_strategy
+    strategy = given or tf.distribute.get_strategy()
+    separate_collectives(strategy)
+    return strategy
 
 
 def choose_local_strategy() -> str:

@@ -9,12 +9,32 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.replacing import replaced
 
 _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
 # In errors of tf.distribute where replicas would have to meet within a nested graph.
 _WITHIN = "merge_call"
 _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", re.DOTALL)
+
+
+@contextlib.contextmanager
+def compiling_as_alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Makes `compile(jit_compile="auto")` choose for one device as Keras does outside of a scope.
+
+    On a GPU, that is XLA. In the scope of any strategy, Keras 3.15 leaves XLA out.
+    """
+    if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        yield
+        return
+    resolve = keras.Model._resolve_auto_jit_compile
+
+    def resolve_alone(model: keras.Model) -> bool:
+        with replaced(model, "_distribute_strategy", None):
+            return bool(resolve(model))
+
+    with replaced(keras.Model, "_resolve_auto_jit_compile", resolve_alone):
+        yield
 
 
 def check_compilation(model: keras.Model, x_spec: Any) -> None:

@@ -22,6 +22,7 @@ from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
 from tfdist.training.asynchronous import AsynchronousSteps
+from tfdist.training.compilation import compiling_as_alone
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.divisible import is_known, predicts_by_known_layers
@@ -111,8 +112,9 @@ class Engine:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Opens the scope in which the model's variables are created."""
-        with self._strategy.scope(), tf.variable_creator_scope(self._create_variable):
+        """Opens the scope in which the model's variables are created, and it is compiled."""
+        creator_scope = tf.variable_creator_scope(self._create_variable)
+        with self._strategy.scope(), creator_scope, compiling_as_alone(self._strategy):
             yield
 
     @contextlib.contextmanager

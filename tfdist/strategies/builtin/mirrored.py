@@ -54,6 +54,7 @@ class Mirrored(Strategy):
         import tensorflow as tf
 
         from tfdist.devices import resolve_devices
+        from tfdist.strategies.collectives import separate_collectives
 
         names = resolve_devices(self.devices, purpose="MirroredStrategy")
         not_gpus = [name for name in names if not name.startswith("GPU:")]
@@ -68,10 +69,12 @@ class Mirrored(Strategy):
             # so that a second strategy of another size in the same process aborts both.
             all_reduce = "reduction_to_one_device"
         kind = _ALL_REDUCE[all_reduce]
-        return tf.distribute.MirroredStrategy(
+        strategy = tf.distribute.MirroredStrategy(
             devices=list(names),
             cross_device_ops=getattr(tf.distribute, kind)() if kind else None,
         )
+        separate_collectives(strategy)
+        return strategy
 
 
 def make_mirrored(**options: Any) -> "tf.distribute.MirroredStrategy":

@@ -1,9 +1,12 @@
 """Segmentation metrics, all computed from one confusion matrix."""
 
+import contextlib
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
+
+from tfdist.internals import is_op_determinism_enabled
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
@@ -66,9 +69,12 @@ class SegmentationMetrics(keras.metrics.Metric):
         # Pixels that do not count go to an extra cell, which is cut off.
         cell = tf.where(counts, cell, cells)
         # XLA requires a constant size, which tf.math.bincount would compute.
-        matrix = tf.raw_ops.DenseBincount(
-            input=cell, size=cells + 1, weights=tf.zeros([0], tf.int32)
-        )[:cells]
+        # TensorFlow 2.21 has no deterministic way to count on a GPU, though any order is exact.
+        on_cpu = tf.device("CPU:0") if is_op_determinism_enabled() else contextlib.nullcontext()
+        with on_cpu:
+            matrix = tf.raw_ops.DenseBincount(
+                input=cell, size=cells + 1, weights=tf.zeros([0], tf.int32)
+            )[:cells]
         return tf.cast(tf.reshape(matrix, [self.num_classes, self.num_classes]), tf.int64)
 
     def result(self) -> dict[str, tf.Tensor]:
