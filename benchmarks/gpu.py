@@ -40,7 +40,7 @@ TESTS = (
     "programs step synchronous micro_batches loop global_norm loss_scaling rematerialize gradient"
 )
 EQUAL_LOSS = 1e-3  # between runs with and without XLA, relative
-AT_ONCE = 6
+AT_ONCE = 8
 PARTS = 16  # of the GPU, for the limits of memory
 
 
@@ -91,6 +91,9 @@ def list_checks(flags: argparse.Namespace, output: Path) -> Commands:
     size, filters = flags.image_size, flags.base_filters
     model = f"--image_size={size},{size} --base_filters={filters}"
     model += f" --global_batch_size={flags.global_batch_size}"
+    # 4.2 million pixels of about 2.5 kB, and 770 million weights with gradients and Adam's slots.
+    image = f"--image_size={8 * size},{8 * size} --base_filters={filters} --global_batch_size=1"
+    weights = f"--image_size=32,32 --base_filters={10 * filters} --global_batch_size=8"
     verify = "tfdist.verify --optimizer=sgd --steps=10 --strategies="
     placed = "mirrored --mesh=data:1,model:2 --placement="
     tests = " ".join(f"tests/training/test_{name}.py" for name in TESTS.split())
@@ -120,12 +123,14 @@ def list_checks(flags: argparse.Namespace, output: Path) -> Commands:
         "XLA": functools.partial(
             compare_runs,
             output,
-            [f"{model} --norm=group {xla}" for xla in ("", "--jit_compile")],
+            [f"{model} {how}" for how in ("", "--jit_compile", "--strategy=mirrored")],
             key="loss",
         ),
         "mixed_float16": functools.partial(
             compare_runs, output, [f"{model} --precision=mixed_float16"], key="loss"
         ),
+        "a large image": functools.partial(compare_limits, output, image, ["strips"]),
+        "many weights": functools.partial(compare_limits, output, weights, ["layers", "shards"]),
     }
 
 
@@ -134,9 +139,6 @@ def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
     size, filters = flags.image_size, flags.base_filters
     model = f"--image_size={size},{size} --base_filters={filters}"
     batch = f"--global_batch_size={flags.global_batch_size}"
-    # 4.2 million pixels of about 2.5 kB, and 770 million weights with gradients and Adam's slots.
-    image = f"--image_size={8 * size},{8 * size} --base_filters={filters} --global_batch_size=1"
-    weights = f"--image_size=32,32 --base_filters={10 * filters} --global_batch_size=8"
     measurements: Commands = {
         "throughput": functools.partial(
             run_module,
@@ -148,8 +150,6 @@ def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
     if flags.python:
         measurements["PyTorch"] = functools.partial(measure_pytorch, flags)
     return measurements | {
-        "a large image": functools.partial(compare_limits, output, image, ["strips"]),
-        "many weights": functools.partial(compare_limits, output, weights, ["layers", "shards"]),
         "users' models": functools.partial(
             run_module,
             "benchmarks.users_models --rounds=1 --models=mlp,lstm,transformer,mobilenet",
@@ -199,8 +199,9 @@ def run_module(command: str, limit_s: float, *, log: Path | None = None) -> Foun
 def train(output: Path, flags: str, limit_s: float = 90) -> Found:
     """Trains eight steps, and returns the run's summary."""
     run_dir = output / f"run-{time.time_ns()}"
+    strategy = "" if "--strategy" in flags else "--strategy=one_device"
     run_module(
-        f"tfdist.train --strategy=one_device --train_examples=256 --val_examples=32 "
+        f"tfdist.train {strategy} --train_examples=256 --val_examples=32 "
         f"--max_steps=8 --quiet {flags} --run_dir={shlex.quote(str(run_dir))}",
         limit_s,
     )
