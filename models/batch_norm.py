@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdist.internals import is_op_determinism_enabled
+
 _SUM = tf.distribute.ReduceOp.SUM
 
 
@@ -173,10 +175,12 @@ def normalize(
 
 def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
     """Returns the gradients of x, gamma and beta through `normalize`."""
-    if x.dtype == tf.float64:
+    if x.dtype == tf.float64 or must_be_unfused():
         std_reciprocal = tf.math.rsqrt(variance + epsilon)
-        dgamma = tf.reduce_sum(dy * (x - mean), [0, 1, 2]) * std_reciprocal
-        return dy * (gamma * std_reciprocal), dgamma, tf.reduce_sum(dy, [0, 1, 2])
+        wide = tf.cast(dy, mean.dtype)
+        dgamma = tf.reduce_sum(wide * (tf.cast(x, mean.dtype) - mean), [0, 1, 2]) * std_reciprocal
+        dx = tf.cast(wide * (gamma * std_reciprocal), x.dtype)
+        return dx, dgamma, tf.reduce_sum(wide, [0, 1, 2])
     out = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=dy,
         x=x,
@@ -188,6 +192,11 @@ def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
         is_training=False,
     )
     return out.x_backprop, out.scale_backprop, out.offset_backprop
+
+
+def must_be_unfused() -> bool:
+    """Whether the fused kernel of the gradient is not deterministic, but must be: on a GPU."""
+    return is_op_determinism_enabled() and bool(tf.config.list_physical_devices("GPU"))
 
 
 def count_elements(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -104,7 +104,8 @@ def _list_titles(svg: str) -> list[str]:
 @pytest.mark.parametrize("path", sorted((ROOT / "models").rglob("*.py")), ids=lambda p: p.name)
 def test_models_never_import_tfdist(path):
     tfdist = {name for name in _list_imports(path) if name.startswith("tfdist.")}
-    assert all(name.startswith(("tfdist.models", "tfdist._lazy")) for name in tfdist)
+    allowed = ("tfdist.models", "tfdist._lazy", "tfdist.internals")
+    assert all(name.startswith(allowed) for name in tfdist)
 
 
 # What belongs to one task. A mask is Keras's word too, a class Python's.

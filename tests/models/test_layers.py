@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.models import batch_norm
 from tfdist.models.layers import NORMS, FusedBatchNormalization, make_norm
 
 CHANNELS = 5
@@ -180,6 +181,19 @@ def test_synchronized_replicas_equal_one_device(name, dtype, tolerance):
     tf.nest.map_structure(lambda a, b: assert_near(a, b, tolerance), actual, expected)
     for a, b in zip(layer.weights, whole.weights, strict=True):
         assert_near(a, b, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_the_gradient_without_the_fused_kernel_is_the_same(dtype, tolerance, monkeypatch):
+    """As deterministic runs on a GPU compute it."""
+    x, dy = (tf.cast(a, dtype) for a in make_arrays((5, 4, 3, CHANNELS), "float32"))
+    gamma, mean, variance = tf.constant([[1.5] * CHANNELS, [0.1] * CHANNELS, [2.0] * CHANNELS])
+    expected = batch_norm._gradients_at_fixed_moments(x, dy, gamma, mean, variance, 1e-3)
+    monkeypatch.setattr(batch_norm, "must_be_unfused", lambda: True)
+    found = batch_norm._gradients_at_fixed_moments(x, dy, gamma, mean, variance, 1e-3)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert_near(tf.cast(a, tf.float32), tf.cast(b, tf.float32), tolerance)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

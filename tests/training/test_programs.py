@@ -814,3 +814,15 @@ def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
     assert parts.progress.resumed_from_step == 5
     assert hash_weights(parts.model) == hash_weights(whole.model)
     assert parts.history.history == whole.history.history
+
+
+def test_memory_that_is_short_for_an_optimizer_is_said():
+    """Not what half of the optimizer lacks."""
+
+    class Large(keras.optimizers.SGD):
+        def add_variable_from_reference(self, *args, **kwargs):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    trainer = tfdist.Trainer(lambda: dense(Large(0.1, momentum=0.9)))
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        trainer.fit(X, Y, **ARRAYS, **FIT)

@@ -143,11 +143,18 @@ def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:
 def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: bool) -> None:
     if not is_built:
         # As the first step does, because a model may build differently outside of training.
-        with contextlib.suppress(Exception), building_optimizers():
-            compute_output_spec(model.train_step, _to_symbols(batch_spec))
+        try:
+            with building_optimizers():
+                compute_output_spec(model.train_step, _to_symbols(batch_spec))
+        except tf.errors.ResourceExhaustedError:
+            raise  # half an optimizer is of no use
+        except Exception:
+            pass
     try:
         model._symbolic_build(data_batch=batch_spec)
         return
+    except tf.errors.ResourceExhaustedError:
+        raise
     except Exception as error:
         cause = error
     layers_are_built = all(layer.built for layer in model._flatten_layers(include_self=False))

@@ -122,7 +122,7 @@ class Classification(Task):
         if len(info["class_names"]) > _TOP:
             metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(_TOP, name="top_5_accuracy"))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
+        model.compile(optimizer=optimizer, loss=loss, metrics=metrics, jit_compile=False)
 
     def make_augmentation(self, info: Mapping[str, Any]) -> "Mirror | None":
         """Returns the mirroring if `flip` is set, else None."""
