@@ -79,10 +79,9 @@ def main() -> int:
         (list_checks(flags, output), AT_ONCE),
         (list_measurements(flags, output), 1),
     ):
+        chosen = [n for n in commands if not only or any(part in n for part in only)]
         with ThreadPoolExecutor(workers) as pool:
-            for name, run in commands.items():
-                if not only or any(part in name for part in only):
-                    pool.submit(record, name, run)
+            list(pool.map(lambda name, commands=commands: record(name, commands[name]), chosen))
     return int(any("error" in found for found in results.values() if isinstance(found, dict)))
 
 
@@ -140,12 +139,13 @@ def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
     model = f"--image_size={size},{size} --base_filters={filters}"
     batch = f"--global_batch_size={flags.global_batch_size}"
     measurements: Commands = {
-        "throughput": functools.partial(
+        f"throughput, {precision}": functools.partial(
             run_module,
-            f"tfdist.benchmark --strategies=one_device --rounds=1 {model} {batch} "
-            f"--timeout_s=90 --output={shlex.quote(str(output / 'throughput'))}",
+            f"tfdist.benchmark --strategies=one_device --rounds=1 --precisions={precision} {model} "
+            f"{batch} --timeout_s=90 --output={shlex.quote(str(output / precision))}",
             300,
-        ),
+        )
+        for precision in ("float32", "mixed_bfloat16")
     }
     if flags.python:
         measurements["PyTorch"] = functools.partial(measure_pytorch, flags)
