@@ -826,3 +826,11 @@ def test_memory_that_is_short_for_an_optimizer_is_said():
     trainer = tfdist.Trainer(lambda: dense(Large(0.1, momentum=0.9)))
     with pytest.raises(tf.errors.ResourceExhaustedError):
         trainer.fit(X, Y, **ARRAYS, **FIT)
+
+
+@pytest.mark.parametrize(("strategy", "is_compiled"), [("one_device", True), ("mirrored", False)])
+def test_one_device_chooses_xla_as_outside_of_a_scope(strategy, is_compiled, monkeypatch):
+    """Keras would, on a GPU; its rule is reduced to the part about scopes."""
+    resolve = lambda model: model._distribute_strategy is None  # noqa: E731
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", resolve)
+    assert tfdist.Trainer(dense, strategy=strategy).model.jit_compile is is_compiled

@@ -65,8 +65,8 @@ class Mirrored(Strategy):
                 f"{', '.join(names)}. Use auto, hierarchical_copy or reduction_to_one_device."
             )
         if all_reduce == "auto" and not_gpus:
-            # TensorFlow's own choice on CPUs numbers its collectives from one in every strategy,
-            # so that a second strategy of another size in the same process aborts both.
+            # TensorFlow's own choice on CPUs are collectives, which a strategy that was built
+            # elsewhere in the same process can abort; see `separate_collectives`.
             all_reduce = "reduction_to_one_device"
         kind = _ALL_REDUCE[all_reduce]
         strategy = tf.distribute.MirroredStrategy(
