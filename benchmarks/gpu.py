@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu [--python=PATH] [--output=DIR] [--only=NAME,NAME]
 
-First the checks, several at a time; then the measurements, one after the other. Each is a command
-of its own with a limit of time, and `results.json` is written after each. `--python` is an
-interpreter with PyTorch. The exit status is 1 if one of them failed. `--image_size=32
---base_filters=4` tries the commands on a machine without a GPU, where no memory limit refuses
-anything.
+First the checks, several at a time; then the measurements, whose processes compile together and
+are measured in turns. Each has a limit of time, and `results.json` is written after each.
+`--python` is an interpreter with PyTorch. The exit status is 1 if one of them failed.
+`--image_size=32 --base_filters=4` tries the commands on a machine without a GPU, where no memory
+limit refuses anything.
 """
 
 import argparse
@@ -18,15 +18,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import against_pytorch as pytorch
+from benchmarks import users_models
+from benchmarks.turns import Contestant, Turns, hold_contest, make_callback
 from tfdist.benchmark.machine import describe_machine
-from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
+from tfdist.benchmark.options import MeasuredModelOptions
+from tfdist.cli.quiet import start_tensorflow_quietly
 
 Found = dict[str, Any]
 Commands = dict[str, Callable[[], Found]]
@@ -42,6 +45,8 @@ TESTS = (
 EQUAL_LOSS = 1e-3  # between runs with and without XLA, relative
 AT_ONCE = 8
 PARTS = 16  # of the GPU, for the limits of memory
+BATCHES = 32  # of an epoch; turns of 64 steps are two epochs
+ENDLESS = 10**6  # epochs
 
 
 def main() -> int:
@@ -54,6 +59,9 @@ def main() -> int:
     parser.add_argument("--image_size", type=int, default=256, help="height and width in pixels")
     parser.add_argument("--base_filters", type=int, default=32)
     parser.add_argument("--global_batch_size", type=int, default=32)
+    parser.add_argument("--models", default="mlp,mlp loop,lstm,transformer,cnn,mobilenet")
+    parser.add_argument("--rounds", type=int, default=3, help="measured turns of each")
+    parser.add_argument("--compile_limit_s", type=float, default=150.0, help="for the first turns")
     flags = parser.parse_args()
     output = Path(flags.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -135,26 +143,15 @@ def list_checks(flags: argparse.Namespace, output: Path) -> Commands:
 
 def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
     """Returns name -> a function that measures, and returns what it found."""
-    size, filters = flags.image_size, flags.base_filters
-    model = f"--image_size={size},{size} --base_filters={filters}"
-    batch = f"--global_batch_size={flags.global_batch_size}"
-    measurements: Commands = {
-        f"throughput, {precision}": functools.partial(
-            run_module,
-            f"tfdist.benchmark --strategies=one_device --rounds=1 --precisions={precision} {model} "
-            f"{batch} --timeout_s=90 --output={shlex.quote(str(output / precision))}",
-            300,
-        )
-        for precision in ("float32", "mixed_bfloat16")
-    }
-    if flags.python:
-        measurements["PyTorch"] = functools.partial(measure_pytorch, flags)
-    return measurements | {
-        "users' models": functools.partial(
-            run_module,
-            "benchmarks.users_models --rounds=1 --models=mlp,lstm,transformer,mobilenet",
-            200,
+    model = (
+        f"--image_size={flags.image_size},{flags.image_size} --base_filters={flags.base_filters}"
+    )
+    return {
+        "U-Net, float32": functools.partial(compete, flags, list_unets(flags, "float32")),
+        "U-Net, mixed_bfloat16": functools.partial(
+            compete, flags, list_unets(flags, "mixed_bfloat16")
         ),
+        "users' models": functools.partial(compete, flags, list_users_models(flags.models)),
         "largest batch": functools.partial(
             compare_runs,
             output,
@@ -162,6 +159,95 @@ def list_measurements(flags: argparse.Namespace, output: Path) -> Commands:
             key="global_batch_size",
         ),
     }
+
+
+def list_unets(flags: argparse.Namespace, precision: str) -> dict[str, Contestant]:
+    """Returns the forms of the U-Net in TensorFlow and PyTorch."""
+    sizes = ["image_size", "base_filters", "global_batch_size"]
+    task = {name: getattr(flags, name) for name in sizes} | {"precision": precision}
+    forms = {
+        form: Contestant(make_command("unet", task | {"form": form}), "XLA" in form)
+        for form in ("loop by hand", "Trainer", "Trainer, XLA", "Keras fit", "Keras fit, XLA")
+    }
+    if not flags.python:
+        return forms
+    model = {"num_classes": 3, "base_filters": flags.base_filters, "depth": 4}
+    common = {"model": model, "global_batch_size": flags.global_batch_size}
+    common |= {"image_size": [flags.image_size] * 2, "bfloat16": precision != "float32"}
+    for compiled in (False, True):
+        directory = tempfile.mkdtemp(prefix="tfdist-pytorch-")
+        (Path(directory) / "task.json").write_text(json.dumps(common | {"compiled": compiled}))
+        command = [flags.python, "-m", "benchmarks.pytorch_unet", "compete", directory]
+        forms["PyTorch, compiled" if compiled else "PyTorch"] = Contestant(command, compiled)
+    return forms
+
+
+def list_users_models(names: str) -> dict[str, Contestant]:
+    """Returns Keras's `fit` and `Trainer.fit` on users' models, as Keras compiles and without."""
+    return {
+        f"{name}, {form}": Contestant(make_command("users", {"name": name, "form": form}), True)
+        for name in names.split(",")
+        for form in ("keras", "trainer", "keras_no_xla", "trainer_no_xla")
+    }
+
+
+def make_command(kind: str, task: Found) -> list[str]:
+    """Returns the command of a process that takes turns."""
+    return [sys.executable, "-m", "benchmarks.gpu", "take_turns", kind, json.dumps(task)]
+
+
+def compete(flags: argparse.Namespace, contestants: dict[str, Contestant]) -> Found:
+    """Measures contestants in turns; fails if one of them failed."""
+    results = hold_contest(contestants, rounds=flags.rounds, limit_s=flags.compile_limit_s)
+    for name, found in results.items():
+        print("", name, {k: v for k, v in found.items() if k != "turns"}, flush=True)
+    failed = [name for name, found in results.items() if "error" in found]
+    return {"contestants": results} | ({"error": f"failed: {failed}"} if failed else {})
+
+
+def take_turns(kind: str, task: Found) -> None:
+    """Trains one form of a model in turns; see benchmarks/turns.py."""
+    start_tensorflow_quietly()
+    import tfdist
+    from tfdist import devices
+    from tfdist.benchmark.measuring import run_loop
+    from tfdist.benchmark.subject import build_model, make_batches
+
+    if kind == "users":
+        steps = users_models.WORKLOADS[task["name"]].steps
+        fit, data = users_models.make_fit(**task)
+        fit(**data, epochs=ENDLESS, verbose=0, callbacks=[make_callback(steps=2 * steps)])
+        return
+    form, size = task["form"], task["image_size"]
+    devices.configure_precision(task["precision"])
+    options = MeasuredModelOptions(
+        image_size=(size, size),
+        base_filters=task["base_filters"],
+        global_batch_size=task["global_batch_size"],
+    )
+    x, y = make_batches(options, BATCHES)
+    xla, clock = "XLA" in form, [make_callback()]
+    if form.startswith("Keras"):
+        model = build_model(options, keras_layers=True, jit_compile=xla)
+        batch_size = options.global_batch_size
+        model.fit(x, y, batch_size=batch_size, epochs=ENDLESS, verbose=0, callbacks=clock)
+    elif form.startswith("Trainer"):
+        trainer = tfdist.Trainer(
+            lambda: build_model(options),
+            strategy="one_device",
+            step_options=tfdist.StepOptions(jit_compile=xla),
+        )
+        batch_size = options.global_batch_size
+        trainer.fit(x, y, batch_size=batch_size, epochs=ENDLESS, verbose=0, callbacks=clock)
+    else:
+        turns, losses = Turns(lambda: losses[-1].numpy()), []
+
+        def end_step(loss: Any) -> None:
+            losses[:] = [loss]
+            turns.end_steps()
+
+        turns.begin()
+        run_loop(options, (x, y), None, end_step)
 
 
 def run_python(arguments: list[str], *, limit_s: float, log: Path | None = None) -> Found:
@@ -244,23 +330,8 @@ def compare_limits(output: Path, flags: str, placements: list[str]) -> Found:
     return found
 
 
-def measure_pytorch(flags: argparse.Namespace) -> dict[str, Any]:
-    """Measures the same U-Net in PyTorch, eager and compiled, in both precisions."""
-    size = (flags.image_size, flags.image_size)
-    options = BenchmarkOptions(
-        contest=ContestOptions(timeout_s=90.0),
-        model=MeasuredModelOptions(
-            base_filters=flags.base_filters,
-            image_size=size,
-            global_batch_size=flags.global_batch_size,
-        ),
-    )
-    configurations = [*pytorch.EAGER.values(), *pytorch.COMPILED.values()]
-    return {
-        f"{c.kind}, {c.precision}": pytorch.run_pytorch(c, options, flags.python)
-        for c in configurations
-    }
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["take_turns"]:
+        take_turns(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        sys.exit(main())

@@ -2,18 +2,21 @@
 
     python benchmarks/pytorch_unet.py check DIRECTORY
     python benchmarks/pytorch_unet.py measure DIRECTORY
+    python -m benchmarks.pytorch_unet compete DIRECTORY
 
 Reads and writes files in that directory; see benchmarks/against_pytorch.py. Does not import
 TensorFlow, because the threads of the two libraries would interfere.
 """
 
-import contextlib
+import itertools
 import json
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,35 +123,14 @@ def measure(directory: Path) -> None:
     cluster = json.loads(os.environ["TF_CONFIG"])
     rank, workers = cluster["task"]["index"], len(cluster["cluster"]["worker"])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(0)
     if workers > 1:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=workers
         )
-    device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
-    model: nn.Module = UNet(**task["model"]).to(device, memory_format=torch.channels_last)
-    if workers > 1:
-        model = nn.parallel.DistributedDataParallel(model)
-    if task["compiled"]:
-        model = torch.compile(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loss_of = nn.CrossEntropyLoss()
-    bfloat16 = torch.autocast(device, dtype=torch.bfloat16)
-    random = np.random.default_rng(rank)
-    batch = task["global_batch_size"] // workers
-    shape = (_BATCHES, batch, *task["image_size"])
-    images = torch.from_numpy(random.uniform(0, 255, (*shape, 3)).astype(np.float32))
-    images = images.permute(0, 1, 4, 2, 3)  # channels_last in memory, as it was made
-    masks = torch.from_numpy(random.integers(0, task["model"]["num_classes"], shape))
+    step = _make_step(task, rank, workers)
     ends, began = [], time.perf_counter()
-    for step in range(task["warmup_steps"] + task["steps"]):
-        x, y = (data[step % _BATCHES].to(device) for data in (images, masks))
-        optimizer.zero_grad(set_to_none=True)
-        with bfloat16 if task["bfloat16"] else contextlib.nullcontext():
-            loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-        assert np.isfinite(loss.item())
+    for _ in range(task["warmup_steps"] + task["steps"]):
+        assert np.isfinite(step().item())
         ends.append(time.perf_counter())
     seconds = ends[-1] - ends[task["warmup_steps"] - 1]
     if rank == 0:
@@ -163,5 +145,72 @@ def measure(directory: Path) -> None:
         )
 
 
+def compete(directory: Path) -> None:
+    """Trains on one device as `task.json` says, in turns; see benchmarks/turns.py."""
+    from benchmarks.turns import Turns
+
+    step = _make_step(json.loads((directory / "task.json").read_text()))
+    turns = Turns(torch.cuda.synchronize if torch.cuda.is_available() else lambda: None)
+    turns.begin()
+    while True:
+        step()
+        turns.end_steps()
+
+
+def _make_step(task: dict[str, Any], rank: int = 0, workers: int = 1) -> Callable[[], torch.Tensor]:
+    """Returns a function that trains one step and returns the loss, in PyTorch's fastest form."""
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
+    model: nn.Module = UNet(**task["model"]).to(device, memory_format=torch.channels_last)
+    if workers > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    if task["compiled"]:
+        model = torch.compile(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=device == "cuda")
+    loss_of = nn.CrossEntropyLoss()
+    random = np.random.default_rng(rank)
+    shape = (_BATCHES, task["global_batch_size"] // workers, *task["image_size"])
+    images = torch.from_numpy(random.uniform(0, 255, (*shape, 3)).astype(np.float32))
+    masks = torch.from_numpy(random.integers(0, task["model"]["num_classes"], shape))
+    if device == "cuda":
+        images, masks = images.pin_memory(), masks.pin_memory()
+    images = images.permute(0, 1, 4, 2, 3)  # channels_last in memory, as it was made
+    batches: Iterator[Sequence[torch.Tensor]] = (
+        _copy_ahead(images, masks)
+        if device == "cuda"
+        else itertools.cycle(zip(images, masks, strict=True))
+    )
+
+    def step() -> torch.Tensor:
+        x, y = next(batches)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=task["bfloat16"]):
+            loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _copy_ahead(*parts: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Yields batches on the GPU, each copied while it computes the step before."""
+    stream = torch.cuda.Stream()
+
+    def copy(place: int) -> list[torch.Tensor]:
+        with torch.cuda.stream(stream):
+            return [part[place].to("cuda", non_blocking=True) for part in parts]
+
+    batch = copy(0)
+    for number in itertools.count(1):
+        torch.cuda.current_stream().wait_stream(stream)
+        for tensor in batch:
+            tensor.record_stream(torch.cuda.current_stream())
+        current, batch = batch, copy(number % len(parts[0]))
+        yield current
+
+
 if __name__ == "__main__":
-    {"check": check, "measure": measure}[sys.argv[1]](Path(sys.argv[2]))
+    modes = {"check": check, "measure": measure, "compete": compete}
+    modes[sys.argv[1]](Path(sys.argv[2]))

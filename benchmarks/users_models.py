@@ -54,8 +54,9 @@ WORKLOADS = {
     "mobilenet": Workload((96, 96, 3), 15, batch_size=16, option="fused_layers", xla=False),
 }
 EPOCHS = 5  # of the measured call of `fit`, after a call that compiles
-# On CPUs, Keras uses XLA only if told to.
 FORMS = ("keras", "keras_xla", "trainer", "option", "mirrored")
+# `compile(jit_compile=)` is "auto" in the others: Keras uses XLA on GPUs, and not on CPUs.
+XLA = {"keras_xla": True, "keras_no_xla": False, "trainer_no_xla": False}
 TIMEOUT_S = 600.0
 
 
@@ -95,14 +96,26 @@ def _has(workload: Workload, form: str) -> bool:
 def measure(directory: str) -> int:
     """Measures one form of a workload, which `task.json` names."""
     task = json.loads((Path(directory) / "task.json").read_text())
-    workload, name, form = WORKLOADS[task["name"]], task["name"], task["form"]
     start_tensorflow_quietly()
+    fit, data = make_fit(**task)
+    fit(**data, epochs=1, verbose=0)
+    began = time.perf_counter()
+    fit(**data, epochs=EPOCHS, verbose=0)
+    steps = EPOCHS * WORKLOADS[task["name"]].steps
+    found = {"steps_per_s": steps / (time.perf_counter() - began)}
+    (Path(directory) / "result.json").write_text(json.dumps(found))
+    return 0
+
+
+def make_fit(name: str, form: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns the `fit` of one form of a workload, and its data."""
     import keras
     import numpy as np
     import tensorflow as tf
 
     import tfdist
 
+    workload = WORKLOADS[name]
     if form == "mirrored":
         tfdist.set_virtual_devices(2)
     num_examples = workload.steps * workload.batch_size
@@ -116,7 +129,6 @@ def measure(directory: str) -> int:
     if workload.is_dataset:
         slices = tf.data.Dataset.from_tensor_slices((x, y))
         data = {"x": slices.batch(workload.batch_size).prefetch(2)}
-    loop = workload.loop
 
     def build(steps_per_execution: int = 1) -> Any:
         keras.utils.set_random_seed(0)
@@ -128,23 +140,16 @@ def measure(directory: str) -> int:
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             steps_per_execution=steps_per_execution,
-            jit_compile=True if form == "keras_xla" else "auto",
+            jit_compile=XLA.get(form, "auto"),
         )
         return model
 
-    if form in ("keras", "keras_xla"):
-        fit = build(loop).fit
-    else:
-        strategy = "mirrored" if form == "mirrored" else "one_device"
-        chosen = {workload.option: True} if form == "option" else {}
-        options = tfdist.StepOptions(steps_per_loop=loop, **chosen)
-        fit = tfdist.Trainer(build, strategy=strategy, step_options=options).fit
-    fit(**data, epochs=1, verbose=0)
-    began = time.perf_counter()
-    fit(**data, epochs=EPOCHS, verbose=0)
-    found = {"steps_per_s": EPOCHS * workload.steps / (time.perf_counter() - began)}
-    (Path(directory) / "result.json").write_text(json.dumps(found))
-    return 0
+    if form.startswith("keras"):
+        return build(workload.loop).fit, data
+    strategy = "mirrored" if form == "mirrored" else "one_device"
+    chosen = {workload.option: True} if form == "option" else {}
+    options = tfdist.StepOptions(steps_per_loop=workload.loop, **chosen)
+    return tfdist.Trainer(build, strategy=strategy, step_options=options).fit, data
 
 
 def _make_mlp(keras: Any, x: Any) -> Any:

@@ -4,6 +4,7 @@ import itertools
 import os
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -44,7 +45,7 @@ def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str
     steps = chosen.warmup_steps + chosen.steps
     examples = make_batches(options.model)
     if configuration.kind == "loop":
-        _run_loop(options.model, examples, steps, clock)
+        run_loop(options.model, examples, steps, lambda loss: clock.on_train_batch_end(float(loss)))
     elif configuration.kind == "trainer":
         trainer = Trainer(
             lambda: build_model(options.model), strategy=processes.build_strategy(train_options)
@@ -61,7 +62,9 @@ def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str
         )
     else:
         own = configuration.kind == "keras_fit"
-        model = build_model(options.model, keras_layers=not own)
+        # Keras's `fit` uses XLA on a GPU unless it is told not to.
+        jit = bool(tf.config.list_physical_devices("GPU"))
+        model = build_model(options.model, keras_layers=not own, jit_compile=jit)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
         model.fit(
             x,
@@ -100,6 +103,45 @@ def measure_ceilings(configuration: Configuration, options: BenchmarkOptions) ->
         "own_flops_per_second": together,
         "flops_per_example": TRAINING_PASSES * count_flops(model),
     }
+
+
+def run_loop(
+    options: MeasuredModelOptions,
+    examples: tuple[Any, ...],
+    steps: int | None,
+    end_step: Callable[[tf.Tensor], object],
+) -> None:
+    """Trains with a loop as one would write it by hand, on one device.
+
+    Args:
+      options: the model.
+      examples: see `make_batches`.
+      steps: the number of steps; None for no end.
+      end_step: called with the loss after each step.
+    """
+    model = build_model(options)
+    optimizer, loss_of = model.optimizer, model.loss
+
+    @tf.function
+    def step(batch: tuple[Any, ...]) -> tf.Tensor:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            if isinstance(loss_of, keras.losses.Loss):
+                loss = loss_of(y, y_pred, sample_weight)
+            else:
+                loss = model.compute_loss(x, y, y_pred, sample_weight)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices(examples).repeat()
+    batches = iter(data.batch(options.global_batch_size, drop_remainder=True).prefetch(2))
+    if not model.built:
+        model(keras.tree.map_structure(lambda part: part[:1], examples[0]))
+    optimizer.build(model.trainable_variables)
+    for _ in itertools.count() if steps is None else range(steps):
+        end_step(step(next(batches)))
 
 
 class Clock(keras.callbacks.Callback):
@@ -142,36 +184,6 @@ class Clock(keras.callbacks.Callback):
 
 def _count_batches(x: Any, batch_size: int) -> int:
     return len(keras.tree.flatten(x)[0]) // batch_size
-
-
-def _run_loop(
-    options: MeasuredModelOptions, examples: tuple[Any, ...], steps: int, clock: Clock
-) -> None:
-    """Trains with a loop as one would write it by hand, on one device."""
-    model = build_model(options)
-    optimizer, loss_of = model.optimizer, model.loss
-
-    @tf.function
-    def step(batch: tuple[Any, ...]) -> tf.Tensor:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        with tf.GradientTape() as tape:
-            y_pred = model(x, training=True)
-            if isinstance(loss_of, keras.losses.Loss):
-                loss = loss_of(y, y_pred, sample_weight)
-            else:
-                loss = model.compute_loss(x, y, y_pred, sample_weight)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    data = tf.data.Dataset.from_tensor_slices(examples).repeat()
-    batches = iter(data.batch(options.global_batch_size, drop_remainder=True).prefetch(2))
-    if not model.built:
-        model(keras.tree.map_structure(lambda part: part[:1], examples[0]))
-    optimizer.build(model.trainable_variables)
-    for number in range(steps):
-        float(step(next(batches)))
-        clock.on_train_batch_end(number)
 
 
 def _make_train_options(configuration: Configuration, options: BenchmarkOptions) -> TrainOptions:

@@ -14,15 +14,18 @@ from tfdist.tasks.base import Data, Task
 from tfdist.tasks.registry import select_task
 from tfdist.tasks.sources import to_sources
 
-_BATCHES = 4  # kept in memory and used again and again
+BATCHES = 4  # kept in memory and used again and again
 
 
-def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) -> keras.Model:
+def build_model(
+    options: MeasuredModelOptions, *, keras_layers: bool = False, jit_compile: bool = False
+) -> keras.Model:
     """Returns the compiled model that all configurations train.
 
     Args:
       options: the size of the model, or the task.
       keras_layers: whether to use Keras's own batch normalization instead of tfdist's.
+      jit_compile: whether Keras compiles its step with XLA; a task decides by itself.
     """
     optimizer = keras.optimizers.Adam(1e-3)
     if options.task:
@@ -41,26 +44,25 @@ def build_model(options: MeasuredModelOptions, *, keras_layers: bool = False) ->
     )
     if keras_layers:
         model = _use_keras_layers(model)
-    # "auto" would use XLA, which is slower on CPUs.
-    jit = bool(tf.config.list_physical_devices("GPU"))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=jit)
+    model.compile(optimizer, loss, jit_compile=jit_compile)
     return model
 
 
-def make_batches(options: MeasuredModelOptions) -> tuple[Any, ...]:
-    """Returns the examples of some batches for `fit`: `(x, y)` or `(x, y, sample_weight)`.
+def make_batches(options: MeasuredModelOptions, count: int = BATCHES) -> tuple[Any, ...]:
+    """Returns the examples of `count` batches for `fit`: `(x, y)` or `(x, y, sample_weight)`.
 
     They are the task's first training examples, or noise: images, float32 in [0, 255], and the
     class of each pixel, int32.
     """
-    count = _BATCHES * options.global_batch_size
+    num_examples = count * options.global_batch_size
     if options.task:
         source = to_sources(_read_task(options)[1]).train
-        examples = source.load_batch(tf.range(count, dtype=tf.int64) % source.num_examples)
+        places = tf.range(num_examples, dtype=tf.int64) % source.num_examples
+        examples = source.load_batch(places)
         return tuple(tf.nest.map_structure(np.asarray, examples))
     random = np.random.default_rng(0)
-    shape = (count, *options.image_size)
+    shape = (num_examples, *options.image_size)
     images = random.uniform(0, 255, (*shape, 3)).astype(np.float32)
     return images, random.integers(0, options.num_classes, shape, np.int32)
 
