@@ -785,15 +785,17 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy_name"),
+    ("name", "strategy_name", "stop"),
     [
-        ("Keras's own random numbers", "one_device"),
-        ("a generator outside of layers", "one_device"),
-        ("two optimizers", "one_device"),
-        ("a plain compute_loss", "mirrored-2"),
+        ("Keras's own random numbers", "one_device", 5),
+        ("a generator outside of layers", "one_device", 5),
+        ("two optimizers", "one_device", 5),
+        ("a plain compute_loss", "mirrored-2", 5),
+        # The mean of the losses differs if the replicas' sums are added before it continues.
+        ("a plain compute_loss", "mirrored-2", 3),
     ],
 )
-def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
+def test_continues_to_the_same_bits(tmp_path, name, strategy_name, stop):
     def train(directory, stop=None):
         keras.utils.set_random_seed(1)
         trainer = zoo.make_trainer(
@@ -809,9 +811,9 @@ def test_continues_to_the_same_bits(tmp_path, name, strategy_name):
         return trainer
 
     whole = train("whole")
-    train("parts", stop=5)
+    train("parts", stop=stop)
     parts = train("parts")
-    assert parts.progress.resumed_from_step == 5
+    assert parts.progress.resumed_from_step == stop
     assert hash_weights(parts.model) == hash_weights(whole.model)
     assert parts.history.history == whole.history.history
 

@@ -86,4 +86,9 @@ def test_the_states_of_metrics_are_read_written_and_reset(strategy_name):
     steps.reset_metrics()
     assert not any(np.any(state.numpy()) for state in steps.read_states())
     steps.write_states(states)
-    assert zoo.largest_difference([s.numpy() for s in steps.read_states()], states) < 1e-6
+    assert zoo.largest_difference([s.numpy() for s in steps.read_states()], states) == 0
+    # Of another number of replicas.
+    more = [np.concatenate([state] * 5) for state in states]
+    steps.write_states(more)
+    for found, given in zip(steps.read_states(), more, strict=True):
+        np.testing.assert_allclose(found.numpy().sum(0), given.sum(0), rtol=1e-6)

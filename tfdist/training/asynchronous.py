@@ -193,15 +193,15 @@ class AsynchronousSteps(TrainingSteps):
         with explain_lost_server():
             return to_numbers(flatten_logs(self._read_logs()))
 
-    def read_metrics(self) -> list[np.ndarray]:
-        """Returns the values of the metrics' variables."""
+    def read_states(self) -> list[np.ndarray]:
+        """Returns the values of the metrics' variables, [1, ...]."""
         with explain_lost_server():
-            return [variable.numpy() for variable in self._metric_variables]
+            return [variable.numpy()[None] for variable in self._metric_variables]
 
-    def write_metrics(self, values: Sequence[Any]) -> None:
-        """Sets the metrics' variables to values that `read_metrics` returned."""
-        for variable, value in zip(self._metric_variables, values, strict=True):
-            variable.assign(tf.constant(value, variable.dtype, variable.shape))
+    def write_states(self, states: Sequence[Any]) -> None:
+        """Sets the metrics' variables to what `read_states` returned, of any number of parts."""
+        for variable, parts in zip(self._metric_variables, states, strict=True):
+            variable.assign(tf.reduce_sum(tf.constant(parts, variable.dtype), 0))
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""

@@ -66,13 +66,28 @@ class LocalSteps(SynchronousSteps):
             return trained.logs
         return to_numbers(self.steps.logs_of["train"](self._workers.sum(trained.vector)))
 
-    def read_metrics(self) -> list[np.ndarray]:
-        vector = self._workers.sum(self.steps.read())
-        return [state.numpy() for state in self.steps.metrics.split(vector)[0]]
+    def read_states(self) -> list[np.ndarray]:
+        own = super().read_states()
+        count = self._workers.count
+        parts = [np.zeros([count, *value.shape]) for value in own]
+        for part, value in zip(parts, own, strict=True):
+            part[self._workers.index] = value
+        whole = self._workers.sum(np.concatenate([part.ravel() for part in [*parts, np.zeros(0)]]))
+        ends = np.cumsum([part.size for part in parts])
+        return [
+            rows.reshape(-1, *value.shape[1:]).astype(value.dtype)
+            for rows, value in zip(np.split(whole, ends), own, strict=False)
+        ]
 
-    def write_metrics(self, values: Sequence[Any]) -> None:
-        mine = [value if self._workers.is_chief else np.zeros_like(value) for value in values]
-        super().write_metrics(mine)
+    def write_states(self, states: Sequence[Any]) -> None:
+        count, index = self._workers.count, self._workers.index
+        mine = []
+        for parts in map(np.asarray, states):
+            if len(parts) % count == 0:  # of this number of workers, or as good as any division
+                mine.append(np.split(parts, count)[index])
+            else:
+                mine.append(parts if index == 0 else np.zeros_like(parts))
+        super().write_states(mine)
 
     def prepare_checkpoint(self) -> None:
         self._averager.collect()

@@ -222,7 +222,7 @@ class FitLoop:
         progress.is_epoch_open = state["is_epoch_open"]
         num_epochs, batch = divmod(progress.step, self._schedule.steps_per_epoch)
         self._adapter.replay(num_epochs, self._schedule.steps_per_epoch)
-        self._steps.write_metrics(state["metrics"])
+        self._steps.write_states(state["metrics"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
         if verbose:
@@ -368,7 +368,7 @@ class FitLoop:
             state={
                 "history": to_json(read_history(self._history)),
                 "logs": to_json(self._logs),
-                "metrics": [value.tolist() for value in self._steps.read_metrics()],
+                "metrics": [parts.tolist() for parts in self._steps.read_states()],
                 "callbacks": callbacks,
                 "is_epoch_open": self._progress.is_epoch_open,
                 "stop_training": self._model.stop_training,

@@ -27,6 +27,7 @@ from tfdist.training.division import Division
 from tfdist.training.reduction import SUM
 
 Logs = dict[str, Any]
+_LARGEST_STATES = 1 << 16  # numbers that a checkpoint contains for all replicas
 
 
 def is_sum(metric: keras.metrics.Metric) -> bool:
@@ -55,6 +56,13 @@ def flatten_logs(logs: Logs) -> Logs:
     for name, value in logs.items():
         flat |= flatten_logs(value) if isinstance(value, dict) else {name: value}
     return flat
+
+
+def _all_reduce(parts: list[tf.Tensor], empty: Sequence[int] = (0,)) -> tf.Tensor:
+    """Returns the sum over the replicas of float64 parts, or zeros of a shape if there are none."""
+    if not parts:
+        return tf.zeros(empty, tf.float64)
+    return tf.distribute.get_replica_context().all_reduce(SUM, tf.concat(parts, 0))
 
 
 class ReplicaMetrics:
@@ -141,19 +149,27 @@ class ReplicaMetrics:
           logs: what the step returned on this replica; None without a step.
           rows: float64 scalar, the number of examples in the global batch.
         """
-        context = tf.distribute.get_replica_context()
-        is_first = tf.equal(context.replica_id_in_sync_group, 0)
-        parts = []
-        for metric in self.list_metrics():
-            counts_once = self._is_shared or not is_sum(metric)
-            for variable in metric.variables:
-                value = tf.cast(tf.convert_to_tensor(variable.value), tf.float64)
-                if counts_once or variable.aggregation == "only_first_replica":
-                    value = tf.where(is_first, value, tf.zeros_like(value))
-                parts.append(tf.reshape(value, [-1]))
+        parts = self._read_own()
         if logs is not None and rows is not None:
             parts += self._read_values(kind, logs, rows)
-        return context.all_reduce(SUM, tf.concat(parts, 0)) if parts else tf.zeros([0], tf.float64)
+        return _all_reduce(parts)
+
+    def read_states(self) -> list[tf.Tensor]:
+        """Returns each replica's part of the variables of `list_variables`: [replicas, ...].
+
+        The parts add up to the global state. If they were large, there is one part, their sum.
+        Must be called in replica context.
+        """
+        count, parts = self._strategy.num_replicas_in_sync, self._read_own()
+        if count * sum(part.shape[0] for part in parts) > _LARGEST_STATES:
+            rows = [_all_reduce(parts)]
+        else:
+            own = tf.distribute.get_replica_context().replica_id_in_sync_group
+            is_own = tf.equal(tf.range(count), tf.cast(own, tf.int32))
+            flat = [tf.where(is_own, p[:, None], tf.zeros([], p.dtype)) for p in parts]
+            rows = tf.unstack(_all_reduce(flat, [0, count]), axis=1)
+        states = [self.split(row)[0] for row in rows]
+        return [tf.stack(values) for values in zip(*states, strict=True)]
 
     def compute_logs(self, kind: str, vector: tf.Tensor) -> Logs:
         """Returns a step's logs for the global batch, as far as a vector contains them.
@@ -193,19 +209,25 @@ class ReplicaMetrics:
         return states, vector[ends[-1] :]
 
     def write(self, states: Sequence[tf.Tensor]) -> None:
-        """Sets the variables to a state that was read. Must be called in replica context."""
-        context = tf.distribute.get_replica_context()
-        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        """Sets the variables to states that were read, of any number of replicas.
+
+        Must be called in replica context.
+        """
+        own = tf.distribute.get_replica_context().replica_id_in_sync_group
         values = iter(states)
         for metric in self.list_metrics():
             for variable in metric.variables:
-                value = next(values)
+                parts = next(values)
+                whole = tf.cast(tf.reduce_sum(tf.cast(parts, tf.float64), 0), parts.dtype)
                 if self._is_shared:
-                    self._assign_shared(variable, value)
-                elif is_sum(metric):
-                    variable.value.assign(tf.where(is_first, value, tf.zeros_like(value)))
+                    self._assign_shared(variable, whole)
+                elif not is_sum(metric):
+                    variable.value.assign(whole)
+                elif parts.shape[0] == self._strategy.num_replicas_in_sync:
+                    variable.value.assign(parts[own])
                 else:
-                    variable.value.assign(value)
+                    is_first = tf.equal(own, 0)
+                    variable.value.assign(tf.where(is_first, whole, tf.zeros_like(whole)))
 
     def reset(self) -> None:
         """Resets all metrics."""
@@ -218,6 +240,20 @@ class ReplicaMetrics:
     @property
     def _counts(self) -> dict[int, tf.Tensor] | None:
         return getattr(self._of_thread, "counts", None)
+
+    def _read_own(self) -> list[tf.Tensor]:
+        """Returns this replica's part of each variable, flat; the parts add up."""
+        own = tf.distribute.get_replica_context().replica_id_in_sync_group
+        is_first = tf.equal(own, 0)
+        parts = []
+        for metric in self.list_metrics():
+            counts_once = self._is_shared or not is_sum(metric)
+            for variable in metric.variables:
+                value = tf.cast(tf.convert_to_tensor(variable.value), tf.float64)
+                if counts_once or variable.aggregation == "only_first_replica":
+                    value = tf.where(is_first, value, tf.zeros_like(value))
+                parts.append(tf.reshape(value, [-1]))
+        return parts
 
     def _reset(self) -> None:
         self._model.reset_metrics()

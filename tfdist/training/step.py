@@ -119,7 +119,8 @@ class Steps:
             self._train = own.train
         self.train = self._compile(self._make_step("train", model.train_step, self._train))
         self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
-        self.read = self._compile(self._read)
+        self.read = self._compile(functools.partial(self._read, self.metrics.read))
+        self._read_states = self._compile(functools.partial(self._read, self.metrics.read_states))
         self.logs_of = {
             kind: self._compile(functools.partial(self.metrics.compute_logs, kind))
             for kind in ("train", "test")
@@ -245,23 +246,20 @@ class Steps:
         return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
 
     def read_states(self) -> list[tf.Tensor]:
-        """Returns the values of the metrics' variables over all replicas of this strategy."""
+        """Returns each replica's part of the metrics' variables, [replicas, ...]; they add up."""
         if not self.is_divided:
-            return [tf.convert_to_tensor(v.value) for v in self.metrics.list_variables()]
-        return self.metrics.split(self.read())[0]
+            return [tf.convert_to_tensor(v.value)[None] for v in self.metrics.list_variables()]
+        return self._read_states()
 
     def write_states(self, states: Sequence[Any]) -> None:
-        """Sets the metrics' variables to values that were read before."""
+        """Sets the metrics' variables to parts that were read before, on any number of replicas."""
         variables = self.metrics.list_variables()
-        values = [
-            tf.constant(value, variable.dtype, variable.shape)
-            for value, variable in zip(states, variables, strict=False)
-        ]
+        values = [tf.constant(s, v.dtype) for s, v in zip(states, variables, strict=False)]
         if self.is_divided:
             self._write(values)
             return
         for variable, value in zip(variables, values, strict=False):
-            variable.assign(value)
+            variable.assign(tf.reduce_sum(value, 0))
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
@@ -362,9 +360,9 @@ class Steps:
                 stack.enter_context(self._shards.intercept())
             yield
 
-    def _read(self) -> tf.Tensor:
-        vectors = self._strategy.run(self.metrics.read)
-        return self._strategy.experimental_local_results(vectors)[0]
+    def _read(self, read: Callable[[], Any]) -> Any:
+        found, local = self._strategy.run(read), self._strategy.experimental_local_results
+        return tf.nest.map_structure(lambda values: local(values)[0], found)
 
     def _write_states(self, states: list[tf.Tensor]) -> None:
         self._strategy.run(self.metrics.write, args=(states,))

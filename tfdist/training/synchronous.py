@@ -202,11 +202,11 @@ class SynchronousSteps(TrainingSteps):
             results = to_numbers(flatten_logs(self._model.get_metrics_result()))
         return results if results.keys() == logs.keys() else logs
 
-    def read_metrics(self) -> list[np.ndarray]:
+    def read_states(self) -> list[np.ndarray]:
         return [state.numpy() for state in self.steps.read_states()]
 
-    def write_metrics(self, values: Sequence[Any]) -> None:
-        self.steps.write_states(values)
+    def write_states(self, states: Sequence[Any]) -> None:
+        self.steps.write_states(states)
 
     def reset_metrics(self) -> None:
         self.steps.reset_metrics()

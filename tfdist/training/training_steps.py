@@ -134,11 +134,15 @@ class TrainingSteps:
         return logs
 
     def read_metrics(self) -> list[np.ndarray]:
-        """Returns the values of the metrics' variables, over all workers."""
+        """Returns the values of the metrics' variables, over all workers; all must call this."""
+        return [v.sum(0, np.result_type(v, "f8")).astype(v.dtype) for v in self.read_states()]
+
+    def read_states(self) -> list[np.ndarray]:
+        """Returns each replica's part of them, [replicas, ...], for all workers; they add up."""
         raise NotImplementedError
 
-    def write_metrics(self, values: Sequence[Any]) -> None:
-        """Sets the metrics' variables to values that `read_metrics` returned."""
+    def write_states(self, states: Sequence[Any]) -> None:
+        """Sets the metrics' variables to what `read_states` returned, on any number of replicas."""
         raise NotImplementedError
 
     def reset_metrics(self) -> None:
