@@ -5,6 +5,7 @@ turn: some steps that are not measured, some that are, and an answer of one line
 of the latter. The first turn, in which it compiles, is not counted. Does not import TensorFlow.
 """
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -148,7 +149,8 @@ class _Process:
         self._said: list[str] = []
         self._answered = threading.Event()
         self._seconds: float | None = None
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout
@@ -174,6 +176,12 @@ class _Process:
 
     def end(self) -> str:
         """Ends the process, and returns the end of what it printed."""
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.kill()
         self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):  # a line that it never read
+            self._process.stdin.close()
         return "".join(self._said)[-2000:]

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training.programs import X, Y, dense
+from tfdist.training import replica_metrics
 from tfdist.training.inputs import make_data_adapter
 from tfdist.training.step_options import StepOptions
 
@@ -77,8 +78,10 @@ def test_predictions_of_a_batch_that_every_replica_has_are_given_once():
     np.testing.assert_allclose(outputs[0][0], model(X[:2]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("largest", [0, replica_metrics._LARGEST_STATES])
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
-def test_the_states_of_metrics_are_read_written_and_reset(strategy_name):
+def test_the_states_of_metrics_are_read_written_and_reset(strategy_name, largest, monkeypatch):
+    monkeypatch.setattr(replica_metrics, "_LARGEST_STATES", largest)
     _, steps, iterator = _make(strategy_name, metrics=["mae", "mse"])
     steps.train(iterator)
     states = [state.numpy() for state in steps.read_states()]

@@ -29,7 +29,7 @@ from tfdist.training.coordination import Coordination, StepStream, explain_lost_
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
 from tfdist.training.randomness import count_draws, list_seed_generators
-from tfdist.training.replica_metrics import flatten_logs, is_sum_of_batches
+from tfdist.training.replica_metrics import add_parts, flatten_logs, is_sum_of_batches
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
     gradients_already_reduced,
@@ -201,7 +201,7 @@ class AsynchronousSteps(TrainingSteps):
     def write_states(self, states: Sequence[Any]) -> None:
         """Sets the metrics' variables to what `read_states` returned, of any number of parts."""
         for variable, parts in zip(self._metric_variables, states, strict=True):
-            variable.assign(tf.reduce_sum(tf.constant(parts, variable.dtype), 0))
+            variable.assign(add_parts(tf.constant(parts, variable.dtype)))
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""

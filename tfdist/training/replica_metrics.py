@@ -58,6 +58,13 @@ def flatten_logs(logs: Logs) -> Logs:
     return flat
 
 
+def add_parts(parts: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the parts of a variable, [replicas, ...]; one part stays as it is."""
+    if parts.shape[0] == 1:
+        return parts[0]
+    return tf.cast(tf.reduce_sum(tf.cast(parts, tf.float64), 0), parts.dtype)
+
+
 def _all_reduce(parts: list[tf.Tensor], empty: Sequence[int] = (0,)) -> tf.Tensor:
     """Returns the sum over the replicas of float64 parts, or zeros of a shape if there are none."""
     if not parts:
@@ -218,7 +225,7 @@ class ReplicaMetrics:
         for metric in self.list_metrics():
             for variable in metric.variables:
                 parts = next(values)
-                whole = tf.cast(tf.reduce_sum(tf.cast(parts, tf.float64), 0), parts.dtype)
+                whole = add_parts(parts)
                 if self._is_shared:
                     self._assign_shared(variable, whole)
                 elif not is_sum(metric):

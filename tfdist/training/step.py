@@ -30,7 +30,7 @@ from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows, list_seed_generators
-from tfdist.training.replica_metrics import Logs, ReplicaMetrics, flatten_logs
+from tfdist.training.replica_metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
 from tfdist.training.step_options import StepOptions
 
@@ -259,7 +259,7 @@ class Steps:
             self._write(values)
             return
         for variable, value in zip(variables, values, strict=False):
-            variable.assign(tf.reduce_sum(value, 0))
+            variable.assign(add_parts(value))
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
