@@ -1,12 +1,12 @@
-"""Shows within eight minutes what a machine's GPU does: equality, memory, throughput.
+"""Shows what a machine's GPU does: equality, memory, throughput.
 
     python -m benchmarks.gpu [--python=PATH] [--output=DIR] [--only=NAME,NAME]
 
 First the checks, several at a time; then the measurements, whose processes compile together and
-are measured in turns. Each has a limit of time, and `results.json` is written after each.
-`--python` is an interpreter with PyTorch. The exit status is 1 if one of them failed.
-`--image_size=32 --base_filters=4` tries the commands on a machine without a GPU, where no memory
-limit refuses anything.
+are measured in turns. Each has a limit of time, and `results.json` is written after each. On an
+H200 with 16 cores, checks took 3 minutes and the U-Nets 5. `--python` is an interpreter with
+PyTorch. The exit status is 1 if one of them failed. `--image_size=32 --base_filters=4` tries the
+commands on a machine without a GPU, where no memory limit refuses anything.
 """
 
 import argparse
@@ -216,7 +216,7 @@ def take_turns(kind: str, task: Found) -> None:
     if kind == "users":
         steps = users_models.WORKLOADS[task["name"]].steps
         fit, data = users_models.make_fit(**task)
-        fit(**data, epochs=ENDLESS, verbose=0, callbacks=[make_callback(steps=2 * steps)])
+        fit(**data, epochs=ENDLESS, verbose=0, callbacks=[make_callback(steps=steps)])
         return
     form, size = task["form"], task["image_size"]
     devices.configure_precision(task["precision"])

@@ -92,7 +92,7 @@ class Contestant(NamedTuple):
 def hold_contest(
     contestants: Mapping[str, Contestant], *, rounds: int, limit_s: float
 ) -> dict[str, dict[str, Any]]:
-    """Measures processes in turns, in reverse order in every other round.
+    """Measures processes in turns, in reverse order in every other round; prints who is ready.
 
     Args:
       contestants: name -> a process.
@@ -112,6 +112,7 @@ def hold_contest(
             found[name] = {"error": running.pop(name).end() or f"not ready in {limit_s:g} s"}
         else:
             found[name]["first_turn_s"] = round(time.monotonic() - began, 1)
+        print("prepared", name, found[name], flush=True)
 
     try:
         for name in [name for name, c in contestants.items() if not c.compiles]:
