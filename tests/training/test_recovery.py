@@ -353,6 +353,36 @@ def test_other_replicas_continue_where_those_before_stopped(tmp_path):
         np.testing.assert_allclose(trainer.history.history[name], values, rtol=1e-4)
 
 
+def test_continues_from_a_checkpoint_with_the_sum_of_the_replicas_metrics(tmp_path, monkeypatch):
+    """As older versions wrote them."""
+    save = Recovery.save
+
+    def save_sums(self, *, state, **others):
+        states = state.pop("metric_states")
+        state["metrics"] = [np.sum(parts, 0).tolist() for parts in states]
+        save(self, state=state, **others)
+
+    def fit(directory, max_steps):
+        trainer = Trainer(
+            _make_model,
+            strategy=zoo.STRATEGIES["mirrored-2"](),
+            checkpoint_dir=str(tmp_path / directory),
+        )
+        x, y = np.random.default_rng(0).normal(size=(2, 40, 4)).astype("f4")
+        data = {"x": x, "y": y[:, :1], "global_batch_size": BATCH}
+        trainer.fit(**data, max_steps=max_steps, verbose=0)
+        return trainer
+
+    whole = fit("whole", 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recovery, "save", save_sums)
+        fit("parts", 3)
+    parts = fit("parts", 5)
+    assert parts.progress.resumed_from_step == 3
+    for name, values in whole.history.history.items():
+        np.testing.assert_allclose(parts.history.history[name], values, rtol=1e-5)
+
+
 def _fit_steps(directory, max_steps, *callbacks):
     trainer = Trainer(_make_model, checkpoint_dir=str(directory))
     x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")

@@ -222,7 +222,8 @@ class FitLoop:
         progress.is_epoch_open = state["is_epoch_open"]
         num_epochs, batch = divmod(progress.step, self._schedule.steps_per_epoch)
         self._adapter.replay(num_epochs, self._schedule.steps_per_epoch)
-        self._steps.write_states(state["metrics"])
+        sums = state.get("metrics", [])  # of a checkpoint of an older version: all replicas' sum
+        self._steps.write_states(state.get("metric_states") or [[value] for value in sums])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
         if verbose:
@@ -368,7 +369,7 @@ class FitLoop:
             state={
                 "history": to_json(read_history(self._history)),
                 "logs": to_json(self._logs),
-                "metrics": [parts.tolist() for parts in self._steps.read_states()],
+                "metric_states": [parts.tolist() for parts in self._steps.read_states()],
                 "callbacks": callbacks,
                 "is_epoch_open": self._progress.is_epoch_open,
                 "stop_training": self._model.stop_training,
