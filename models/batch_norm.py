@@ -1,10 +1,14 @@
-"""Batch normalization of a part of a batch: TensorFlow's fused kernel, and pooled moments."""
+"""Batch normalization of a part of a batch: fused kernels, and pooled moments.
 
-from typing import NamedTuple
+On CPUs, the kernel is TensorFlow's. On GPUs, XLA makes it: cuDNN's, which TensorFlow calls, copies
+float32 with channels last to channels first and back, and took three times as long.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
-
-from tfdist.internals import is_op_determinism_enabled
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -70,6 +74,8 @@ def normalize_by_global_batch(
       epsilon: added to the variance.
       replicas: the replicas.
     """
+    if _is_for_xla(x):
+        return _normalize_by_xla(x, gamma, beta, epsilon, replicas)
 
     @tf.custom_gradient
     def normalize_all(x, gamma, beta):
@@ -135,6 +141,8 @@ def normalize_by_batch(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, Moments]:
     """Returns x normalized by its own moments, and these. On the fused kernel, not in float64."""
+    if _is_for_xla(x):
+        return _normalize_by_xla(x, gamma, beta, epsilon)
     empty = tf.zeros([0])
     out = tf.raw_ops.FusedBatchNormV3(
         x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=True
@@ -175,12 +183,9 @@ def normalize(
 
 def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
     """Returns the gradients of x, gamma and beta through `normalize`."""
-    if x.dtype == tf.float64 or must_be_unfused():
+    if x.dtype == tf.float64:
         std_reciprocal = tf.math.rsqrt(variance + epsilon)
-        wide = tf.cast(dy, mean.dtype)
-        dgamma = tf.reduce_sum(wide * (tf.cast(x, mean.dtype) - mean), [0, 1, 2]) * std_reciprocal
-        dx = tf.cast(wide * (gamma * std_reciprocal), x.dtype)
-        return dx, dgamma, tf.reduce_sum(wide, [0, 1, 2])
+        return (dy * (gamma * std_reciprocal), *_sum_gradients(x, dy, mean, std_reciprocal))
     out = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=dy,
         x=x,
@@ -194,9 +199,72 @@ def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
     return out.x_backprop, out.scale_backprop, out.offset_backprop
 
 
-def must_be_unfused() -> bool:
-    """Whether the fused kernel of the gradient is not deterministic, but must be: on a GPU."""
-    return is_op_determinism_enabled() and bool(tf.config.list_physical_devices("GPU"))
+def _is_for_xla(x: tf.Tensor) -> bool:
+    """Whether x is on a GPU, as far as is known while a function is traced; not in float64."""
+    on_gpu = "CPU" not in x.device and bool(tf.config.list_logical_devices("GPU"))
+    return on_gpu and x.dtype != tf.float64
+
+
+def _normalize_by_xla(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    replicas: Replicas | None = None,
+) -> tuple[tf.Tensor, Moments]:
+    """Returns x normalized by the moments of all replicas' x, or by its own; and these moments."""
+
+    def call(function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
+        return _compile(function, x.dtype, tuple(x.shape))(*arguments)
+
+    @tf.custom_gradient
+    def normalize_all(x, gamma, beta):
+        moments = call(_measure_wide, x)
+        moments = pool_moments(moments, replicas) if replicas else moments
+        count, mean, variance = moments
+        std_reciprocal = tf.math.rsqrt(variance + epsilon)
+        y = call(_scale, x, mean, gamma * std_reciprocal, beta)
+
+        def gradient(dy, *_):
+            dgamma, dbeta = call(_sum_gradients, x, dy, mean, std_reciprocal)
+            sums = tf.stack([dgamma, dbeta])
+            sums = replicas.sum_gradients(sums) if replicas else sums
+            means = tf.math.divide_no_nan(sums, count)
+            dx = call(_combine_gradients, x, dy, mean, std_reciprocal, gamma, means)
+            return dx, dgamma, dbeta
+
+        return (y, *map(tf.stop_gradient, moments)), gradient
+
+    y, *moments = normalize_all(x, gamma, beta)
+    return y, Moments(*moments)
+
+
+@functools.cache
+def _compile(function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+    """Returns a function that XLA compiles; one for each signature, which layers share."""
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def _measure_wide(x):
+    return measure_moments(tf.cast(x, tf.float32))
+
+
+def _scale(x, mean, scale, offset):
+    return tf.cast((tf.cast(x, mean.dtype) - mean) * scale + offset, x.dtype)
+
+
+def _sum_gradients(x, dy, mean, std_reciprocal):
+    """Returns the gradients of gamma and beta."""
+    wide = tf.cast(dy, mean.dtype)
+    dgamma = tf.reduce_sum(wide * (tf.cast(x, mean.dtype) - mean), [0, 1, 2]) * std_reciprocal
+    return dgamma, tf.reduce_sum(wide, [0, 1, 2])
+
+
+def _combine_gradients(x, dy, mean, std_reciprocal, gamma, means):
+    """Returns the gradient of x; means are those of the gradients of gamma and beta."""
+    normalized = (tf.cast(x, mean.dtype) - mean) * std_reciprocal
+    dx = tf.cast(dy, mean.dtype) - means[1] - normalized * means[0]
+    return tf.cast(dx * (gamma * std_reciprocal), x.dtype)
 
 
 def count_elements(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

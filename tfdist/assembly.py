@@ -27,6 +27,7 @@ def configure_process(options: TrainOptions) -> None:
     devices.set_virtual_devices(options.strategy.virtual_devices)
     devices.configure_memory_growth()
     devices.configure_allocator()
+    devices.configure_layout()
     devices.configure_precision(options.training.precision)
     devices.configure_determinism(
         options.training.seed, deterministic=options.training.deterministic

@@ -74,6 +74,16 @@ def configure_allocator() -> None:
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
+def configure_layout() -> None:
+    """Keeps channels last in TensorFlow's graphs, on GPUs of compute capability 8.0 and above.
+
+    TensorFlow moves float32's channels first when it trains. The convolutions of such GPUs need
+    them last, and copied them back.
+    """
+    if tf.config.list_physical_devices("GPU") and _has_gpus_since_ampere():
+        tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
+
+
 def configure_precision(precision: str) -> None:
     """Sets Keras's floating-point type and dtype policy for the whole process.
 
@@ -94,12 +104,10 @@ def choose_precision(precision: str) -> str:
     """
     if precision != "auto":
         return precision
-    gpus = tf.config.list_physical_devices("GPU")
     if tf.config.list_physical_devices("TPU"):
         native = True
-    elif gpus:
-        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-        native = all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
+    elif tf.config.list_physical_devices("GPU"):
+        native = _has_gpus_since_ampere()
     else:
         native = bool({"avx512_bf16", "amx_bf16"} & _read_cpu_flags())
     return "mixed_bfloat16" if native else "float32"
@@ -201,6 +209,13 @@ def find_memory_limit(name: str) -> int | None:
     if part is not None and part.memory_limit:
         return int(part.memory_limit * 2**20)
     return read_gpu_memory(int(gpu.name.rpartition(":")[2]))
+
+
+def _has_gpus_since_ampere() -> bool:
+    """Whether all GPUs have a compute capability of 8.0 or above."""
+    gpus = tf.config.list_physical_devices("GPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
 
 
 def _list_own(kind: str) -> tuple[str, ...]:

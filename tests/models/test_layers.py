@@ -14,6 +14,13 @@ CHANNELS = 5
 KEY_BASES = itertools.count(1_000_000, 1_000)
 
 
+@pytest.fixture(params=["of TensorFlow", "of XLA"], autouse=True)
+def kernel(request, monkeypatch):
+    """The kernel on CPUs, and the one on GPUs, which runs on CPUs, too."""
+    if request.param == "of XLA":
+        monkeypatch.setattr(batch_norm, "_is_for_xla", lambda x: x.dtype != tf.float64)
+
+
 def make_mirrored(replicas):
     class Mirrored(tf.distribute.MirroredStrategy):
         # All strategies of a process number their collectives' groups from the same base, so that
@@ -181,19 +188,6 @@ def test_synchronized_replicas_equal_one_device(name, dtype, tolerance):
     tf.nest.map_structure(lambda a, b: assert_near(a, b, tolerance), actual, expected)
     for a, b in zip(layer.weights, whole.weights, strict=True):
         assert_near(a, b, tolerance)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
-def test_the_gradient_without_the_fused_kernel_is_the_same(dtype, tolerance, monkeypatch):
-    """As deterministic runs on a GPU compute it."""
-    x, dy = (tf.cast(a, dtype) for a in make_arrays((5, 4, 3, CHANNELS), "float32"))
-    gamma, mean, variance = tf.constant([[1.5] * CHANNELS, [0.1] * CHANNELS, [2.0] * CHANNELS])
-    expected = batch_norm._gradients_at_fixed_moments(x, dy, gamma, mean, variance, 1e-3)
-    monkeypatch.setattr(batch_norm, "must_be_unfused", lambda: True)
-    found = batch_norm._gradients_at_fixed_moments(x, dy, gamma, mean, variance, 1e-3)
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert_near(tf.cast(a, tf.float32), tf.cast(b, tf.float32), tolerance)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -80,6 +80,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     devices.set_virtual_devices(options.strategy.virtual_devices)
     devices.configure_memory_growth()
     devices.configure_allocator()
+    devices.configure_layout()
     options = processes.resolve_strategy(options, cluster)
     if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:
         return run_server(cluster)
