@@ -41,7 +41,7 @@ LIST = (
 # Those whose devices are not the CPU's by name.
 TESTS = (
     "programs step synchronous micro_batches loop global_norm loss_scaling rematerialize gradient "
-    "compiled_update"
+    "fused_update"
 )
 EQUAL_LOSS = 1e-3  # between runs with and without XLA, relative
 AT_ONCE = 8

@@ -214,24 +214,28 @@ def _normalize_by_xla(
 ) -> tuple[tf.Tensor, Moments]:
     """Returns x normalized by the moments of all replicas' x, or by its own; and these moments."""
 
-    def call(function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
-        return _compile(function, x.dtype, tuple(x.shape))(*arguments)
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        return _compile(function, x.dtype, tuple(x.shape), epsilon)(*arguments)
 
+    # To start what XLA compiles takes time: it is one function where no replicas must meet in it.
     @tf.custom_gradient
     def normalize_all(x, gamma, beta):
-        moments = call(_measure_wide, x)
-        moments = pool_moments(moments, replicas) if replicas else moments
-        count, mean, variance = moments
-        std_reciprocal = tf.math.rsqrt(variance + epsilon)
-        y = call(_scale, x, mean, gamma * std_reciprocal, beta)
+        if replicas is None:
+            y, moments, std_reciprocal = call(_normalize_alone, x, gamma, beta, epsilon)
+        else:
+            moments = pool_moments(call(_measure_wide, x), replicas)
+            std_reciprocal = tf.math.rsqrt(moments.variance + epsilon)
+            y = call(_scale, x, moments.mean, gamma * std_reciprocal, beta)
+        count, mean, _ = moments
 
         def gradient(dy, *_):
-            dgamma, dbeta = call(_sum_gradients, x, dy, mean, std_reciprocal)
-            sums = tf.stack([dgamma, dbeta])
-            sums = replicas.sum_gradients(sums) if replicas else sums
+            given = (x, dy, mean, std_reciprocal)
+            if replicas is None:
+                return call(_differentiate_alone, *given, gamma, count)
+            dgamma, dbeta = call(_sum_gradients, *given)
+            sums = replicas.sum_gradients(tf.stack([dgamma, dbeta]))
             means = tf.math.divide_no_nan(sums, count)
-            dx = call(_combine_gradients, x, dy, mean, std_reciprocal, gamma, means)
-            return dx, dgamma, dbeta
+            return call(_combine_gradients, *given, gamma, means), dgamma, dbeta
 
         return (y, *map(tf.stop_gradient, moments)), gradient
 
@@ -243,6 +247,19 @@ def _normalize_by_xla(
 def _compile(function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
     """Returns a function that XLA compiles; one for each signature, which layers share."""
     return tf.function(function, jit_compile=True, autograph=False)
+
+
+def _normalize_alone(x, gamma, beta, epsilon):
+    moments = _measure_wide(x)
+    std_reciprocal = tf.math.rsqrt(moments.variance + epsilon)
+    return _scale(x, moments.mean, gamma * std_reciprocal, beta), moments, std_reciprocal
+
+
+def _differentiate_alone(x, dy, mean, std_reciprocal, gamma, count):
+    """Returns the gradients of x, gamma and beta."""
+    dgamma, dbeta = _sum_gradients(x, dy, mean, std_reciprocal)
+    means = tf.math.divide_no_nan(tf.stack([dgamma, dbeta]), count)
+    return _combine_gradients(x, dy, mean, std_reciprocal, gamma, means), dgamma, dbeta
 
 
 def _measure_wide(x):

@@ -25,9 +25,9 @@ from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
 from tfdist.training.data_adapter import take_next
-from tfdist.training.compiled_update import compiling_updates
 from tfdist.training.division import Division
 from tfdist.training.fused_layers import fusing_layers
+from tfdist.training.fused_update import fusing_updates
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows, list_seed_generators
@@ -271,10 +271,10 @@ class Steps:
 
     def _compile(self, function: Any) -> Any:
         is_compiled = self._is_compiled or self._model.jit_compile
-        function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
+        function = fusing_layers(self.options.fused_kernels, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
             return function
-        function = compiling_updates(not (is_compiled or self._staged or self._shards))(function)
+        function = fusing_updates(self.options.fused_kernels, is_compiled=is_compiled)(function)
         return tf.function(function, autograph=False, reduce_retracing=True)
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], Found]:

@@ -17,7 +17,7 @@ class StepOptions(OptionGroup):
       compress_gradients: whether workers sum their gradients in bfloat16, which halves the network
         traffic and keeps three significant digits. For `MultiWorkerMirroredStrategy`.
       jit_compile: whether XLA compiles the forward and backward pass.
-      fused_layers: whether LSTM layers on CPUs and batch normalization are computed by TensorFlow's
+      fused_kernels: whether LSTM layers on CPUs and batch normalization are computed by TensorFlow's
         fused kernels, which is faster. Results differ from Keras's by rounding.
       steps_per_loop: the number of steps that run at a time, without the host in between.
         Callbacks see each step with its logs, but after all of them: what they change, such as a
@@ -54,7 +54,7 @@ class StepOptions(OptionGroup):
         False, "several workers: sum gradients in bfloat16, which halves the bytes sent"
     )
     jit_compile: bool = option(False, "compile the step's gradient with XLA", result=False)
-    fused_layers: bool = option(
+    fused_kernels: bool = option(
         False,
         "compute LSTM layers (on CPUs) and batch normalization with TensorFlow's fused kernels, "
         "which are faster and round differently",

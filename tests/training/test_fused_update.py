@@ -1,0 +1,103 @@
+"""The optimizer's update: the step's number is read once; with an option, Adam is one kernel."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tests.training.programs import TOKENS, X, Y, dense, seeded
+
+O = keras.optimizers
+STRATEGIES = ["one_device", "mirrored-2", "central_storage-2"]
+
+
+class OwnAdam(O.Adam):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate * 0.5)
+
+
+def build_embedding():
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(20, 3, embeddings_initializer=seeded(1))(inputs)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=seeded(2))(x))
+    model.compile(O.Adam(0.1), "mse", jit_compile=False)
+    return model
+
+
+def program(make):
+    return lambda: dense(make(), jit_compile=False), X
+
+
+# With the number of weights that the kernel updates.
+PROGRAMS = {
+    "Adam": (*program(lambda: O.Adam(O.schedules.ExponentialDecay(0.1, 2, 0.5))), 4),
+    "AdamW": (*program(lambda: O.AdamW(0.1, weight_decay=0.1, clipnorm=0.1, use_ema=True)), 4),
+    "scaled loss": (*program(lambda: O.LossScaleOptimizer(O.Adam(0.1))), 4),
+    "sparse": (build_embedding, TOKENS, 2),
+    "AMSGrad": (*program(lambda: O.Adam(0.1, amsgrad=True)), 0),
+    "own": (*program(lambda: OwnAdam(0.1)), 0),
+    "Nadam": (*program(lambda: O.Nadam(0.1)), 0),
+    "Lamb": (*program(lambda: O.Lamb(0.1)), 0),
+    "SGD": (*program(lambda: O.SGD(0.1, momentum=0.9)), 0),
+}
+
+
+# Keras cannot divide it over replicas.
+ALONE = {"accumulation": (*program(lambda: O.Adam(0.1, gradient_accumulation_steps=2)), 0)}
+
+
+def run(name, strategy="one_device", **options):
+    """Trains, and returns losses, weights, and the optimizer's variables."""
+    build, x, _ = (PROGRAMS | ALONE)[name]
+    chosen = tfdist.StepOptions(check="off", **options)
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy](), step_options=chosen)
+    history = trainer.fit(x, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    return [history.history["loss"], *_list_state(trainer.model)]
+
+
+def run_keras(name):
+    build, x, _ = (PROGRAMS | ALONE)[name]
+    model = build()
+    history = model.fit(x, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    return [history.history["loss"], *_list_state(model)]
+
+
+def _list_state(model):
+    return [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Counts the calls of TensorFlow's kernel of Adam, on the first device."""
+    calls = collections.Counter()
+    original = tf.raw_ops.ResourceApplyAdam
+
+    def record(**arguments):
+        calls[arguments["var"].device] += 1
+        return original(**arguments)
+
+    monkeypatch.setattr(tf.raw_ops, "ResourceApplyAdam", record)
+    return calls
+
+
+@pytest.mark.parametrize("name", PROGRAMS | ALONE)
+def test_one_device_is_keras_to_the_bit(name, kernels):
+    for mine, other in zip(run(name), run_keras(name), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert not kernels
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_kernel_is_equal(name, strategy, kernels):
+    found = run(name, strategy, fused_kernels=True)
+    expected = PROGRAMS[name][2]
+    assert bool(kernels) == bool(expected)
+    assert all(calls % expected == 0 for calls in kernels.values())
+    for mine, other in zip(found, run(name), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5)

@@ -1,0 +1,95 @@
+"""The optimizer's update with fewer operations.
+
+Keras's optimizers update one weight after another. For each, they read the number of the step, from
+which Adam computes the same factors, and run a dozen small operations. On a GPU, each is a kernel
+that takes longer to start than to run. TensorFlow has one operation for Adam's update.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals import BaseOptimizer, PerReplica, TFOptimizer, is_op_determinism_enabled
+from tfdist.replacing import replaced
+
+
+@contextlib.contextmanager
+def fusing_updates(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
+    """Makes the updates of Keras's optimizers faster while a step is traced.
+
+    The number of the step is read once, which changes no result.
+
+    Args:
+      is_on: whether Adam is computed by TensorFlow's kernel, from which results differ by rounding.
+        On GPUs, it always is, unless only deterministic kernels are allowed: without them, Keras
+        does not repeat its bits there either.
+      is_compiled: whether XLA compiles the step, which makes kernels of its own.
+    """
+    if is_compiled:
+        yield
+        return
+    original = TFOptimizer._distributed_tf_update_step
+
+    def update_all(
+        optimizer: Any, strategy: Any, pairs: Sequence[tuple[Any, Any]], learning_rate: Any
+    ) -> None:
+        is_keras = type(optimizer).update_step.__module__.startswith(f"{keras.__name__}.")
+        if not is_keras or optimizer.gradient_accumulation_steps:
+            return original(optimizer, strategy, pairs, learning_rate)
+
+        def update(variable: Any, gradient: Any, learning_rate: Any, step: tf.Tensor) -> None:
+            is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
+            if is_whole and _is_adam(optimizer) and (is_on or _needs_kernel(variable)):
+                _apply_adam(optimizer, variable, gradient, learning_rate, step)
+                return
+            with replaced(BaseOptimizer, "iterations", property(lambda _: step)):
+                optimizer.update_step(gradient, variable, learning_rate)
+
+        step = _read(strategy, optimizer.iterations)
+        for gradient, variable in pairs:
+            arguments = (gradient, learning_rate, step)
+            strategy.extended.update(variable, update, args=arguments, group=False)
+
+    with replaced(TFOptimizer, "_distributed_tf_update_step", update_all):
+        yield
+
+
+def _read(strategy: Any, variable: keras.Variable) -> Any:
+    """Returns the value of a variable, on each of the devices."""
+    copies = strategy.experimental_local_results(variable.value)
+    values = [tf.convert_to_tensor(copy) for copy in copies]
+    return values[0] if len(values) == 1 else PerReplica(values)
+
+
+def _needs_kernel(variable: Any) -> bool:
+    return "GPU" in variable.device and not is_op_determinism_enabled()
+
+
+def _is_adam(optimizer: Any) -> bool:
+    adam = keras.optimizers.Adam
+    is_its_step = getattr(type(optimizer), "update_step", None) is adam.update_step  # AdamW's, too
+    return is_its_step and not optimizer.amsgrad
+
+
+def _apply_adam(
+    optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: Any, step: tf.Tensor
+) -> None:
+    dtype = variable.dtype
+    place = optimizer._get_variable_index(variable)
+    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    number = tf.cast(step + 1, dtype)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer._momentums[place].value.handle,
+        v=optimizer._velocities[place].value.handle,
+        beta1_power=tf.pow(beta_1, number),
+        beta2_power=tf.pow(beta_2, number),
+        lr=tf.cast(learning_rate, dtype),
+        beta1=beta_1,
+        beta2=beta_2,
+        epsilon=tf.constant(optimizer.epsilon, dtype),
+        grad=tf.cast(gradient, dtype),
+    )
