@@ -44,10 +44,10 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "mlp": Workload((784,), 1000, option="fused_kernels"),
-    "mlp dataset": Workload((784,), 1000, option="fused_kernels", is_dataset=True),
-    "mlp loop": Workload((784,), 1000, loop=50, option="fused_kernels"),
-    "mlp dataset loop": Workload((784,), 1000, loop=50, option="fused_kernels", is_dataset=True),
+    "mlp": Workload((784,), 1000),
+    "mlp dataset": Workload((784,), 1000, is_dataset=True),
+    "mlp loop": Workload((784,), 1000, loop=50),
+    "mlp dataset loop": Workload((784,), 1000, loop=50, is_dataset=True),
     "cnn": Workload((28, 28, 1), 100, option="fused_kernels", xla=False),
     "lstm": Workload((80,), 100, kind="tokens", option="fused_kernels"),
     "transformer": Workload((80,), 50, kind="tokens", option="jit_compile"),
