@@ -86,7 +86,7 @@ def measure_hardware(
     machine = measure("machine", [*arguments, "--strategy=one_device"])
     between = measure("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2)
     inside = measure("links", [*arguments, *TWO_DEVICES])
-    near = Link(inside["bytes_per_s"], inside["latency_s"])
+    near = Link(**inside)
     return Hardware(
         title=describe_machine(),
         source="measured by python -m tfdist.plan --calibrate",
@@ -95,7 +95,7 @@ def measure_hardware(
         memory_bytes=machine["memory_bytes"],
         memory_bytes_per_s=machine["memory_bytes_per_s"],
         inside=near,
-        between=Link(between["bytes_per_s"], between["latency_s"]),
+        between=Link(**between),
         host=near,
         shares_cores=True,
         peak_share=1.0,
@@ -123,9 +123,9 @@ def half_of_the_cores() -> Iterator[float]:
 
 
 def list_sizes(arguments: Sequence[str], batch: int) -> tuple[list[str], list[str]]:
-    """Returns the flags that train a model on one device with its batch, and with half of it."""
+    """Returns the flags that train a model on one device with its batch, and with a part of it."""
     given = [*arguments, "--strategy=one_device"]
-    return given, [*given, f"--global_batch_size={max(1, batch // 2)}"]
+    return given, [*given, f"--global_batch_size={_take_part(batch)}"]
 
 
 def add_model(
@@ -145,12 +145,12 @@ def add_model(
       share: the share of the cores on which it was measured.
     """
     batch = workload.global_batch_size
-    half = max(1, batch // 2)
-    slope = (whole["step_s"] - part["step_s"]) / max(1, batch - half)
+    more = max(1, batch - _take_part(batch))
+    slope = (whole["step_s"] - part["step_s"]) / more
     example_s = min(max(slope, 0.0), whole["step_s"] / batch)
     # Seconds of all cores, as if they were busy all the time.
     whole_cpu_s, part_cpu_s = whole["busy"] * whole["step_s"], part["busy"] * part["step_s"]
-    example_cpu_s = (whole_cpu_s - part_cpu_s) / max(1, batch - half)
+    example_cpu_s = (whole_cpu_s - part_cpu_s) / more
     step_s = whole["step_s"] - batch * example_s
     measured = Measured(
         parameters=count_parameters(workload),
@@ -170,6 +170,11 @@ def add_model(
     own = dataclasses.replace(hardware, measured=(*others, measured), process_bytes=0.0)
     model = estimate(Setup(strategy="one_device"), workload, own).memory.total
     return dataclasses.replace(own, process_bytes=max(0.0, whole["peak_memory_bytes"] - model))
+
+
+def _take_part(batch: int) -> int:
+    # The smaller the part, the less its error counts in what a step takes without any example.
+    return max(1, batch // 4)
 
 
 def _to_share(cpu_s: float, seconds: float) -> float:
