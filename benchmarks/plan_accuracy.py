@@ -36,12 +36,12 @@ from tfdist.plan.calibrate import (
     add_model,
     half_of_the_cores,
     list_sizes,
+    make_link,
     make_task,
     measure_hardware,
     run,
 )
 from tfdist.plan.estimate import estimate
-from tfdist.plan.hardware import Link
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
 
@@ -266,7 +266,7 @@ def compare(
                     machine,
                     shares_cores=False,
                     devices_per_machine=1,
-                    between=Link(**link),
+                    between=make_link(link),
                 )
                 chosen = add_model(host, workload, *on_half)
             sent = 0.5 if "--compress_gradients" in case.flags else 1.0
