@@ -36,12 +36,12 @@ from tfdist.plan.calibrate import (
     add_model,
     half_of_the_cores,
     list_sizes,
-    make_link,
     make_task,
     measure_hardware,
     run,
 )
 from tfdist.plan.estimate import estimate
+from tfdist.plan.hardware import Link
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
 
@@ -187,7 +187,7 @@ class Findings:
             raise TrainingError(failed[0].splitlines()[-1])
         if one.what == "steps":
             return min(found, key=lambda finding: finding["step_s"])
-        best = {"latency_s": min, "busy_latency_s": min}
+        best = {"latency_s": min}
         return {key: best.get(key, max)(f[key] for f in found) for key in found[0]}
 
 
@@ -266,7 +266,7 @@ def compare(
                     machine,
                     shares_cores=False,
                     devices_per_machine=1,
-                    between=make_link(link),
+                    between=Link(link["bytes_per_s"], link["latency_s"]),
                 )
                 chosen = add_model(host, workload, *on_half)
             sent = 0.5 if "--compress_gradients" in case.flags else 1.0

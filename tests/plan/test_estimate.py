@@ -183,20 +183,6 @@ def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workl
         assert both[0] - both[1] == pytest.approx(additional, abs=1e-9)
 
 
-def test_the_sums_of_moments_wait_for_packs_of_gradients(workload):
-    hardware = load_hardware("a100")
-    setup = Setup(strategy="multi_worker_mirrored", workers=2)
-    link = hardware.between
-    slower = dataclasses.replace(link, busy_latency_s=3 * link.latency_s)
-    busy = dataclasses.replace(hardware, between=slower)
-    for bytes_per_pack, waits in ((workload.gradients / 4, 1), (workload.gradients, 0), (0, 0)):
-        packed = dataclasses.replace(workload, bytes_per_pack=bytes_per_pack)
-        found = [estimate(setup, packed, each).communication_s for each in (busy, hardware)]
-        # Of the sums, those of the backward pass; a ring of two sends two messages.
-        waited = waits * workload.sums / 2 * 2 * 2 * link.latency_s
-        assert found[0] - found[1] == pytest.approx(waited)
-
-
 def test_the_parts_of_a_grid_have_shorter_borders_than_strips(workload):
     hardware = load_hardware("a100")
     borders = sum(x.halo for x in workload.layers if x.halo > 0)

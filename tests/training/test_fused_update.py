@@ -11,11 +11,10 @@ import tfdist
 from tests import zoo
 from tests.training.programs import TOKENS, X, Y, dense, seeded
 
-O = keras.optimizers
 STRATEGIES = ["one_device", "mirrored-2", "central_storage-2"]
 
 
-class OwnAdam(O.Adam):
+class OwnAdam(keras.optimizers.Adam):
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(gradient, variable, learning_rate * 0.5)
 
@@ -25,7 +24,7 @@ def build_embedding():
     x = keras.layers.Embedding(20, 3, embeddings_initializer=seeded(1))(inputs)
     x = keras.layers.GlobalAveragePooling1D()(x)
     model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer=seeded(2))(x))
-    model.compile(O.Adam(0.1), "mse", jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
     return model
 
 
@@ -35,20 +34,33 @@ def program(make):
 
 # With the number of weights that the kernel updates.
 PROGRAMS = {
-    "Adam": (*program(lambda: O.Adam(O.schedules.ExponentialDecay(0.1, 2, 0.5))), 4),
-    "AdamW": (*program(lambda: O.AdamW(0.1, weight_decay=0.1, clipnorm=0.1, use_ema=True)), 4),
-    "scaled loss": (*program(lambda: O.LossScaleOptimizer(O.Adam(0.1))), 4),
+    "Adam": (
+        *program(
+            lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+        ),
+        4,
+    ),
+    "AdamW": (
+        *program(lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1, clipnorm=0.1, use_ema=True)),
+        4,
+    ),
+    "scaled loss": (
+        *program(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))),
+        4,
+    ),
     "sparse": (build_embedding, TOKENS, 2),
-    "AMSGrad": (*program(lambda: O.Adam(0.1, amsgrad=True)), 0),
+    "AMSGrad": (*program(lambda: keras.optimizers.Adam(0.1, amsgrad=True)), 0),
     "own": (*program(lambda: OwnAdam(0.1)), 0),
-    "Nadam": (*program(lambda: O.Nadam(0.1)), 0),
-    "Lamb": (*program(lambda: O.Lamb(0.1)), 0),
-    "SGD": (*program(lambda: O.SGD(0.1, momentum=0.9)), 0),
+    "Nadam": (*program(lambda: keras.optimizers.Nadam(0.1)), 0),
+    "Lamb": (*program(lambda: keras.optimizers.Lamb(0.1)), 0),
+    "SGD": (*program(lambda: keras.optimizers.SGD(0.1, momentum=0.9)), 0),
 }
 
 
 # Keras cannot divide it over replicas.
-ALONE = {"accumulation": (*program(lambda: O.Adam(0.1, gradient_accumulation_steps=2)), 0)}
+ALONE = {
+    "accumulation": (*program(lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)), 0)
+}
 
 
 def run(name, strategy="one_device", **options):

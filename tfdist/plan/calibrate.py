@@ -86,7 +86,7 @@ def measure_hardware(
     machine = measure("machine", [*arguments, "--strategy=one_device"])
     between = measure("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2)
     inside = measure("links", [*arguments, *TWO_DEVICES])
-    near = make_link(inside)
+    near = Link(inside["bytes_per_s"], inside["latency_s"])
     return Hardware(
         title=describe_machine(),
         source="measured by python -m tfdist.plan --calibrate",
@@ -95,7 +95,7 @@ def measure_hardware(
         memory_bytes=machine["memory_bytes"],
         memory_bytes_per_s=machine["memory_bytes_per_s"],
         inside=near,
-        between=make_link(between),
+        between=Link(between["bytes_per_s"], between["latency_s"]),
         host=near,
         shares_cores=True,
         peak_share=1.0,
@@ -103,15 +103,6 @@ def measure_hardware(
         link_share=1.0,
         host_s=0.0,
         examples_per_s=machine["examples_per_s"],
-    )
-
-
-def make_link(measured: Mapping[str, float]) -> Link:
-    """Returns a link that was measured."""
-    return Link(
-        bytes_per_s=measured["bytes_per_s"],
-        latency_s=measured["latency_s"],
-        busy_latency_s=measured["busy_latency_s"],
     )
 
 

@@ -1,6 +1,5 @@
 """How long the replicas of a setup communicate at each step, and how much of it is not hidden."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from tfdist.plan.collectives import (
@@ -43,9 +42,8 @@ def time_communication(
         network = make_path(hardware, hardware.between)
         sync = time_all_reduce(setup.workers, state, network) + _time_copies(setup, hardware, state)
         return inside + sync / workload.sync_every
-    return _time_moments(setup, workload, hardware) + _time_gradients(
-        setup, workload, hardware, computed
-    )
+    small = workload.sums * transfer(setup, hardware, _SMALL, all_reduce=workload.all_reduce)
+    return small + _time_gradients(setup, workload, hardware, computed)
 
 
 def transfer(
@@ -75,19 +73,6 @@ def _time_copies(setup: Setup, hardware: Hardware, num_bytes: float) -> float:
         return 0.0
     together = setup.workers if hardware.shares_cores else 1
     return hardware.time_memory(_COPIES * num_bytes * together)
-
-
-def _time_moments(setup: Setup, workload: Workload, hardware: Hardware) -> float:
-    """Returns the seconds in which the moments of normalization are summed.
-
-    The sums of the backward pass meet the packs of gradients on the network, if there are several.
-    """
-    alone = transfer(setup, hardware, _SMALL, all_reduce=workload.all_reduce)
-    has_packs = setup.workers > 1 and 0 < workload.bytes_per_pack < workload.gradients
-    if not has_packs:
-        return workload.sums * alone
-    busy = dataclasses.replace(hardware, between=hardware.between.make_busy())
-    return workload.sums / 2 * (alone + transfer(setup, busy, _SMALL))
 
 
 def list_ready(workload: Workload, layers_s: Sequence[float]) -> list[tuple[float, float]]:

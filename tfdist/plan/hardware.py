@@ -32,16 +32,10 @@ class Link:
     Attributes:
       bytes_per_s: in each direction.
       latency_s: of a message.
-      busy_latency_s: of a message beside large ones; 0 for the same.
     """
 
     bytes_per_s: float
     latency_s: float
-    busy_latency_s: float = 0.0
-
-    def make_busy(self) -> "Link":
-        """Returns the link as small messages meet it beside large ones."""
-        return dataclasses.replace(self, latency_s=self.busy_latency_s or self.latency_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
 
-_SMALL, _PACK, _LARGE = 1 << 10, 1 << 20, 8 << 20  # float32 values
-_CHAIN, _PACKS = 33, 24  # the packs take longer than the chain
+_SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
+_CHAIN = 33
 _ROUNDS = 9
 _SIDE = 512  # of matrices, whose product takes some milliseconds
 _WARMUP_STEPS = 9  # local_sgd averages for the first time after 8, by default
@@ -115,8 +115,7 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     """Sums tensors over the replicas of a strategy, which must be two.
 
     Returns:
-      `latency_s` of a message and `bytes_per_s` of a link, if the sum is a ring's, and the
-      `busy_latency_s` beside tensors as large as packs of gradients.
+      `latency_s` of a message and `bytes_per_s` of a link, if the sum is a ring's.
     """
     import tensorflow as tf
 
@@ -127,48 +126,42 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     strategy = processes.build_strategy(options)
     # As gradients, variables are not known when the graph is made.
     with strategy.scope():
-        values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _PACK, _LARGE)}
+        values = {size: tf.Variable(tf.zeros([size])) for size in (_SMALL, _LARGE)}
         matrix = tf.Variable(tf.ones([_SIDE, _SIDE]) / _SIDE)
 
-    def pass_on(size: int, count: int, *, sums: bool = True, computes: bool = False) -> tf.Tensor:
-        total = tf.identity(values[size])
-        for index in range(count):
-            # TensorFlow would join sums of sums, into ever longer ones.
-            total = tf.tanh(total) if index else total
-            # Between two sums, a worker computes, and not always as fast as the others.
-            if computes:
-                total += tf.matmul(matrix, matrix + total[0])[0, 0]
-            if sums:
-                total = sum_over_replicas([total], is_compressed=False)[0]
-        return total
-
-    def make(size: int, count: int, *, sums: bool = True, packs: int = 0) -> Callable[[], float]:
-        def reduce() -> tuple[tf.Tensor, tf.Tensor]:
-            began = tf.timestamp()
-            with tf.control_dependencies([began]):
-                beside = pass_on(_PACK, packs)
-                total = pass_on(size, count, sums=sums, computes=bool(config) and count > 1)
-            with tf.control_dependencies([total]):
-                return tf.timestamp() - began, beside[0]
+    def make(size: int, count: int, *, sums: bool = True) -> Callable[[], None]:
+        def reduce() -> tf.Tensor:
+            total = tf.identity(values[size])
+            for index in range(count):
+                # TensorFlow would join sums of sums, into ever longer ones.
+                total = tf.tanh(total) if index else total
+                # Between two sums, a worker computes, and not always as fast as the others.
+                if config and count > 1:
+                    total += tf.matmul(matrix, matrix + total[0])[0, 0]
+                if sums:
+                    total = sum_over_replicas([total], is_compressed=False)[0]
+            return tf.cast(total[0], tf.float32)
 
         @tf.function(autograph=False)
         def run() -> Any:
-            return strategy.experimental_local_results(strategy.run(reduce)[0])
+            return strategy.experimental_local_results(strategy.run(reduce))
 
-        # In a step, sums follow one another without the host, whose call is no part of this.
-        return lambda: max(float(seconds) for seconds in run())
+        def wait() -> None:
+            for result in run():
+                float(result)
 
+        return wait
+
+    # In a step, sums follow one another without the host, whose call is a part of each of these.
     chains = [make(_SMALL, _CHAIN, sums=sums) for sums in (False, True)]
-    busy = [make(_SMALL, _CHAIN, sums=sums, packs=_PACKS) for sums in (False, True)]
     large = [make(size, 1) for size in (_SMALL, _LARGE)]
-    found = [_measure_difference(*each) for each in (chains, busy, large)]
     if config and not config.is_chief:
+        for each in (chains, large):
+            _time_difference(*each)
         return None
-    alone_s, busy_s = (max(seconds, 0.0) / _CHAIN / 2 for seconds in found[:2])
     return {
-        "latency_s": alone_s,
-        "busy_latency_s": max(alone_s, busy_s),
-        "bytes_per_s": 4 * _LARGE / max(found[2], 1e-9),
+        "latency_s": max(_time_difference(*chains), 0.0) / _CHAIN / 2,
+        "bytes_per_s": 4 * _LARGE / max(_time_difference(*large), 1e-9),
     }
 
 
@@ -213,10 +206,16 @@ def _time(run: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _measure_difference(shorter: Callable[[], float], longer: Callable[[], float]) -> float:
-    """Returns the median difference of what two functions return in turns, after first calls."""
-    shorter(), longer()  # traces
-    return statistics.median(-shorter() + longer() for _ in range(_ROUNDS))
+def _time_difference(shorter: Callable[[], Any], longer: Callable[[], Any]) -> float:
+    """Returns the median difference of the seconds of two functions that run in turns."""
+    times = []
+    for _ in range(_ROUNDS + 1):
+        marks = [time.perf_counter()]
+        for run in (shorter, longer):
+            run()
+            marks.append(time.perf_counter())
+        times.append(marks[2] - marks[1] - (marks[1] - marks[0]))
+    return statistics.median(times[1:])  # the first calls trace
 
 
 _MEASURES = {"steps": measure_steps, "links": measure_links, "machine": measure_machine}

@@ -38,7 +38,8 @@ def fusing_updates(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
     ) -> None:
         is_keras = type(optimizer).update_step.__module__.startswith(f"{keras.__name__}.")
         if not is_keras or optimizer.gradient_accumulation_steps:
-            return original(optimizer, strategy, pairs, learning_rate)
+            original(optimizer, strategy, pairs, learning_rate)
+            return
 
         def update(variable: Any, gradient: Any, learning_rate: Any, step: tf.Tensor) -> None:
             is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
