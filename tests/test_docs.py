@@ -40,6 +40,7 @@ COMMANDS = (
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
 OF_OTHER_TOOLS = {
+    "tf_xla_auto_jit",
     "build",
     "config",
     "display",

@@ -19,7 +19,8 @@ class StepOptions(OptionGroup):
       jit_compile: whether XLA compiles the forward and backward pass.
       fused_kernels: whether LSTM layers on CPUs, batch normalization, and the update of Adam and
         AdamW are computed by fused kernels, which is faster. Results differ from Keras's by
-        rounding. On GPUs, Adam always is, unless only deterministic kernels are allowed.
+        rounding. On GPUs, Adam always is, unless only deterministic kernels are allowed;
+        parameter servers update as Keras does.
       steps_per_loop: the number of steps that run at a time, without the host in between.
         Callbacks see each step with its logs, but after all of them: what they change, such as a
         learning rate or `stop_training`, takes effect in the next loop. It takes the place of
