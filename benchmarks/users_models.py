@@ -48,10 +48,10 @@ WORKLOADS = {
     "mlp dataset": Workload((784,), 1000, is_dataset=True),
     "mlp loop": Workload((784,), 1000, loop=50),
     "mlp dataset loop": Workload((784,), 1000, loop=50, is_dataset=True),
-    "cnn": Workload((28, 28, 1), 100, option="fused_kernels", xla=False),
-    "lstm": Workload((80,), 100, kind="tokens", option="fused_kernels"),
+    "cnn": Workload((28, 28, 1), 100, xla=False),
+    "lstm": Workload((80,), 100, kind="tokens", option="fused_layers"),
     "transformer": Workload((80,), 50, kind="tokens", option="jit_compile"),
-    "mobilenet": Workload((96, 96, 3), 15, batch_size=16, option="fused_kernels", xla=False),
+    "mobilenet": Workload((96, 96, 3), 15, batch_size=16, option="fused_layers", xla=False),
 }
 EPOCHS = 5  # of the measured call of `fit`, after a call that compiles
 FORMS = ("keras", "keras_xla", "trainer", "option", "mirrored")

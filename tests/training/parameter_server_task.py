@@ -288,7 +288,7 @@ def run_programs(strategy):
     blocks = []
     with replaced(tf.raw_ops, "BlockLSTM", record_calls(tf.raw_ops.BlockLSTM, blocks)):
         recurrent = programs.Program(build_recurrent)
-        found["fused"] = compare_program(strategy, recurrent, fused_kernels=True)
+        found["fused"] = compare_program(strategy, recurrent, fused_layers=True)
     found["blocks"] = len(blocks)
     found["refused"] = []
     for program in (

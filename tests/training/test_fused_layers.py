@@ -1,4 +1,4 @@
-"""`fused_kernels`: Keras's layers on TensorFlow's fused kernels, equal up to rounding."""
+"""`fused_layers`: Keras's layers on TensorFlow's fused kernels, equal up to rounding."""
 
 import keras
 import numpy as np
@@ -97,14 +97,14 @@ def blocks(monkeypatch):
 def test_lstm_is_equal(name, strategy, blocks):
     expected = run(FUSED[name])
     assert not blocks
-    assert_close(run(FUSED[name], strategy=strategy, fused_kernels=True), expected)
+    assert_close(run(FUSED[name], strategy=strategy, fused_layers=True), expected)
     assert blocks
 
 
 @pytest.mark.parametrize("name", AS_IN_KERAS)
 def test_lstm_without_a_kernel_is_keras_s_to_the_bit(name, blocks):
     expected = run(AS_IN_KERAS[name])
-    for mine, other in zip(run(AS_IN_KERAS[name], fused_kernels=True), expected, strict=True):
+    for mine, other in zip(run(AS_IN_KERAS[name], fused_layers=True), expected, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert not blocks
 
@@ -112,7 +112,7 @@ def test_lstm_without_a_kernel_is_keras_s_to_the_bit(name, blocks):
 @pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16"])
 def test_lstm_in_another_precision_is_keras_s_to_the_bit(policy, blocks):
     expected = run(FUSED["sequences"], policy=policy)
-    found = run(FUSED["sequences"], policy=policy, fused_kernels=True)
+    found = run(FUSED["sequences"], policy=policy, fused_layers=True)
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert not blocks
@@ -123,13 +123,13 @@ def test_lstm_in_another_precision_is_keras_s_to_the_bit(policy, blocks):
 )
 def test_lstm_is_equal_with_other_options(options, blocks):
     expected = run(FUSED["both directions"], batch=11)
-    found = run(FUSED["both directions"], batch=11, fused_kernels=True, **options)
+    found = run(FUSED["both directions"], batch=11, fused_layers=True, **options)
     assert_close(found, expected)
     assert blocks
 
 
 def test_xla_has_no_kernel(blocks):
-    found = run(FUSED["last output"], fused_kernels=True, jit_compile=True)
+    found = run(FUSED["last output"], fused_layers=True, jit_compile=True)
     assert_close(found, run(FUSED["last output"]))
     assert not blocks
 
@@ -144,17 +144,17 @@ def test_batch_normalization_is_equal(batch_norm, strategy, monkeypatch):
     monkeypatch.setattr(
         tf.raw_ops, "FusedBatchNormV3", lambda **o: calls.append(o) or original(**o)
     )
-    options = {"strategy": strategy, "batch_norm": batch_norm, "fused_kernels": True}
+    options = {"strategy": strategy, "batch_norm": batch_norm, "fused_layers": True}
     assert_close(run(between, PICTURES, **options), expected)
     assert calls
 
 
 def test_the_gradient_of_a_gradient_is_refused_by_tensorflow():
     with pytest.raises(LookupError, match="BlockLSTMGrad"):
-        run(FUSED["last output"], cls=Smooth, fused_kernels=True)
+        run(FUSED["last output"], cls=Smooth, fused_layers=True)
 
 
 def test_keras_s_layers_are_as_before():
     before = L.BatchNormalization.call, keras.src.backend.lstm
-    run(FUSED["last output"], fused_kernels=True)
+    run(FUSED["last output"], fused_layers=True)
     assert (L.BatchNormalization.call, keras.src.backend.lstm) == before

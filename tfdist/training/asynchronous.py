@@ -52,7 +52,7 @@ class AsynchronousSteps(TrainingSteps):
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
       check_trace: checks the graph of a worker's training step.
-      fused_kernels: see `StepOptions`.
+      fused_layers: see `StepOptions`.
 
     Raises:
       TfdistError: `max_in_flight` is negative, or a metric is not a sum over examples.
@@ -68,7 +68,7 @@ class AsynchronousSteps(TrainingSteps):
         shard_tables_bytes: int = 0,
         max_in_flight: int = 0,
         check_trace: Callable[[Any], None] = lambda graph: None,
-        fused_kernels: bool = False,
+        fused_layers: bool = False,
     ):
         if max_in_flight < 0:
             raise TfdistError(
@@ -92,7 +92,7 @@ class AsynchronousSteps(TrainingSteps):
             slots=self._slots,
             tables=self._tables,
             check_trace=check_trace,
-            fused_kernels=fused_kernels,
+            fused_layers=fused_layers,
         )
         self._draws: list[int] = []
         self._num_empty = 0  # empty steps since the stream began

@@ -383,7 +383,7 @@ class Engine:
                 shard_tables_bytes=self.options.shard_tables_bytes,
                 max_in_flight=self.options.max_in_flight,
                 check_trace=self._check_trace,
-                fused_kernels=self.options.fused_kernels,
+                fused_layers=self.options.fused_layers,
             )
         kind: Any = LocalSteps if self.trains_apart else SynchronousSteps
         if overrides(self.model, *FUNCTION_METHODS):

@@ -17,15 +17,15 @@ from tfdist.replacing import replaced
 
 
 @contextlib.contextmanager
-def fusing_updates(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
+def fusing_updates(*, is_compiled: bool) -> Iterator[None]:
     """Makes the updates of Keras's optimizers faster while a step is traced.
 
-    The number of the step is read once, which changes no result.
+    The number of the step is read once, which changes no result. On GPUs, Adam is computed by
+    TensorFlow's kernel, from which results differ by rounding, unless only deterministic kernels
+    are allowed: without them, Keras does not repeat its bits there either. On CPUs, the kernel made
+    a step 4 % faster in bfloat16 and 4 % slower in float32.
 
     Args:
-      is_on: whether Adam is computed by TensorFlow's kernel, from which results differ by rounding.
-        On GPUs, it always is, unless only deterministic kernels are allowed: without them, Keras
-        does not repeat its bits there either.
       is_compiled: whether XLA compiles the step, which makes kernels of its own.
     """
     if is_compiled:
@@ -43,7 +43,7 @@ def fusing_updates(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
 
         def update(variable: Any, gradient: Any, learning_rate: Any, step: tf.Tensor) -> None:
             is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
-            if is_whole and _is_adam(optimizer) and (is_on or _needs_kernel(variable)):
+            if is_whole and _is_adam(optimizer) and _needs_kernel(variable):
                 _apply_adam(optimizer, variable, gradient, learning_rate, step)
                 return
             with replaced(BaseOptimizer, "iterations", property(lambda _: step)):

@@ -271,10 +271,10 @@ class Steps:
 
     def _compile(self, function: Any) -> Any:
         is_compiled = self._is_compiled or self._model.jit_compile
-        function = fusing_layers(self.options.fused_kernels, is_compiled=is_compiled)(function)
+        function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
             return function
-        function = fusing_updates(self.options.fused_kernels, is_compiled=is_compiled)(function)
+        function = fusing_updates(is_compiled=is_compiled)(function)
         return tf.function(function, autograph=False, reduce_retracing=True)
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], Found]:

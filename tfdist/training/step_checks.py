@@ -175,12 +175,12 @@ def check_program(
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
     functions = overrides(model, *FUNCTION_METHODS)
-    changes = options.changes_gradient or options.fused_kernels or is_placed
+    changes = options.changes_gradient or options.fused_layers or is_placed
     if functions and (has_replicas or changes or options.steps_per_loop > 1):
         reason = (
             "does not support replicas"
             if has_replicas
-            else "micro_batches, jit_compile, fused_kernels, rematerialize, placement and "
+            else "micro_batches, jit_compile, fused_layers, rematerialize, placement and "
             "steps_per_loop cannot change"
         )
         raise TfdistError(

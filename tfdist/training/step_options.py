@@ -17,10 +17,8 @@ class StepOptions(OptionGroup):
       compress_gradients: whether workers sum their gradients in bfloat16, which halves the network
         traffic and keeps three significant digits. For `MultiWorkerMirroredStrategy`.
       jit_compile: whether XLA compiles the forward and backward pass.
-      fused_kernels: whether LSTM layers on CPUs, batch normalization, and the update of Adam and
-        AdamW are computed by fused kernels, which is faster. Results differ from Keras's by
-        rounding. On GPUs, Adam always is, unless only deterministic kernels are allowed;
-        parameter servers update as Keras does.
+      fused_layers: whether LSTM layers on CPUs and batch normalization are computed by TensorFlow's
+        fused kernels, which is faster. Results differ from Keras's by rounding.
       steps_per_loop: the number of steps that run at a time, without the host in between.
         Callbacks see each step with its logs, but after all of them: what they change, such as a
         learning rate or `stop_training`, takes effect in the next loop. It takes the place of
@@ -56,10 +54,10 @@ class StepOptions(OptionGroup):
         False, "several workers: sum gradients in bfloat16, which halves the bytes sent"
     )
     jit_compile: bool = option(False, "compile the step's gradient with XLA", result=False)
-    fused_kernels: bool = option(
+    fused_layers: bool = option(
         False,
-        "compute LSTM layers (on CPUs), batch normalization and Adam with fused kernels, which are "
-        "faster and round differently",
+        "compute LSTM layers (on CPUs) and batch normalization with TensorFlow's fused kernels, "
+        "which are faster and round differently",
         result=False,
     )
     steps_per_loop: int = option(

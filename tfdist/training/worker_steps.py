@@ -29,7 +29,7 @@ class WorkerSteps:
       slots: the slots of the gradients.
       tables: the divided tables.
       check_trace: checks the graph of a training step.
-      fused_kernels: whether Keras's layers are computed by fused kernels.
+      fused_layers: whether Keras's layers are computed by fused kernels.
 
     Attributes:
       version: the number of updates of the weights, which a step reads before the weights.
@@ -49,7 +49,7 @@ class WorkerSteps:
         slots: GradientSlots,
         tables: Tables,
         check_trace: Callable[[Any], None],
-        fused_kernels: bool,
+        fused_layers: bool,
     ):
         self._model = model
         self._strategy = strategy
@@ -57,7 +57,7 @@ class WorkerSteps:
         self._slots = slots
         self._tables = tables
         self._check_trace = check_trace
-        self._fusing = fusing_layers(fused_kernels)
+        self._fusing = fusing_layers(fused_layers)
         self._generators = list_seed_generators(model)
         self._trainable = list(model.trainable_variables)
         known = {id(v) for v in [*model.metrics_variables, *self._trainable, *tables.variables]}
