@@ -221,6 +221,8 @@ def take_turns(kind: str, task: Found) -> None:
         return
     form, size = task["form"], task["image_size"]
     devices.configure_precision(task["precision"])
+    if not form.startswith("Keras"):
+        devices.configure_layout()  # for tfdist's layers, in a loop by hand, too
     options = MeasuredModelOptions(
         image_size=(size, size),
         base_filters=task["base_filters"],
@@ -233,7 +235,6 @@ def take_turns(kind: str, task: Found) -> None:
         batch_size = options.global_batch_size
         model.fit(x, y, batch_size=batch_size, epochs=ENDLESS, verbose=0, callbacks=clock)
     elif form.startswith("Trainer"):
-        devices.configure_layout()
         trainer = tfdist.Trainer(
             lambda: build_model(options),
             strategy="one_device",

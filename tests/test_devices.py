@@ -67,6 +67,19 @@ print(count_faults() - before)
     assert int(done.stdout) < pages
 
 
+def test_channels_stay_last_on_new_gpus_only(monkeypatch):
+    options = tf.config.optimizer
+    if not tf.config.list_physical_devices("GPU"):
+        devices.configure_layout()
+        assert "layout_optimizer" not in options.get_experimental_options()
+    monkeypatch.setattr(devices, "_has_gpus_since_ampere", lambda: True)
+    try:
+        devices.configure_layout()
+        assert options.get_experimental_options()["layout_optimizer"] is False
+    finally:
+        options.set_experimental_options({"layout_optimizer": True})
+
+
 def test_auto_takes_bfloat16_where_the_processor_has_it(tmp_path, monkeypatch):
     assert devices.choose_precision("float64") == "float64"
     cpuinfo = devices.Path("/proc/cpuinfo").read_text()

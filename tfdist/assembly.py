@@ -24,10 +24,7 @@ def resolve_options(options: TrainOptions) -> TrainOptions:
 
 def configure_process(options: TrainOptions) -> None:
     """Sets up devices, memory, precision and seeds; must run before anything else is made."""
-    devices.set_virtual_devices(options.strategy.virtual_devices)
-    devices.configure_memory_growth()
-    devices.configure_allocator()
-    devices.configure_layout()
+    devices.configure_devices(options.strategy.virtual_devices)
     devices.configure_precision(options.training.precision)
     devices.configure_determinism(
         options.training.seed, deterministic=options.training.deterministic

@@ -55,6 +55,18 @@ def set_virtual_devices(count: int) -> None:
         ) from error
 
 
+def configure_devices(virtual_devices: int) -> None:
+    """Sets up devices and memory as training needs them.
+
+    Args:
+      virtual_devices: see `set_virtual_devices`.
+    """
+    set_virtual_devices(virtual_devices)
+    configure_memory_growth()
+    configure_allocator()
+    configure_layout()
+
+
 def configure_memory_growth() -> None:
     """Lets every GPU allocate memory as needed instead of all of it at the start."""
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -80,7 +92,7 @@ def configure_layout() -> None:
     TensorFlow moves float32's channels first when it trains. The convolutions of such GPUs need
     them last, and copied them back.
     """
-    if tf.config.list_physical_devices("GPU") and _has_gpus_since_ampere():
+    if _has_gpus_since_ampere():
         tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
 
 
@@ -212,10 +224,11 @@ def find_memory_limit(name: str) -> int | None:
 
 
 def _has_gpus_since_ampere() -> bool:
-    """Whether all GPUs have a compute capability of 8.0 or above."""
+    """Whether there are GPUs, and all have a compute capability of 8.0 or above."""
     gpus = tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-    return all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
+    is_new = [found.get("compute_capability", (0, 0)) >= (8, 0) for found in details]
+    return bool(is_new) and all(is_new)
 
 
 def _list_own(kind: str) -> tuple[str, ...]:

@@ -77,10 +77,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     from tfdist.training.model_variables import make_creator
 
     cluster = processes.join_cluster(options)
-    devices.set_virtual_devices(options.strategy.virtual_devices)
-    devices.configure_memory_growth()
-    devices.configure_allocator()
-    devices.configure_layout()
+    devices.configure_devices(options.strategy.virtual_devices)
     options = processes.resolve_strategy(options, cluster)
     if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:
         return run_server(cluster)

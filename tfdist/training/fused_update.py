@@ -70,8 +70,8 @@ def _needs_kernel(variable: Any) -> bool:
 
 
 def _is_adam(optimizer: Any) -> bool:
-    adam = keras.optimizers.Adam
-    is_its_step = getattr(type(optimizer), "update_step", None) is adam.update_step  # AdamW's, too
+    """Whether it is Adam or AdamW, which has the same step."""
+    is_its_step = type(optimizer).update_step is keras.optimizers.Adam.update_step
     return is_its_step and not optimizer.amsgrad
 
 
