@@ -24,6 +24,7 @@ from tfdist.errors import TfdistError
 from tfdist.replacing import replaced
 from tfdist.strategies import make_parameter_server, run_server
 from tfdist.training import coordination
+from tfdist.training.gradient_slots import GradientSlots
 
 BATCH = 16
 SCENARIO = sys.argv[1] if __name__ == "__main__" else ""
@@ -175,23 +176,27 @@ def list_bytes(trainer):
     return num_bytes
 
 
-def count_tensors(strategy):
-    """Returns how many tensors a step of a U-Net sends back; each is a message."""
-    numbers = []
-    original = coordination.Coordination.fetch
+def watch_messages(strategy):
+    """Returns how many tensors a step of a U-Net sends back, and which jobs update its weights."""
+    numbers, jobs = [], set()
 
-    def fetch(self, remote):
+    def fetch(self, remote, original=coordination.Coordination.fetch):
         result = original(self, remote)
         numbers.append(len(tf.nest.flatten(result)))
         return result
 
-    coordination.Coordination.fetch = fetch
-    try:
+    def read(self, slots, ticket, original=GradientSlots.read):
+        found = original(self, slots, ticket)
+        jobs.update(tf.DeviceSpec.from_string(part.device).job for part in found.values())
+        return found
+
+    with (
+        replaced(coordination.Coordination, "fetch", fetch),
+        replaced(GradientSlots, "read", read),
+    ):
         trainer, *_ = train_example(strategy, "unet")
-    finally:
-        coordination.Coordination.fetch = original
     statistics = [v for v in trainer.model.non_trainable_variables if "moving" in v.path]
-    return {"tensors": max(numbers), "statistics": len(statistics)}
+    return {"tensors": max(numbers), "statistics": len(statistics), "jobs": [*jobs]}
 
 
 def train_on_a_dataset(strategy):
@@ -243,7 +248,7 @@ def run_exactness(strategy):
     x, y = zoo.EXAMPLES["unet"].data
     trainer.engine.prepare(x, y)
     results["bytes"] = list_bytes(trainer)
-    results["messages"] = count_tensors(strategy)
+    results["messages"] = watch_messages(strategy)
     results["dataset"] = train_on_a_dataset(strategy)
     results["still"] = [
         train_still(strategy, max_in_flight=4),

@@ -155,6 +155,10 @@ def test_a_step_sends_a_few_vectors_not_every_statistic(exactness):
     assert found["tensors"] <= 8
 
 
+def test_gradients_do_not_pass_through_the_chief(exactness):
+    assert exactness["messages"]["jobs"] == ["ps"]
+
+
 def test_takes_a_keras_dataset_with_an_uneven_last_batch(exactness):
     found = exactness["dataset"]
     assert found["weights"] < 1e-5

@@ -83,7 +83,7 @@ class GradientSlots:
             with tf.device(shard.device):
                 row = _take(slot, shard)
                 _expect(slot, ticket + 1)
-            found |= {id(variable): part for variable, part in shard.split(row)}
+                found |= {id(variable): part for variable, part in shard.split(row)}
         return found
 
     def _create(self) -> None:
