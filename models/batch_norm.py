@@ -181,6 +181,51 @@ def normalize(
     ).y
 
 
+def measure_part(x: tf.Tensor) -> Moments:
+    """Returns the moments of x, a part of an image, for `normalize_part`. Both have gradients."""
+    if x.dtype == tf.float64 or _is_for_xla(x):
+        return measure_moments(x if x.dtype == tf.float64 else tf.cast(x, tf.float32))
+
+    @tf.custom_gradient
+    def measure(x):
+        count, mean, variance = _measure_fused(x, 0.0)
+
+        def gradient(_, dmean, dvariance):
+            # Of each element: (dmean + 2 * dvariance * (x - mean)) / count.
+            one = tf.ones_like(variance)
+            return normalize(x, 2.0 * dvariance / count, dmean / count, mean, one, 0.0)
+
+        return (count, mean, variance), gradient
+
+    return Moments(*measure(x))
+
+
+def normalize_part(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    epsilon: float,
+) -> tf.Tensor:
+    """Returns `normalize(...)`, which here also has gradients with respect to the moments."""
+    if _is_for_xla(x):
+        return _scale(x, mean, gamma * tf.math.rsqrt(variance + epsilon), beta)
+
+    @tf.custom_gradient
+    def normalize_at(x, gamma, beta, mean, variance):
+        def gradient(dy):
+            given = (x, dy, gamma, mean, variance, epsilon)
+            dx, dgamma, dbeta = _gradients_at_fixed_moments(*given)
+            scale = gamma * tf.math.rsqrt(variance + epsilon)
+            dvariance = -0.5 * gamma * dgamma / (variance + epsilon)
+            return dx, dgamma, dbeta, -scale * dbeta, dvariance
+
+        return normalize(x, gamma, beta, mean, variance, epsilon), gradient
+
+    return normalize_at(x, gamma, beta, mean, variance)
+
+
 def _gradients_at_fixed_moments(x, dy, gamma, mean, variance, epsilon):
     """Returns the gradients of x, gamma and beta through `normalize`."""
     if x.dtype == tf.float64:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.models.batch_norm import Moments, measure_moments
+from tfdist.models.batch_norm import Moments, measure_part, normalize_part
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values, compute_elements, map_parts
@@ -24,7 +24,7 @@ def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[An
     if getattr(layer, "axis", -1) not in (-1, 3) or getattr(layer, "renorm", False):
         return None
     dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32
-    moments = _measure(run, image, lambda x: measure_moments(tf.cast(x, dtype)))
+    moments = _measure(run, image, measure_part)
     is_shared = getattr(layer, "synchronized", True) or not isinstance(
         layer, FusedBatchNormalization
     )
@@ -40,7 +40,7 @@ def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[An
         old = tf.cast(run.read(variable), dtype)
         new = old * layer.momentum + new * (1.0 - layer.momentum)
         run.states[id(variable)] = tf.cast(new, variable.dtype)
-    return [_normalize(run, image, layer, mean, variance, dtype)]
+    return [_normalize(run, image, layer, normalize_part, mean, variance)]
 
 
 def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
@@ -67,7 +67,7 @@ def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[A
 
     moments = _measure(run, image, measure)
     mean, variance = run.cells.run(None, pool, moments)
-    return [_normalize(run, image, layer, mean, variance, dtype)]
+    return [_normalize(run, image, layer, _normalize_plainly, mean, variance)]
 
 
 def _measure(
@@ -97,24 +97,33 @@ def _normalize(
     run: "Pass",
     image: StripedImage,
     layer: Any,
+    normalize: Callable[..., tf.Tensor],
     mean: tf.Tensor,
     variance: tf.Tensor,
-    dtype: tf.DType,
 ) -> StripedImage:
-    gamma, beta = getattr(layer, "gamma", None), getattr(layer, "beta", None)
-    weights = [run.read(v) for v in (gamma, beta) if v is not None]
+    found = [getattr(layer, name, None) for name in ("gamma", "beta")]
+    weights = [run.read(variable) for variable in found if variable is not None]
 
     def compute(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, *weights: tf.Tensor) -> Any:
-        left = iter(weights)
-        scale = tf.math.rsqrt(variance + layer.epsilon)
-        if gamma is not None:
-            scale *= tf.cast(next(left), dtype)
-        y = (tf.cast(x, dtype) - mean) * scale
-        if beta is not None:
-            y += tf.cast(next(left), dtype)
+        left = [tf.cast(weight, mean.dtype) for weight in weights]
+        channels = [x.shape[-1]]
+        gamma = tf.ones(channels, mean.dtype) if found[0] is None else left.pop(0)
+        beta = tf.zeros(channels, mean.dtype) if found[1] is None else left.pop(0)
+        y = normalize(x, gamma, beta, mean, variance, layer.epsilon)
         return tf.cast(y, layer.compute_dtype)
 
     return map_parts(run, image, compute, [mean] * len(image.parts), variance, *weights)
+
+
+def _normalize_plainly(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    epsilon: float,
+) -> tf.Tensor:
+    return (tf.cast(x, mean.dtype) - mean) * (tf.math.rsqrt(variance + epsilon) * gamma) + beta
 
 
 def average_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
