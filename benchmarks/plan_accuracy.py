@@ -12,7 +12,6 @@ measurements, and does not repeat those that it has.
 
 import argparse
 import collections
-import contextlib
 import dataclasses
 import fnmatch
 import json
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.two_hosts import SERVERS, WORKERS, run_on_hosts
+from benchmarks.two_hosts import WORKERS, run_on_hosts
 from tests.two_hosts import UnavailableError, two_hosts
 from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
@@ -34,11 +33,12 @@ from tfdist.plan.calibrate import (
     MEASURE,
     TWO_DEVICES,
     add_model,
-    half_of_the_cores,
+    find_half,
     list_sizes,
     make_task,
     measure_hardware,
     run,
+    run_on_halves,
 )
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Link
@@ -66,6 +66,7 @@ MODELS = {
     "mlp": ("--task=benchmarks/mlp_task.py:Mlp", "--global_batch_size=256"),
 }
 _ANY = ("--dataset=shapes",)  # the machine and its links do not depend on the model
+SERVER = {"chief:0": 0, "worker:0": 0, "ps:0": 1}  # task -> host
 _ONE_OF_TWO = ("--strategy=one_device", "--virtual_devices=2", "--devices=CPU:0")
 
 
@@ -95,6 +96,10 @@ _WORKERS = {
         setup=Setup(strategy="local_sgd", workers=2), flags=("--strategy=local_sgd",)
     ),
 }
+_SERVER = Case(
+    setup=Setup(strategy="parameter_server", workers=1, servers=1),
+    flags=("--strategy=parameter_server",),
+)
 CASES = {
     "one_device": Case(setup=Setup(strategy="one_device"), flags=("--strategy=one_device",)),
     "mirrored x2": Case(setup=Setup(strategy="mirrored", replicas=2), flags=TWO_DEVICES),
@@ -110,7 +115,8 @@ CASES = {
     **{
         f"{name} at {rate:g} Gbit/s": dataclasses.replace(case, gbit_per_s=rate)
         for rate in (25.0, 1.0, 0.2)
-        for name, case in _WORKERS.items()
+        for name, case in {**_WORKERS, "parameter_server 1+1": _SERVER}.items()
+        if name != "parameter_server 2+1"  # with two hosts, one worker would be on the server's
     },
 }
 
@@ -125,7 +131,7 @@ class Measurement:
       flags: of `tfdist.train`.
       workers, servers: the processes.
       gbit_per_s: see `Case`.
-      on_half: whether it has one half of the cores, as each of two hosts.
+      on_half: whether it has one half of the cores, as each of two hosts, beside another.
     """
 
     what: str
@@ -142,10 +148,11 @@ class Measurement:
             if self.gbit_per_s:
                 with two_hosts() as hosts:
                     hosts.set_rate(self.gbit_per_s)
-                    tasks = SERVERS if self.servers else WORKERS
+                    tasks = SERVER if self.servers else WORKERS
                     return run_on_hosts(hosts, make_task(self.what, self.flags), MEASURE, tasks)
-            with half_of_the_cores() if self.on_half else contextlib.nullcontext():
-                return run(self.what, self.flags, workers=self.workers, ps=self.servers)
+            if self.on_half:
+                return run_on_halves(self.what, self.flags)
+            return run(self.what, self.flags, workers=self.workers, ps=self.servers)
         except UnavailableError as error:
             return {"error": f"no two hosts: {error}"}
         except TrainingError as error:
@@ -254,8 +261,7 @@ def compare(
     sizes = [found.best(one) for one in _measure_sizes(model)]
     on_half = [found.best(one) for one in _measure_sizes(model, on_half=True)]
     hardware = add_model(machine, workload, *sizes)
-    with half_of_the_cores() as share:
-        hardware = add_model(hardware, workload, *on_half, share=share)
+    hardware = add_model(hardware, workload, *on_half, share=find_half())
     _say(str(dataclasses.replace(hardware, source="")))
     for name, case in cases.items():
         try:

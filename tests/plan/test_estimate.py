@@ -11,6 +11,7 @@ from tfdist.placement.costs import estimate_costs
 from tfdist.placement.graph import make_graph
 from tfdist.placement.stages.cutting import balance
 from tfdist.plan.answer import estimate_all
+from tfdist.plan.collectives import make_path, time_hierarchical
 from tfdist.plan.compute import cut_stages, time_layers, time_pipeline
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Measured, load_hardware
@@ -48,6 +49,31 @@ def test_a_workload_has_the_models_parameters(model, workload):
     assert workload.gradients == 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
     assert workload.optimizer == pytest.approx(2.0, rel=0.01)  # Adam's two moments
     assert workload.sums == 2 * sum("Normal" in type(x).__name__ for x in model.layers)
+
+
+def test_keras_s_batch_normalization_sums_as_the_step_does():
+    layers = [keras.layers.BatchNormalization(synchronized=is_set) for is_set in (False, True)]
+    frozen = keras.layers.BatchNormalization(trainable=False)
+    model = keras.Sequential([keras.Input((4,)), *layers, frozen])
+    counts = {
+        syncs: [layer.sums for layer in make_layers(model, syncs=syncs) if layer.weights]
+        for syncs in (True, False)
+    }
+    assert counts == {True: [2, 2, 0], False: [1, 2, 0]}
+
+
+def test_what_sends_itself_does_not_hide_the_sums_of_gradients(workload):
+    workload = dataclasses.replace(remove_sums(workload), bytes_per_pack=4096)
+    setup = Setup(strategy="multi_worker_mirrored", workers=4)
+    hides = dataclasses.replace(load_hardware("cpu"), sends_itself=False)
+    whole = time_hierarchical(
+        1, 4, workload.gradients, *(make_path(hides, x) for x in (hides.inside, hides.between))
+    )
+    hidden, exposed = (
+        estimate(setup, workload, each).communication_s for each in (hides, load_hardware("cpu"))
+    )
+    assert hidden < 0.9 * exposed
+    assert exposed >= whole
 
 
 def test_memory_is_counted_by_hand(workload):
@@ -175,6 +201,7 @@ def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workl
         (Setup(strategy="multi_worker_mirrored", workers=2, replicas=2), again),
         (Setup(strategy="mirrored", replicas=4, placement="layers", parts=2), again / 2),
         (Setup(strategy="mirrored", replicas=4, placement="strips", parts=2), again / 2),
+        (Setup(strategy="one_device", placement="strips", parts=4), again),
         (Setup(strategy="local_sgd", workers=4), 0.0),
         (Setup(strategy="parameter_server", workers=4, servers=1), 0.0),
         (ONE, 0.0),

@@ -37,7 +37,7 @@ def test_a_file_that_lacks_something(path_with_spaces):
     with pytest.raises(TfdistError, match="lacks source, devices_per_machine"):
         load_hardware(str(path))
     path.write_text("titel = 1")
-    with pytest.raises(TfdistError, match="'titel'. Valid: title"):
+    with pytest.raises(TfdistError, match="'titel'. Did you mean title"):
         load_hardware(str(path))
     path.write_text("title =")
     with pytest.raises(TfdistError, match="Cannot read `hardware="):

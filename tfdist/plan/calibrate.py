@@ -1,11 +1,11 @@
 """Measures this machine with a training command's model, and writes a file for `--hardware`."""
 
-import contextlib
+import concurrent.futures
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,11 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
     workload = make_workload(train, hardware)
     sizes = list_sizes(arguments, workload.global_batch_size)
     # In turns: a machine that others use, too, is faster at some times than at others.
-    for on_half in (False, True) if hardware.devices_per_machine > 1 else (False,):
-        with half_of_the_cores() if on_half else contextlib.nullcontext(1.0) as share:
-            steps = [[measure("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
+    shares = {1.0: measure}
+    if hardware.devices_per_machine > 1:
+        shares[find_half()] = functools.partial(run_on_halves, say=say)
+    for share, measure_share in shares.items():
+        steps = [[measure_share("steps", flags) for flags in sizes] for _ in range(_ROUNDS)]
         whole, part = (
             min(found, key=lambda one: one["step_s"]) for found in zip(*steps, strict=True)
         )
@@ -98,28 +100,13 @@ def measure_hardware(
         between=Link(between["bytes_per_s"], between["latency_s"]),
         host=near,
         shares_cores=True,
+        sends_itself=True,
         peak_share=1.0,
         memory_share=1.0,
         link_share=1.0,
         host_s=0.0,
         examples_per_s=machine["examples_per_s"],
     )
-
-
-@contextlib.contextmanager
-def half_of_the_cores() -> Iterator[float]:
-    """Keeps this process, and those that it starts, on the first half of its cores.
-
-    Yields:
-      The share of the cores that they have.
-    """
-    cores = os.sched_getaffinity(0)
-    half = divide_cores(sorted(cores), 2)[0] or cores
-    os.sched_setaffinity(0, half)
-    try:
-        yield len(half) / len(cores)
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def list_sizes(arguments: Sequence[str], batch: int) -> tuple[list[str], list[str]]:
@@ -213,6 +200,29 @@ def run(
     if "error" in found:
         raise TrainingError(f"Cannot measure {what} of this machine: {found['error']}")
     return found
+
+
+def find_half() -> float:
+    """Returns the share of the cores that each process of `run_on_halves` has."""
+    cores = sorted(os.sched_getaffinity(0))
+    return len(divide_cores(cores, 2)[-1]) / len(cores)
+
+
+def run_on_halves(what: str, arguments: Sequence[str], *, say: Any = None) -> dict[str, float]:
+    """Returns what the slower of two processes finds, on one half of the cores each.
+
+    They run at the same time, because cores share caches and memory. See `run`.
+    """
+
+    def run_on(cores: Sequence[int]) -> dict[str, float]:
+        os.sched_setaffinity(0, cores)  # of this thread, and of the processes that it starts
+        return run(what, arguments)
+
+    if say:
+        say(f"Measuring {what} on both halves of the cores: {' '.join(arguments)}")
+    halves = divide_cores(sorted(os.sched_getaffinity(0)), 2)
+    with concurrent.futures.ThreadPoolExecutor(len(halves)) as pool:
+        return max(pool.map(run_on, halves), key=lambda found: found["step_s"])
 
 
 def make_task(what: str, arguments: Sequence[str]) -> dict[str, Any]:

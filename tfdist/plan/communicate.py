@@ -91,7 +91,7 @@ def _time_gradients(
     """Returns the seconds of the gradients' all-reduce that the backward pass does not hide.
 
     `multi_worker_mirrored` sums packs as soon as they are known, `mirrored` everything at the end,
-    and a TPU's compiler in between. A sum takes a processor's time, so on one, nothing is hidden.
+    and a TPU's compiler in between. If a processor computes and sends, nothing is hidden.
     """
     has_packs = setup.traits.has_workers or setup.traits.fixes_shapes
     share = workload.compressed if setup.workers > 1 else 1.0
@@ -100,7 +100,7 @@ def _time_gradients(
     apart = setup.parts if setup.placement in ("layers", "shards") else 1
     parts = apart if setup.workers == 1 else 1
     ready = [(time, size * share / parts) for time, size in list_ready(workload, computed.layers_s)]
-    if hardware.shares_cores:
+    if hardware.sends_itself:
         ready = [(0.0, size) for _, size in ready]
     return find_exposed(
         ready,

@@ -133,12 +133,14 @@ def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tu
 
 
 def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> float:
-    """Returns the seconds that batch normalization of several replicas takes in addition."""
+    """Returns the seconds that batch normalization of several replicas or strips takes besides."""
     apart = setup.servers or setup.traits.trains_apart
     together = setup.replicas if apart else setup.sharing
-    if together == 1:
+    is_divided = setup.placement == "strips"
+    if together == 1 and not is_divided:
         return 0.0
-    taken = sum(workload.count_taken(layer) for layer in workload.layers if layer.sums > 1)
+    least = 1 if is_divided else 2
+    taken = sum(workload.count_taken(layer) for layer in workload.layers if layer.sums >= least)
     in_turns = setup.workers * setup.replicas if hardware.shares_cores else 1
     return hardware.time_memory(_REREADS * rows * taken * in_turns)
 

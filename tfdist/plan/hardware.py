@@ -89,7 +89,9 @@ class Hardware:
       host: between a device and its host.
       is_tpu: whether its strategy is `tpu`.
       shares_cores: whether all devices and processes share one processor, as in a test on one
-        machine: they take turns, and communication does not overlap with computation.
+        machine: they take turns.
+      sends_itself: whether what computes also sends and sums, as a processor does: communication
+        does not overlap with computation.
       peak_share, memory_share, link_share, jitter: see the constants of this module.
       operation_s: the least time of an operation.
       host_s: the time of the host at each step, for one process.
@@ -109,6 +111,7 @@ class Hardware:
     host: Link
     is_tpu: bool = False
     shares_cores: bool = False
+    sends_itself: bool = False
     peak_share: float = PEAK_SHARE
     memory_share: float = MEMORY_SHARE
     link_share: float = LINK_SHARE

@@ -82,7 +82,7 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     if setup.shards_optimizer:
         optimizer /= setup.replicas
     copies = setup.replicas if hardware.shares_cores else 1
-    worker = _WORKER if hardware.shares_cores and setup.workers > 1 else 0.0
+    worker = _WORKER if hardware.sends_itself and setup.workers > 1 else 0.0
     if setup.traits.shares_variables:
         copies = 1
         if not hardware.shares_cores:

@@ -180,6 +180,10 @@ def _find_halos(layer: Any) -> tuple[float, float]:
 
 def _count_sums(layer: Any, *, syncs: bool) -> int:
     """Returns the all-reduces of a layer: moments forward, their gradients backward."""
-    if "BatchNormalization" not in type(layer).__name__:
+    import keras
+
+    if "BatchNormalization" not in type(layer).__name__ or not layer.trainable:
         return 0
-    return 2 if getattr(layer, "synchronized", syncs) else 1
+    # Keras's own layer has that attribute, too: it is False unless the user sets it.
+    is_synced = syncs and isinstance(layer, keras.layers.BatchNormalization)
+    return 2 if is_synced or getattr(layer, "synchronized", False) else 1
