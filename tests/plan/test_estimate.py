@@ -194,14 +194,16 @@ def test_normalization_with_the_moments_of_all_replicas_reads_images_again(workl
     hardware = load_hardware("a100")
     convolutions = [workload.layers[x.inputs[0]] for x in workload.layers if x.sums]
     images = sum(x.activations for x in convolutions) * 256 / 4
-    again = 7 * images / (hardware.memory_bytes_per_s * hardware.memory_share)
+    reread = 7 * images / (hardware.memory_bytes_per_s * hardware.memory_share)
+    pooling = len(convolutions) * 57 * hardware.operation_s
+    again = reread + pooling
     apart = remove_sums(workload)
     for setup, additional in (
         (Setup(strategy="mirrored", replicas=4), again),
         (Setup(strategy="multi_worker_mirrored", workers=2, replicas=2), again),
         (Setup(strategy="mirrored", replicas=4, placement="layers", parts=2), again / 2),
         (Setup(strategy="mirrored", replicas=4, placement="strips", parts=2), again / 2),
-        (Setup(strategy="one_device", placement="strips", parts=4), again),
+        (Setup(strategy="one_device", placement="strips", parts=4), reread + pooling / 4),
         (Setup(strategy="local_sgd", workers=4), 0.0),
         (Setup(strategy="parameter_server", workers=4, servers=1), 0.0),
         (ONE, 0.0),
@@ -262,7 +264,8 @@ def test_replicas_use_the_cores_that_one_of_them_leaves_idle(workload):
     served = Setup(strategy="parameter_server", workers=2, servers=1)
     found = estimate(served, workload, shared)
     assert found.computation_s == pytest.approx(0.1 + 256 * 0.01 * 1.5)
-    assert found.examples_per_s == pytest.approx(2 * 256 / found.step_s)
+    # On one core, the chief takes its time between two updates.
+    assert 256 / found.examples_per_s == pytest.approx(found.step_s / 2 + 0.013)
 
 
 def test_workers_of_one_machine_have_their_own_cores(workload):

@@ -10,6 +10,8 @@ from tfdist.plan.workload import TRAINING_PASSES, Layer, Workload
 # Times that a step reads or writes an image more, to normalize it with the moments of all replicas:
 # forward, the image and its discarded output; backward, the same and three for the correction.
 _REREADS = 7
+# Operations of a layer more, to pool these moments and the sums of their gradients.
+_POOLING = 57
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,11 @@ def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, ro
     if together == 1 and not is_divided:
         return 0.0
     least = 1 if is_divided else 2
-    taken = sum(workload.count_taken(layer) for layer in workload.layers if layer.sums >= least)
+    layers = [layer for layer in workload.layers if layer.sums >= least]
+    taken = sum(map(workload.count_taken, layers))
     in_turns = setup.workers * setup.replicas if hardware.shares_cores else 1
-    return hardware.time_memory(_REREADS * rows * taken * in_turns)
+    pooling = len(layers) * _POOLING * hardware.operation_s
+    return hardware.time_memory(_REREADS * rows * taken * in_turns) + pooling
 
 
 def cut_stages(workload: Workload, hardware: Hardware, count: int) -> list[tuple[int, int]]:

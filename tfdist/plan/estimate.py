@@ -11,6 +11,10 @@ from tfdist.plan.memory import USABLE, Memory, estimate_memory
 from tfdist.plan.setup import Setup
 from tfdist.plan.workload import Workload
 
+# A core's seconds in which the chief of parameter servers hands out a step and applies it: measured
+# are 0.013 and 0.016 for an MLP with 8 weights and a U-Net with 50, and 0.077 for ResNet-50.
+_CHIEF_S = 0.013
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -141,11 +145,15 @@ def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: flo
 
 
 def _find_interval(setup: Setup, workload: Workload, hardware: Hardware, step_s: float) -> float:
-    """Returns the seconds between two updates: the workers', or the servers' if they are slower."""
+    """Returns the seconds between two updates: the workers', or the servers' if they are slower.
+
+    Where the chief has no core of its own, its time for each update is added.
+    """
     served = time_servers(
         setup.workers, setup.servers, workload.gradients, make_path(hardware, hardware.between)
     )
-    return max(step_s, served) / setup.workers
+    chief = _CHIEF_S / hardware.devices_per_machine if hardware.shares_cores else 0.0
+    return max(step_s, served) / setup.workers + chief
 
 
 def _find_refusal(setup: Setup, workload: Workload) -> str:
