@@ -5,7 +5,7 @@
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and compares the predictions with measurements. Each measurement has its own processes.
 A round measures everything once, and the fastest of the rounds counts, because other programs can
-only slow a step down. For slow networks, links and steps are measured on the two hosts of
+only slow a step down; of memory, the mean. For slow networks, links and steps are measured on the two hosts of
 `benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table. `--record` keeps the
 measurements, and does not repeat those that it has.
 """
@@ -183,7 +183,7 @@ class Findings:
                     file.write(json.dumps([str(one), found[-1]]) + "\n")
 
     def best(self, one: Measurement) -> dict[str, float]:
-        """Returns the fastest finding.
+        """Returns the fastest finding, with the mean memory of all of them.
 
         Raises:
           TrainingError: it failed.
@@ -193,7 +193,9 @@ class Findings:
         if failed:
             raise TrainingError(failed[0].splitlines()[-1])
         if one.what == "steps":
-            return min(found, key=lambda finding: finding["step_s"])
+            memory = statistics.mean(finding["peak_memory_bytes"] for finding in found)
+            fastest = min(found, key=lambda finding: finding["step_s"])
+            return {**fastest, "peak_memory_bytes": memory}
         best = {"latency_s": min}
         return {key: best.get(key, max)(f[key] for f in found) for key in found[0]}
 
