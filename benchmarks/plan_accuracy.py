@@ -5,9 +5,9 @@
 Measures the machine as `plan --calibrate` does, with each model on one device only; predicts the
 strategies; and compares the predictions with measurements. Each measurement has its own processes.
 A round measures everything once, and the fastest of the rounds counts, because other programs can
-only slow a step down; of memory, the mean. For slow networks, links and steps are measured on the two hosts of
-`benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table. `--record` keeps the
-measurements, and does not repeat those that it has.
+only slow a step down; of memory, the mean. For slow networks, links and steps are measured on the
+two hosts of `benchmarks.two_hosts`, which need root and iproute2. Prints a Markdown table.
+`--record` keeps the measurements, and does not repeat those that it has.
 """
 
 import argparse
@@ -66,7 +66,7 @@ MODELS = {
     "mlp": ("--task=benchmarks/mlp_task.py:Mlp", "--global_batch_size=256"),
 }
 _ANY = ("--dataset=shapes",)  # the machine and its links do not depend on the model
-SERVER = {"chief:0": 0, "worker:0": 0, "ps:0": 1}  # task -> host
+_SERVER_TASKS = {"chief:0": 0, "worker:0": 0, "ps:0": 1}  # task -> host
 _ONE_OF_TWO = ("--strategy=one_device", "--virtual_devices=2", "--devices=CPU:0")
 
 
@@ -148,7 +148,7 @@ class Measurement:
             if self.gbit_per_s:
                 with two_hosts() as hosts:
                     hosts.set_rate(self.gbit_per_s)
-                    tasks = SERVER if self.servers else WORKERS
+                    tasks = _SERVER_TASKS if self.servers else WORKERS
                     return run_on_hosts(hosts, make_task(self.what, self.flags), MEASURE, tasks)
             if self.on_half:
                 return run_on_halves(self.what, self.flags)
