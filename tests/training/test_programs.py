@@ -15,6 +15,7 @@ from tests import zoo
 from tests.training import programs
 from tests.training.programs import INDIVISIBLE, METRICS, OPTIMIZERS, PROGRAMS, SGD, X, Y, dense
 from tfdist.errors import TfdistError
+from tfdist.training import inputs
 from tfdist.training.model_variables import hash_weights
 
 ALL_PROGRAMS = {**PROGRAMS, **INDIVISIBLE}
@@ -578,6 +579,37 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
         )
 
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored-2"])
+def test_single_batches_change_in_size_and_structure(name):
+    def use(model):
+        found = []
+        for rows in (8, 6, 4, 8):
+            weights = np.arange(1.0, rows + 1)
+            found += [
+                model.train_on_batch(X[:rows], Y[:rows]),
+                model.train_on_batch(X[:rows], Y[:rows], sample_weight=weights),
+                model.test_on_batch(X[:rows], Y[:rows], sample_weight=weights),
+                model.predict_on_batch(X[:rows]),
+            ]
+        return found
+
+    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES[name]())
+    for found, expected in zip(use(trainer), use(dense()), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_single_batches_make_no_dataset(monkeypatch):
+    trainer = tfdist.Trainer(dense)
+    trainer.train_on_batch(X[:8], Y[:8])
+    trainer.fit(X, Y, **ARRAYS, **FIT)
+    for name in ("make_train_dataset", "make_eval_dataset"):
+        monkeypatch.setattr(inputs, name, None)
+    trainer.train_on_batch(X[:8], Y[:8])
+    trainer.test_on_batch(X[:8], Y[:8])
+    trainer.predict_on_batch(X[:8])
+    assert trainer.engine.count_traces()["train"] == 2  # of the batch, and of the dataset
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

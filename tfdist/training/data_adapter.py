@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -59,6 +59,7 @@ class DataAdapter:
       read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
       read_eval: step -> its global batch of an evaluation, likewise.
       count_steps: reads the data to count the batches of an epoch; None if that would never end.
+      is_single: whether there is only one batch, of one of Keras's methods for single batches.
       make_fingerprint: returns the fingerprint of the data, as JSON; see `data.fingerprint`.
     """
 
@@ -68,6 +69,7 @@ class DataAdapter:
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
     is_endless: bool = True
+    is_single: bool = False
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
     read_eval: Callable[[tf.Tensor], Any] | None = None
@@ -216,8 +218,16 @@ def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(element))).map(hide)
 
 
+class Given(NamedTuple):
+    """The only element of an iterator, for functions: no dataset has to be made for it."""
+
+    element: Any
+
+
 def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
     """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
+    if isinstance(iterator, Given):
+        return iterator.element
     if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
         return next(iterator)
     elements = [next(iterator) for _ in strategy.extended.worker_devices]

@@ -2,16 +2,19 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
 
+from tfdist.data.graph_errors import show_user_errors
 from tfdist.training import evaluation
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.inputs import count_rows, make_data_adapter
 from tfdist.training.model_files import ModelFiles
 from tfdist.training.schedule import Progress
+from tfdist.training.workers import explain_lost_worker
 
 
 def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +38,6 @@ class SingleBatches(ModelFiles):
 
     engine: Engine
     progress: Progress
-    predict: Callable[..., Any]
     _seed: int
 
     @drawing_alike
@@ -66,9 +68,11 @@ class SingleBatches(ModelFiles):
         logs = self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @explain_lost_worker
+    @show_user_errors()
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the model's outputs for one global batch."""
-        return self.predict(x, batch_size=count_rows(x))
+        return self._predict(self._make_batch_adapter(x), steps=1)
 
     def _make_adapter(
         self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any
@@ -82,9 +86,9 @@ class SingleBatches(ModelFiles):
         )
 
     def _make_batch_adapter(
-        self, x: Any, y: Any, sample_weight: Any, class_weight: Any = None
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
     ) -> DataAdapter:
-        return self._make_adapter(
+        adapter = self._make_adapter(
             x,
             y,
             sample_weight,
@@ -92,6 +96,7 @@ class SingleBatches(ModelFiles):
             shuffle=False,
             class_weight=class_weight,
         )
+        return replace(adapter, is_single=True)
 
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
@@ -113,3 +118,21 @@ class SingleBatches(ModelFiles):
         logs = evaluation.evaluate(self.engine, adapter, steps=steps, make_callbacks=make_callbacks)
         assert logs is not None
         return logs
+
+    def _predict(
+        self,
+        adapter: DataAdapter,
+        *,
+        steps: int | None,
+        callbacks: Any = None,
+        verbose: int | str = 0,
+    ) -> Any:
+        callback_list = evaluation.make_callbacks(
+            callbacks,
+            self.model,
+            verbose=self._find_verbosity(verbose),
+            steps=steps or adapter.num_steps,
+        )
+        batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
+        batches = [keras.tree.map_structure(self.engine.workers.gather, batch) for batch in batches]
+        return keras.tree.map_structure(evaluation.concatenate, *batches)

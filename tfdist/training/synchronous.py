@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
-from tfdist.training.data_adapter import DataAdapter, take_next
+from tfdist.training.data_adapter import DataAdapter, Given, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -99,12 +99,14 @@ class SynchronousSteps(TrainingSteps):
             generators = [*list_seed_generators(self._model), *self.steps.generators]
             self._draws = [(g, g.state.numpy(), 0) for g in generators]
             self._x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
-        return adapter.iterate_train(
+        return self._give(adapter, adapter.read_train) or adapter.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
-        return adapter.iterate_eval(self._strategy, self._workers.place_input)
+        return self._give(adapter, adapter.read_eval) or adapter.iterate_eval(
+            self._strategy, self._workers.place_input
+        )
 
     def look_ahead(
         self, iterator: Any, adapter: DataAdapter, *, of_training: bool
@@ -211,6 +213,13 @@ class SynchronousSteps(TrainingSteps):
     def reset_metrics(self) -> None:
         self.steps.reset_metrics()
 
+    def _give(self, adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None) -> Given | None:
+        """Returns a single batch for a single replica: to make a dataset would take far longer."""
+        takes_iterators = self._train_loop is not None or not adapter.with_places
+        if not adapter.is_single or takes_iterators or self._workers.num_replicas > 1 or not read:
+            return None
+        return Given((read(tf.zeros([], tf.int64)), ()))
+
     def _bind(self, function: Any, iterator: Any, *arguments: Any) -> Any:
         """Returns the trace of a function for an iterator, kept for its next call.
 
@@ -220,10 +229,11 @@ class SynchronousSteps(TrainingSteps):
             return function
         bound, trace = self._traces.get(function, (None, None))
         if bound is None or bound() is not iterator:
-            trace = function.get_concrete_function(iterator, *arguments)
-            if function in (self.steps.train, self._train_loop):
+            last, trace = trace, function.get_concrete_function(iterator, *arguments)
+            if trace is not last and function in (self.steps.train, self._train_loop):
                 self._check_trace(trace.graph)
-            self._traces[function] = weakref.ref(iterator), trace
+            kept = None if isinstance(iterator, Given) else weakref.ref(iterator)
+            self._traces[function] = kept, trace
         return trace
 
     def count_traces(self) -> dict[str, int]:

@@ -298,15 +298,7 @@ class Trainer(SingleBatches):
           float array [examples, ...], or the model's structure of them.
         """
         adapter = self._make_adapter(x, global_batch_size=batch_size or global_batch_size or 32)
-        callback_list = evaluation.make_callbacks(
-            callbacks,
-            self.model,
-            verbose=self._find_verbosity(verbose),
-            steps=steps or adapter.num_steps,
-        )
-        batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
-        batches = [keras.tree.map_structure(self.engine.workers.gather, batch) for batch in batches]
-        return keras.tree.map_structure(evaluation.concatenate, *batches)
+        return self._predict(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model again, as `keras.Model.compile` does, in the strategy's scope."""
