@@ -109,6 +109,7 @@ def _normalize(
         channels = [x.shape[-1]]
         gamma = tf.ones(channels, mean.dtype) if found[0] is None else left.pop(0)
         beta = tf.zeros(channels, mean.dtype) if found[1] is None else left.pop(0)
+        x = tf.cast(x, layer.compute_dtype)  # as Keras, before a layer computes
         y = normalize(x, gamma, beta, mean, variance, layer.epsilon)
         return tf.cast(y, layer.compute_dtype)
 
