@@ -581,11 +581,12 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
 
 
-@pytest.mark.parametrize("name", ["one_device", "mirrored-2"])
-def test_single_batches_change_in_size_and_structure(name):
+@pytest.mark.parametrize("options", [{}, {"steps_per_loop": 2}])
+@pytest.mark.parametrize("name", ["one_device", "mirrored-2", "central_storage-2"])
+def test_single_batches_change_in_size_and_structure(name, options):
     def use(model):
         found = []
-        for rows in (8, 6, 4, 8):
+        for rows in (8, 6, 5, 1, 8):
             weights = np.arange(1.0, rows + 1)
             found += [
                 model.train_on_batch(X[:rows], Y[:rows]),
@@ -595,13 +596,14 @@ def test_single_batches_change_in_size_and_structure(name):
             ]
         return found
 
-    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES[name]())
+    trainer = zoo.make_trainer(dense, strategy=zoo.STRATEGIES[name](), **options)
     for found, expected in zip(use(trainer), use(dense()), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_single_batches_make_no_dataset(monkeypatch):
-    trainer = tfdist.Trainer(dense)
+@pytest.mark.parametrize("name", ["one_device", "mirrored-2"])
+def test_single_batches_make_no_dataset(monkeypatch, name):
+    trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES[name]())
     trainer.train_on_batch(X[:8], Y[:8])
     trainer.fit(X, Y, **ARRAYS, **FIT)
     for name in ("make_train_dataset", "make_eval_dataset"):

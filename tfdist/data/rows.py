@@ -73,6 +73,22 @@ def split_batches(
     return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
 
 
+def split_batch(
+    batch: Any, *, num_replicas: int, replicas: Sequence[int]
+) -> list[tuple[Any, tf.Tensor]]:
+    """Returns the (slice, place) of some replicas in one eager batch, as from `split_batches`."""
+    num_rows = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None).shape[0]
+    is_copied = num_rows < num_replicas
+    bounds = [(0, num_rows)] * num_replicas if is_copied else split_rows(num_rows, num_replicas)
+
+    def take(replica: int) -> tuple[Any, tf.Tensor]:
+        start, end = bounds[replica]
+        part = tf.nest.map_structure(lambda t: None if t is None else t[start:end], batch)
+        return part, tf.constant([start, num_rows], tf.int64)
+
+    return [take(replica) for replica in replicas]
+
+
 def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     num_rows = tf.shape(leaves[0], out_type=tf.int64)[0]

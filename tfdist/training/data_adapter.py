@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.rows import split_batches
+from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import replaced
 
@@ -230,7 +230,22 @@ def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
         return iterator.element
     if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
         return next(iterator)
-    elements = [next(iterator) for _ in strategy.extended.worker_devices]
+    return _join([next(iterator) for _ in strategy.extended.worker_devices])
+
+
+def can_give(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a step can run on a `Given`."""
+    return isinstance(strategy, _DIRECT) or strategy.num_replicas_in_sync == 1
+
+
+def give_parts(batch: Any, *, num_replicas: int, replicas: range) -> Given:
+    """Returns a batch of eager tensors, divided over a process's replicas, for `take_next`."""
+    if num_replicas == 1:
+        return Given((batch, ()))
+    return Given(_join(split_batch(batch, num_replicas=num_replicas, replicas=replicas)))
+
+
+def _join(elements: Sequence[Any]) -> Any:
     if len(elements) == 1:
         return elements[0]
     return tf.nest.map_structure(

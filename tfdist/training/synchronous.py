@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
-from tfdist.training.data_adapter import DataAdapter, Given, take_next
+from tfdist.training.data_adapter import DataAdapter, Given, can_give, give_parts, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -135,7 +135,7 @@ class SynchronousSteps(TrainingSteps):
             left = num_steps - len(found)
             return found + (self.train(iterator.rest, left) if left else [])
         with explain_step_errors(self._model):
-            if self._train_loop is None:
+            if self._train_loop is None or isinstance(iterator, Given):
                 found = self._bind(self.steps.train, iterator)(iterator)
                 self._count(1)
                 return [self._take(found)]
@@ -214,11 +214,20 @@ class SynchronousSteps(TrainingSteps):
         self.steps.reset_metrics()
 
     def _give(self, adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None) -> Given | None:
-        """Returns a single batch for a single replica: to make a dataset would take far longer."""
-        takes_iterators = self._train_loop is not None or not adapter.with_places
-        if not adapter.is_single or takes_iterators or self._workers.num_replicas > 1 or not read:
+        """Returns a single batch without a dataset: to make one would take far longer than a step.
+
+        A user's own functions take iterators, though.
+        """
+        if not (adapter.is_single and adapter.with_places and read and can_give(self._strategy)):
             return None
-        return Given((read(tf.zeros([], tf.int64)), ()))
+        workers = self._workers
+        each = workers.num_replicas // workers.count
+        first = workers.index * each
+        return give_parts(
+            read(tf.zeros([], tf.int64)),
+            num_replicas=workers.num_replicas,
+            replicas=range(first, first + each),
+        )
 
     def _bind(self, function: Any, iterator: Any, *arguments: Any) -> Any:
         """Returns the trace of a function for an iterator, kept for its next call.
