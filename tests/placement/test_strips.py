@@ -151,6 +151,19 @@ def test_each_rule(float64, name):
         np.testing.assert_allclose(ours, values, rtol=1e-11)
 
 
+def test_a_normalization_in_float32_of_images_in_bfloat16():
+    def normalize(layers):
+        def call(x):
+            x = layers.Activation("linear", dtype="bfloat16")(x)
+            return layers.BatchNormalization(dtype="float32")(x)
+
+        return call
+
+    _, expected, _ = _train_layer(normalize)
+    _, found, _ = _train_layer(normalize, placement=Strips(devices=2))
+    assert zoo.largest_difference(found, expected) < 1e-5
+
+
 def test_what_follows_an_operation_without_a_rule_is_divided():
     trainer, _, _ = _train_layer(LAYERS["other channels first"], placement=Strips(devices=2))
     convolutions = [o for o in find_graph(trainer).get_operations() if o.type == "Conv2D"]

@@ -99,6 +99,7 @@ def run_two(task):
     for name in MODELS:
         task.compare(name, name, make_sgd)
     check_evaluation(task)
+    check_single_batches(task)
     check_callbacks(task)
     check_programs(task)
     task.found["refusals"] = list_refusals(task)
@@ -127,6 +128,22 @@ def check_evaluation(task):
     )
     outputs = trainer.predict(x, global_batch_size=BATCH)
     task.found["predicted"] = keras.tree.map_structure(lambda t: t.tolist(), outputs)
+
+
+def check_single_batches(task):
+    """Batches with examples for all workers, and with one example for all of them."""
+    x, y = zoo.EXAMPLES["dense"].data
+    trainer = make_trainer("dense", make_plain_sgd, task.strategy)
+    task.found["single batches"] = use_single_batches(trainer, x, y)
+
+
+def use_single_batches(model, x, y):
+    found = []
+    for rows in (8, 7, 1):
+        found.append(model.train_on_batch(x[:rows], y[:rows], return_dict=True))
+        found.append(model.test_on_batch(x[:rows], y[:rows], return_dict=True))
+        found.append({"outputs": np.asarray(model.predict_on_batch(x[:rows])).tolist()})
+    return found
 
 
 def check_callbacks(task):
@@ -221,6 +238,7 @@ def run_two_of_two(task):
     assert task.strategy.num_replicas_in_sync == 4
     task.compare("convolutional", "convolutional", make_sgd)
     check_evaluation(task)
+    check_single_batches(task)
     check_resume(task, "convolutional", make_adam)
 
 
@@ -320,6 +338,7 @@ def run_local_sgd(task):
     task.strategy = remake(task, sync_every=1)
     for name in MODELS:
         task.compare(name, name, make_plain_sgd)
+    check_single_batches(task)
     task.strategy = remake(task, sync_every=1, outer_momentum=0.9)
     task.compare("outer", "dense", make_plain_sgd)
     check_evaluation(task)

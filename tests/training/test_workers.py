@@ -213,6 +213,19 @@ def test_programs_on_two_workers_end_where_one_device_ends(two):
     assert found["predicted_first"] < 1e-5
 
 
+@pytest.mark.parametrize("name", ["two", "two_of_two", "local_sgd"])
+def test_single_batches_of_workers(request, name):
+    x, y = zoo.EXAMPLES["dense"].data
+    trainer = tasks.make_trainer("dense", tasks.make_plain_sgd, zoo.STRATEGIES["one_device"]())
+    expected = tasks.use_single_batches(trainer, x, y)
+    for ours, whole in zip(
+        request.getfixturevalue(name)[1]["single batches"], expected, strict=True
+    ):
+        assert ours.keys() == whole.keys()
+        for key, value in whole.items():
+            np.testing.assert_allclose(ours[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

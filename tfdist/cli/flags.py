@@ -213,7 +213,7 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     try:
         return tuple(kind(text) for kind, text in zip(kinds, value, strict=True))
     except ValueError as error:
-        example = f"--{item.name}={_to_text(item.default)}"
+        example = f"--{item.name}={_to_text(item.default) or item.metadata['metavar']}"
         raise TfdistError(
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
             f"Write {'numbers' if many else 'two numbers'}, for example {example}."

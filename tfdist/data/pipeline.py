@@ -212,9 +212,10 @@ def _make_position_reader(
             indices = _shuffle(offsets, seed, epochs, tf.fill(tf.shape(epochs), num_examples))
         else:
             indices = offsets
-        batch = source.load_batch(indices)
+        if augmentation is None:
+            return source.load_batch(indices)
         seeds = tf.stack([tf.fill(tf.shape(positions), tf.constant(seed, tf.int64)), positions], 1)
-        return batch if augmentation is None else augmentation.augment_batch(batch, seeds)
+        return augmentation.augment_batch(source.load_for_augmentation(indices), seeds)
 
     return read
 

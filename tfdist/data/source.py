@@ -60,6 +60,13 @@ class Source(abc.ABC):
         """
         return tf.map_fn(self.load, indices, fn_output_signature=self.element_spec)
 
+    def load_for_augmentation(self, indices: tf.Tensor) -> Any:
+        """Returns what an augmentation makes the examples at `indices` (int64 [batch]) from.
+
+        It may be larger than the examples: a crop then has more details.
+        """
+        return self.load_batch(indices)
+
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns a fingerprint of the examples, ready for JSON; loads a few of them.
 

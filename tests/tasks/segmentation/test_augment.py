@@ -122,3 +122,48 @@ def test_hash_is_uniform_and_each_row_its_own():
     assert np.abs(correlations).max() < 0.25
     np.testing.assert_array_equal(hash_uniform(seeds[123:124], 40)[0], draws[123])
     assert len(np.unique(draws)) > 19_900
+
+
+@pytest.fixture(scope="module")
+def large():
+    images, masks = make_shapes("train", (48, 80), 8).load_batch(tf.range(8, dtype=tf.int64))
+    seeds = tf.stack([tf.fill([8], tf.constant(7, tf.int64)), tf.range(8, dtype=tf.int64)], 1)
+    return images, masks, seeds
+
+
+def test_larger_examples_without_a_zoom_are_reduced_to_means(large):
+    images, masks, seeds = large
+    augmentation = Augmentation(flip=False, size=(24, 40))
+    found, labels = augmentation.augment_batch((images, masks), seeds)
+    means = tf.reduce_mean(tf.reshape(images, [8, 24, 2, 40, 2, 3]), [2, 4])
+    np.testing.assert_allclose(found, means, atol=1e-2)
+    blocks = tf.reshape(masks, [8, 24, 2, 40, 2])
+    is_of_block = tf.reduce_any(labels[:, :, None, :, None] == blocks, [2, 4])
+    assert bool(tf.reduce_all(is_of_block))
+
+
+def test_a_zoom_of_larger_examples_has_their_details(large):
+    images, _, seeds = large
+    noise = tf.random.stateless_uniform(images.shape, [1, 2], maxval=255.0)
+    masks = tf.cast(noise[..., 0] > 127.5, tf.int32)
+    small = tf.reduce_mean(tf.reshape(noise, [8, 24, 2, 40, 2, 3]), [2, 4])
+    zoom = {"flip": False, "scale": (2.0, 2.0)}
+    sharp, labels = Augmentation(**zoom, size=(24, 40)).augment_batch((noise, masks), seeds)
+    blurred, _ = Augmentation(**zoom).augment_batch((small, masks[:, ::2, ::2]), seeds)
+    assert sharp.shape == blurred.shape
+    assert np.std(sharp) > 1.3 * np.std(blurred)
+    # A pixel above the middle gray has the label 1, unless it is the mean of unlike pixels.
+    agree = (sharp[..., 0] > 127.5) == (labels == 1)
+    assert np.mean(agree) > 0.75
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_reduced_examples_do_not_depend_on_the_batch(large, size):
+    images, masks, seeds = large
+    augmentation = Augmentation(scale=(0.5, 2.0), color=0.4, ignore_label=255, size=(20, 30))
+    whole = augmentation.augment_batch((images, masks), seeds)
+    augment = tf.function(augmentation.augment_batch)
+    image, mask = augment((images[:size], masks[:size]), seeds[:size])
+    assert image.shape == (size, 20, 30, 3)
+    np.testing.assert_array_equal(image, whole[0][:size])
+    np.testing.assert_array_equal(mask, whole[1][:size])

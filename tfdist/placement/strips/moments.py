@@ -23,6 +23,7 @@ def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[An
         return compute_elements(run, operation, taken)
     if getattr(layer, "axis", -1) not in (-1, 3) or getattr(layer, "renorm", False):
         return None
+    image = _cast(run, image, layer.compute_dtype)
     dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32
     moments = _measure(run, image, measure_part)
     is_shared = getattr(layer, "synchronized", True) or not isinstance(
@@ -50,6 +51,7 @@ def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[A
     if layer.axis not in (-1, 3):
         return None
     groups = channels if layer.groups == -1 else layer.groups
+    image = _cast(run, image, layer.compute_dtype)
     dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32
 
     def measure(x: tf.Tensor) -> Moments:
@@ -68,6 +70,16 @@ def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[A
     moments = _measure(run, image, measure)
     mean, variance = run.cells.run(None, pool, moments)
     return [_normalize(run, image, layer, _normalize_plainly, mean, variance)]
+
+
+def _cast(run: "Pass", image: StripedImage, dtype: str) -> StripedImage:
+    """Returns an image in the dtype in which its layer computes, as Keras gives it to the layer."""
+    if image.parts[0].dtype == dtype:
+        return image
+    parts = []
+    for device, part in zip(run.devices, image.parts, strict=True):
+        parts += run.cells.run(device, lambda x: [tf.cast(x, dtype)], [part])
+    return StripedImage(tuple(parts), image.bounds)
 
 
 def _measure(
@@ -109,7 +121,6 @@ def _normalize(
         channels = [x.shape[-1]]
         gamma = tf.ones(channels, mean.dtype) if found[0] is None else left.pop(0)
         beta = tf.zeros(channels, mean.dtype) if found[1] is None else left.pop(0)
-        x = tf.cast(x, layer.compute_dtype)  # as Keras, before a layer computes
         y = normalize(x, gamma, beta, mean, variance, layer.epsilon)
         return tf.cast(y, layer.compute_dtype)
 

@@ -30,6 +30,8 @@ class Augmentation:
       color: the strength in [0, 1) of the changes to brightness, contrast and saturation:
         each is multiplied by a number in [1 - color, 1 + color].
       ignore_label: the label of pixels outside the image, or None.
+      size: (height, width) of the augmented examples; as before by default. Larger examples
+        are reduced to it, so that a zoom does not blur.
 
     Raises:
       TfdistError: the scale is not 0 < min <= max, or color is not in [0, 1).
@@ -39,6 +41,7 @@ class Augmentation:
     scale: tuple[float, float] = (1.0, 1.0)
     color: float = 0.0
     ignore_label: int | None = None
+    size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
@@ -59,7 +62,7 @@ class Augmentation:
           seed: int64 [2].
 
         Returns:
-          The image and the mask, of the same shapes, dtypes and range.
+          The image and the mask, of `size`, and of the same dtypes and range.
         """
         images, masks = self.augment_batch((image[None], mask[None]), seed[None])
         return images[0], masks[0]
@@ -88,8 +91,9 @@ class Augmentation:
         images, masks = batch
         draws = hash_uniform(seeds, 7)
         flips = draws[:, 0] < 0.5 if self.flip else tf.zeros_like(draws[:, 0], tf.bool)
-        if self._scales():
-            images, masks = self._scale_and_flip(images, masks, flips, draws[:, 1:4])
+        size = self.size or tuple(images.shape[1:3])
+        if self._scales() or size != tuple(images.shape[1:3]):
+            images, masks = self._scale_and_flip(images, masks, flips, draws[:, 1:4], size)
         elif self.flip:
             images = tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
             masks = tf.where(flips[:, None, None], masks[:, :, ::-1], masks)
@@ -105,7 +109,12 @@ class Augmentation:
         return self._get_scale() != (1.0, 1.0)
 
     def _scale_and_flip(
-        self, images: tf.Tensor, masks: tf.Tensor, flips: tf.Tensor, draws: tf.Tensor
+        self,
+        images: tf.Tensor,
+        masks: tf.Tensor,
+        flips: tf.Tensor,
+        draws: tf.Tensor,
+        size: tuple[int, int],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Samples one box of each image: one kernel scales, crops and flips it."""
         low, high = self._get_scale()
@@ -118,18 +127,27 @@ class Augmentation:
         y1, y2 = _keep_inside(top, top + side, inside)
         x1, x2 = _keep_inside(left, left + side, inside)
         x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
-        boxes = tf.stack([y1, x1, y2, x2], axis=-1)
         rows = tf.range(tf.shape(images)[0])
-        size = tf.shape(images)[1:3]
         outside = 0 if self.ignore_label is None else self.ignore_label
+        # Each pixel is the mean of `finer` x `finer` samples, so that none of the image is skipped.
+        finer = max(-(-of // to) for of, to in zip(images.shape[1:3], size, strict=True))
+        samples = [number * finer for number in size]
+        boxes = tf.stack([y1, x1, y2, x2], axis=-1)
         scaled = tf.image.crop_and_resize(
-            images, boxes, rows, size, method="bilinear", extrapolation_value=_FILL
+            images, boxes, rows, samples, method="bilinear", extrapolation_value=_FILL
         )
+        if finer > 1:
+            scaled = tf.nn.avg_pool2d(scaled, finer, finer, "VALID")
+            (y1, y2), (x1, x2) = (
+                _find_middles(start, stop, number, finer)
+                for start, stop, number in ((y1, y2, samples[0]), (x1, x2, samples[1]))
+            )
+            boxes = tf.stack([y1, x1, y2, x2], axis=-1)
         labels = tf.image.crop_and_resize(
             masks[..., None], boxes, rows, size, method="nearest", extrapolation_value=outside
         )
-        scaled = tf.ensure_shape(scaled, images.shape)
-        labels = tf.ensure_shape(tf.cast(labels[..., 0], masks.dtype), masks.shape)
+        scaled = tf.ensure_shape(scaled, [images.shape[0], *size, 3])
+        labels = tf.ensure_shape(tf.cast(labels[..., 0], masks.dtype), [masks.shape[0], *size])
         return scaled, labels
 
     def _change_colors(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
@@ -157,6 +175,14 @@ def _keep_inside(
         return tf.where(inside, tf.clip_by_value(edge, _MARGIN, 1.0 - _MARGIN), edge)
 
     return clip(start), clip(stop)
+
+
+def _find_middles(
+    first: tf.Tensor, last: tf.Tensor, num_samples: int, finer: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the middles of the first and of the last `finer` of some samples."""
+    offset = (last - first) * ((finer - 1) / 2 / (num_samples - 1))
+    return first + offset, last - offset
 
 
 def _per_image(values: tf.Tensor) -> tf.Tensor:

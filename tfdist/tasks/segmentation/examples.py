@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data.source import BatchSource, Source
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImagesAndMasks:
@@ -44,3 +46,54 @@ class ImagesAndMasks:
         """The names of the classes, the ignore label, and what was measured; ready for JSON."""
         names = self.class_names or map(str, range(self.num_classes))
         return {"class_names": list(names), "ignore_label": self.ignore_label, **self.measured}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ReducedSource(BatchSource):
+    """Images and masks that are stored at a larger size, of which an augmentation takes crops.
+
+    Attributes:
+      stored: the source of the larger ones.
+      image_size: (height, width) in pixels of the examples.
+    """
+
+    stored: Source
+    image_size: tuple[int, int]
+
+    @property
+    def element_spec(self) -> Any:
+        """See `ImagesAndMasks`."""
+        return tuple(
+            tf.TensorSpec([*self.image_size, *leaf.shape[2:]], leaf.dtype)
+            for leaf in self.stored.element_spec
+        )
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """That of the larger ones."""
+        return self.stored.info
+
+    def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples at `indices` (int64 [batch]), resized as the files were."""
+        images, masks = self.stored.load_batch(indices)
+        images = tf.image.resize(images, self.image_size, method="bilinear", antialias=True)
+        masks = tf.image.resize(masks[..., None], self.image_size, method="nearest")[..., 0]
+        return tf.round(tf.clip_by_value(images, 0.0, 255.0)), masks
+
+    def load_for_augmentation(self, indices: tf.Tensor) -> Any:
+        """Returns the larger examples."""
+        return self.stored.load_batch(indices)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        """Returns that of the larger ones."""
+        return self.stored.make_fingerprint()
+
+
+def reduce_source(stored: Source, image_size: tuple[int, int]) -> ReducedSource:
+    """Returns a source of smaller examples."""
+    return ReducedSource(
+        num_examples=stored.num_examples,
+        num_skipped=stored.num_skipped,
+        stored=stored,
+        image_size=image_size,
+    )

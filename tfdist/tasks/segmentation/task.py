@@ -62,6 +62,12 @@ class Segmentation(Task):
         "height and width in pixels; images are resized bilinearly, masks to the nearest label",
         metavar="H,W",
     )
+    stored_size: tuple[int, ...] = option(
+        (),
+        "height and width at which training images are kept, so that zooming in shows details "
+        "instead of a blur; image_size by default",
+        metavar="H,W",
+    )
     train_examples: int | None = option(
         None, "number of training examples; a maximum except for shapes", metavar="N"
     )
@@ -128,26 +134,35 @@ class Segmentation(Task):
     )
 
     def check(self) -> None:
-        """Checks that the label map can be parsed."""
+        """Checks the label map, and the size of stored images."""
         parse_label_map(self.label_map)
+        stored, size = self.stored_size or self.image_size, self.image_size
+        if len(stored) != 2 or stored[0] < size[0] or stored[1] < size[1]:
+            text = ",".join(map(str, stored))
+            raise TfdistError(
+                f"`stored_size={text}` must be a height and a width that are not below those of "
+                f"`image_size={size[0]},{size[1]}`."
+            )
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
         """Returns the sources, read and cached as the options say."""
         from tfdist.tasks.segmentation.class_weights import count_classes, make_class_weights
+        from tfdist.tasks.segmentation.examples import reduce_source
         from tfdist.tasks.segmentation.registry import make_source
 
-        train, val = (
-            make_source(
-                self.dataset,
-                split=split,
-                num_examples=count,
-                cache=self.cache,
-                measure_size=split == "train",
-                quiet=quiet,
-                **self._describe_source(seed),
-            )
-            for split, count in (("train", self.train_examples), ("val", self.val_examples))
+        def make(split: str, **changes: Any) -> Any:
+            options = {**self._describe_source(seed), "cache": self.cache, "quiet": quiet}
+            return make_source(self.dataset, split=split, **{**options, **changes})
+
+        train = make(
+            "train",
+            num_examples=self.train_examples,
+            image_size=self.stored_size or self.image_size,
+            measure_size=True,
         )
+        val = make("val", num_examples=self.val_examples)
+        if self.stored_size:
+            train = reduce_source(train, self.image_size)
         info = dict(train.info)
         if self.class_weights != "none":
             weights = make_class_weights(count_classes(train), self.class_weights)
@@ -224,6 +239,7 @@ class Segmentation(Task):
             scale=self.scale,
             color=self.color,
             ignore_label=info["ignore_label"],
+            size=self.image_size,
         )
 
     def describe_model(self) -> str:
