@@ -217,6 +217,77 @@ def train_on_a_dataset(strategy):
     }
 
 
+def use_single_batches(strategy):
+    """Returns the results on one device and on the servers, and how often these trace a step."""
+    example = zoo.EXAMPLES["random"]
+    found = []
+    for options in (
+        {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
+        {"strategy": strategy, "max_in_flight": 1},
+    ):
+        trainer = zoo.make_trainer(lambda: example.build(make_sgd()), **options)
+        results = []
+        for rows in (8, 6, 5, 8):
+            x, y = (part[:rows] for part in example.data)
+            results += keras.tree.flatten(
+                [
+                    trainer.train_on_batch(x, y),
+                    trainer.test_on_batch(x, y),
+                    float(np.sum(trainer.predict_on_batch(x))),
+                ]
+            )
+        found.append(results)
+    functions = trainer.engine._steps._made.values()
+    counts = [function.experimental_get_tracing_count() for function in functions]
+    return {"expected": found[0], "found": found[1], "traces": counts}
+
+
+class DrawsAlways(keras.layers.Layer):
+    """Monte-Carlo dropout; it counts its calls if it is asked to."""
+
+    def __init__(self, *, counts=False):
+        super().__init__()
+        self.dropout, self.counts = keras.layers.Dropout(0.5, seed=3), counts
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x):
+        if self.counts:
+            self.calls.assign_add(1.0)
+        return self.dropout(x, training=True)
+
+
+def draw_while_evaluating(strategy):
+    """Returns how far the servers are from one device, and what is said where a layer counts."""
+    data = {"x": programs.X, "y": programs.Y, "batch_size": 8, "verbose": 0}
+    before, after = [], []
+    for options in (
+        {"strategy": tf.distribute.OneDeviceStrategy("CPU:0")},
+        {"strategy": strategy, "max_in_flight": 1},
+        {"strategy": strategy, "max_in_flight": 3},
+    ):
+        trainer = zoo.make_trainer(lambda: programs.dense(between=DrawsAlways()), **options)
+        before.append([trainer.predict(programs.X, batch_size=8, verbose=0) for _ in range(2)])
+        validation = {"validation_data": (programs.X, programs.Y), "validation_batch_size": 8}
+        history = trainer.fit(**data, epochs=3, shuffle=False, **validation).history
+        after.append([np.array(history["val_loss"]), *(w.numpy() for w in trainer.model.weights)])
+    counting = zoo.make_trainer(
+        lambda: programs.dense(between=DrawsAlways(counts=True)), strategy=strategy
+    )
+    try:
+        counting.evaluate(**data)
+        refused = ""
+    except TfdistError as error:
+        refused = str(error)
+    return {
+        "before": [zoo.largest_difference(each, before[0]) for each in before],
+        "between two predictions": zoo.largest_difference(before[1][:1], before[1][1:]),
+        "after": zoo.largest_difference(after[1], after[0]),
+        "refused": refused,
+    }
+
+
 def continue_a_run(strategy):
     """Stops after 23 of 50 steps, then continues, to the same count and sum."""
     directory = str(HERE / "continued")
@@ -250,6 +321,8 @@ def run_exactness(strategy):
     results["bytes"] = list_bytes(trainer)
     results["messages"] = watch_messages(strategy)
     results["dataset"] = train_on_a_dataset(strategy)
+    results["single batches"] = use_single_batches(strategy)
+    results["drawn while evaluating"] = draw_while_evaluating(strategy)
     results["still"] = [
         train_still(strategy, max_in_flight=4),
         train_still(tf.distribute.OneDeviceStrategy("CPU:0")),

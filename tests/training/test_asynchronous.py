@@ -93,6 +93,22 @@ def test_one_step_in_flight_ends_where_one_device_ends(exactness, name):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+def test_single_batches_are_sent_to_steps_that_are_traced_once_or_twice(exactness):
+    single = exactness["single batches"]
+    assert single["found"] == pytest.approx(single["expected"], rel=1e-4)
+    assert len(single["traces"]) == 3
+    assert max(single["traces"]) <= 2  # of a batch, and of any number of rows
+
+
+def test_evaluations_and_predictions_draw_on(exactness):
+    found = exactness["drawn while evaluating"]
+    assert max(found["before"]) < 1e-5
+    assert found["between two predictions"] > 0.1
+    assert found["after"] < 1e-5
+    assert "Cannot evaluate or predict" in found["refused"]
+    assert "/calls, which a worker cannot do." in found["refused"]
+
+
 @pytest.mark.parametrize("name", OF_SERVERS)
 def test_programs_end_where_one_device_ends(programs, name):
     found = programs[name]

@@ -28,7 +28,6 @@ from tfdist.placement.tables import Tables, send_parts
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
-from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import add_parts, flatten_logs, is_sum_of_batches
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
@@ -36,10 +35,11 @@ from tfdist.training.replica_optimizers import (
     list_optimizers,
     scale_gradient,
 )
-from tfdist.training.served_batches import can_travel, iterate, make_reader, read_training
+from tfdist.training.served_batches import find_reader, iterate_eval, iterate_train, make_reader
+from tfdist.training.served_draws import ServedDraws
 from tfdist.training.synchronous import to_numbers
 from tfdist.training.training_steps import Trained, TrainingSteps
-from tfdist.training.worker_steps import WorkerSteps
+from tfdist.training.worker_steps import Read, WorkerSteps
 
 
 class AsynchronousSteps(TrainingSteps):
@@ -79,7 +79,7 @@ class AsynchronousSteps(TrainingSteps):
         self._coordination = Coordination(strategy)
         self.max_in_flight = max_in_flight or strategy.extended._num_workers
         self._trainable = list(model.trainable_variables)
-        self._generators = list_seed_generators(model)
+        self._draws = ServedDraws(model)
         metrics = _list_metrics(model)
         self._metric_variables = [variable for m in metrics for variable in m.variables]
         self._slots = GradientSlots(self._trainable, self.max_in_flight)
@@ -91,11 +91,11 @@ class AsynchronousSteps(TrainingSteps):
             counted=self._metric_variables,
             slots=self._slots,
             tables=self._tables,
+            generators=self._draws.generators,
             check_trace=check_trace,
             fused_layers=fused_layers,
         )
-        self._draws: list[int] = []
-        self._num_empty = 0  # empty steps since the stream began
+        self._made: dict[Any, Any] = {}
         self._longest_staleness = 0
         self._total_staleness = 0
         self._applied = 0
@@ -115,22 +115,20 @@ class AsynchronousSteps(TrainingSteps):
             )
         self._worker.set_version(start_step)
         self._slots.clear()
-        read = adapter.read_train if can_travel(adapter.read_train) else None
-        self._draws = self._count_draws(adapter)
-        self._num_empty = 0
-        read_seeds = self._make_read_seeds(start_step)
-        compute = self._worker.make_compute(make_reader(adapter, read), read_seeds)
+        read = find_reader(adapter, adapter.read_train)
+        self._draws.begin("train", adapter.batch_spec, start_step)
+        compute = self._make(self._worker.make_compute, adapter, read)
 
         def schedule(step: int, batch: Any) -> Any:
             ticket = self._slots.give_out()
             slots = self._slots.find(ticket)
-            # After empty steps the chief sends the batches, so `step` only determines the draws.
-            step = tf.constant(step + self._num_empty, tf.int64)
-            return self._coordination.schedule(compute, step, ticket, slots, batch)
+            seeds = self._draws.read("train", step)
+            step = tf.constant(step, tf.int64)
+            return self._coordination.schedule(compute, step, seeds, ticket, slots, batch)
 
         return StepStream(
             schedule,
-            batches=None if read else read_training(adapter, start_step, total_steps),
+            batches=None if read else iterate_train(adapter, start_step, total_steps),
             start_step=start_step,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: min((step // steps_per_epoch + 1) * steps_per_epoch, total_steps),
@@ -139,11 +137,11 @@ class AsynchronousSteps(TrainingSteps):
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> StepStream:
         """Returns the steps of an evaluation, at most `steps`."""
-        return self._iterate_eval(adapter, self._worker.make_evaluate, steps)
+        return self._iterate_eval(adapter, "test", self._worker.make_evaluate, steps)
 
     def iterate_predict(self, adapter: DataAdapter, *, steps: int | None = None) -> StepStream:
         """Returns the steps of a prediction, at most `steps`."""
-        return self._iterate_eval(adapter, self._worker.make_predict, steps)
+        return self._iterate_eval(adapter, "predict", self._worker.make_predict, steps)
 
     def train(self, stream: StepStream, num_steps: int = 1) -> list[Trained]:
         """Applies the next step."""
@@ -153,6 +151,7 @@ class AsynchronousSteps(TrainingSteps):
             with self._strategy.scope():
                 self._apply(ticket, self._slots.find(ticket), result["states"], result["sparse"])
                 self._add(result["counts"])
+        self._draws.take("train")
         staleness = step - int(result["version"])
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
@@ -161,11 +160,9 @@ class AsynchronousSteps(TrainingSteps):
 
     def count_empty_step(self) -> None:
         """Does the part of a step that needs no data, as Keras does after the data have ended."""
-        self._num_empty += 1
         with explain_lost_server(), self._strategy.scope():
             self._count_empty()
-            for generator, count in zip(self._generators, self._draws, strict=True):
-                generator.state.assign_add(tf.constant([0, count], generator.state.dtype))
+            self._draws.count("train")
 
     def evaluate(self, stream: StepStream) -> dict[str, Any]:
         """Adds the next step of an evaluation to the metrics, and returns the logs.
@@ -175,6 +172,7 @@ class AsynchronousSteps(TrainingSteps):
         """
         with explain_lost_server():
             _, counts = stream.take()
+            self._draws.take("test")
             self._add(counts)
             return to_numbers(flatten_logs(self._read_logs()))
 
@@ -186,6 +184,7 @@ class AsynchronousSteps(TrainingSteps):
         """
         with explain_lost_server():
             _, outputs = stream.take()
+            self._draws.take("predict")
         return [(outputs, False)]
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
@@ -228,44 +227,36 @@ class AsynchronousSteps(TrainingSteps):
         }
 
     def _iterate_eval(
-        self, adapter: DataAdapter, make: Callable[[Any], Any], steps: int | None
+        self, adapter: DataAdapter, kind: str, make: Callable[[Any], Any], steps: int | None
     ) -> StepStream:
-        read = adapter.read_eval if can_travel(adapter.read_eval) else None
-        function = make(make_reader(adapter, read))
+        self._draws.begin(kind, adapter.batch_spec, 0)
+        read = find_reader(adapter, adapter.read_eval)
+        function = self._make(make, adapter, read)
         end = steps if read is None else min(filter(None, (steps, adapter.num_steps)))
         return StepStream(
             lambda step, batch: self._coordination.schedule(
-                function, tf.constant(step, tf.int64), batch
+                function, tf.constant(step, tf.int64), self._draws.read(kind, step), batch
             ),
-            batches=None if read else iterate(adapter.make_eval(tf.distribute.InputContext())),
+            batches=None if read else iterate_eval(adapter),
             start_step=0,
             max_in_flight=self.max_in_flight,
             find_end=lambda step: end,
             fetch=self._coordination.fetch,
         )
 
-    def _count_draws(self, adapter: DataAdapter) -> list[int]:
-        """Returns how far a training step advances the state of each generator."""
-        x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
-        return count_draws(self._model, self._generators, x_spec)
-
-    def _make_read_seeds(self, start_step: int) -> Callable[[tf.Tensor], dict]:
-        """Returns a function: step -> the initial state of each generator, by variable id.
-
-        The servers hold the states after the last applied step, which several steps in flight
-        may have read.
-        """
-        draws = self._draws
-        states = [generator.state for generator in self._generators]
-        firsts = [state.numpy() for state in states]
-
-        def read_seeds(step: tf.Tensor) -> dict[int, tf.Tensor]:
-            return {
-                id(state): first + tf.cast(tf.stack([0, count * (step - start_step)]), state.dtype)
-                for state, first, count in zip(states, firsts, draws, strict=True)
-            }
-
-        return read_seeds
+    def _make(
+        self,
+        make: Callable[[Read], Any],
+        adapter: DataAdapter,
+        read: Callable[[tf.Tensor], Any] | None,
+    ) -> Any:
+        """Returns the workers' function of a kind of step: that of an earlier call if it fits."""
+        if read is not None:
+            return make(make_reader(adapter, read))
+        key = make, repr(adapter.batch_spec)
+        if key not in self._made:
+            self._made[key] = make(make_reader(adapter, None))
+        return self._made[key]
 
     def _apply_step(
         self,

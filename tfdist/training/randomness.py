@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import TfdistError
 from tfdist.internals import global_state, keras_random, random_ops
 from tfdist.replacing import replaced
 from tfdist.training import random_numbers
@@ -290,24 +291,55 @@ def lend_global_generator() -> Iterator[None]:
 
 
 def count_draws(
-    model: keras.Model, generators: Sequence[keras.random.SeedGenerator], x_spec: Any
+    model: keras.Model,
+    generators: Sequence[keras.random.SeedGenerator],
+    batch_spec: Any,
+    *,
+    kind: str = "train",
 ) -> list[int]:
-    """Returns how far a training step advances each generator's state.
+    """Returns how far a step advances each generator's state.
 
     Args:
       model: a built model.
       generators: the generators of its layers.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
+      batch_spec: structure of `tf.TensorSpec` for a batch.
+      kind: the kind of step, `train`, `test` or `predict`.
+
+    Raises:
+      TfdistError: a generator draws in no order, so that its draws cannot be counted.
     """
-
-    def draw(x: Any) -> list[tf.Tensor]:
-        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.variables]
-        with keras.StatelessScope(zeros, collect_losses=True) as scope:
-            model(x, training=True) if model._call_has_training_arg else model(x)
-        return [scope.get_current_value(generator.state) for generator in generators]
-
     if not generators:
         return []
+    leaves = tf.nest.flatten(batch_spec)
+    known = [
+        isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves
+    ]
+
+    def draw(*given: Any) -> list[tf.Tensor]:
+        values = iter(given)
+        batch = tf.nest.pack_sequence_as(
+            batch_spec, [next(values) if is_known else None for is_known in known]
+        )
+        variables = [*model.variables, *model.metrics_variables]
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
+        with keras.StatelessScope(zeros, collect_losses=True) as scope:
+            if kind == "test":
+                model.test_step(batch)
+            elif kind == "predict":
+                model.predict_step(batch)
+            else:
+                x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+                model(x, training=True) if model._call_has_training_arg else model(x)
+        return [scope.get_current_value(generator.state) for generator in generators]
+
     # Only the states are computed: neither data, nor operations that would check data.
-    traced = tf.compat.v1.wrap_function(draw, [x_spec])
-    return [int(state[1]) for state in traced.prune([], traced.structured_outputs)()]
+    traced = tf.compat.v1.wrap_function(
+        draw, [leaf for leaf, is_known in zip(leaves, known, strict=True) if is_known]
+    )
+    states = [state.numpy() for state in traced.prune([], traced.structured_outputs)()]
+    if any(state[0] for state in states):
+        raise TfdistError(
+            "Cannot count what a SeedGenerator draws with next(ordered=False). Leave out "
+            "`ordered`, or use another strategy."
+        )
+    return [int(state[1]) for state in states]

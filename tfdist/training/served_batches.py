@@ -38,10 +38,15 @@ def make_reader(
     return read_step
 
 
-def can_travel(read: Callable[[tf.Tensor], Any] | None) -> bool:
+def find_reader(
+    adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None
+) -> Callable[[tf.Tensor], Any] | None:
+    """Returns the function with which workers read their batches; None if the chief sends them."""
+    return read if read and not adapter.is_single and _can_travel(read) else None
+
+
+def _can_travel(read: Callable[[tf.Tensor], Any]) -> bool:
     """Returns whether workers can run a reader: it needs no Python, and captures little data."""
-    if read is None:
-        return False
     function = tf.function(read).get_concrete_function(tf.TensorSpec([], tf.int64))
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
@@ -59,8 +64,17 @@ def _count_bytes(tensor: tf.Tensor) -> int:
     return int(tf.size(tensor)) * tensor.dtype.size
 
 
-def read_training(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
+def iterate_eval(adapter: DataAdapter) -> Iterator[Any]:
+    """Yields the global batches of an evaluation, in this process."""
+    if adapter.is_single and adapter.read_eval:
+        return iter([adapter.read_eval(tf.zeros([], tf.int64))])
+    return _iterate(adapter.make_eval(tf.distribute.InputContext()))
+
+
+def iterate_train(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
     """Yields the global batches from `start_step` on, in this process."""
+    if adapter.is_single and adapter.read_train:
+        return iter([adapter.read_train(tf.zeros([], tf.int64))])
     if adapter.begins_anew and adapter.num_steps is None:
         return _Passes(adapter, start_step)
     return _read_passes(adapter, start_step, total_steps)
@@ -80,7 +94,7 @@ class _Passes:
     def __next__(self) -> Any:
         if self._batches is None:
             step = self._adapter.open_train(self._step)
-            self._batches = iterate(self._adapter.make_train(tf.distribute.InputContext(), step))
+            self._batches = _iterate(self._adapter.make_train(tf.distribute.InputContext(), step))
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -92,13 +106,13 @@ class _Passes:
 
 def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
     """Yields the batches of all passes, and starts each pass when Keras would start it."""
-    batches = iterate(
+    batches = _iterate(
         adapter.make_train(tf.distribute.InputContext(), adapter.open_train(start_step))
     )
     begins = False
     for step in range(start_step, total_steps):
         if begins:
-            batches = iterate(adapter.make_train(tf.distribute.InputContext(), 0))
+            batches = _iterate(adapter.make_train(tf.distribute.InputContext(), 0))
         batch = next(batches, None)
         if batch is None:
             return
@@ -106,10 +120,10 @@ def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Ite
         if begins and adapter.drops_between:
             adapter.drop_pass()
         elif begins and not adapter.is_python:
-            batches, begins = iterate(adapter.make_train(tf.distribute.InputContext(), 0)), False
+            batches, begins = _iterate(adapter.make_train(tf.distribute.InputContext(), 0)), False
         yield batch
 
 
-def iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
+def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields the batches of a data adapter's dataset, without their positions."""
     return (batch for batch, _ in dataset)

@@ -54,7 +54,7 @@ class SynchronousSteps(TrainingSteps):
         self._check_trace = check_trace
         self.input_s: float | None = 0.0
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
-        self._x_spec: Any = None
+        self._batch_spec: Any = None
         self._num_trained = 0
         self._traces: dict[Any, tuple[Any, Any]] = {}
         self._strategy = strategy
@@ -98,7 +98,7 @@ class SynchronousSteps(TrainingSteps):
         if self.steps.is_divided and adapter.num_steps is None:  # a step may find no data
             generators = [*list_seed_generators(self._model), *self.steps.generators]
             self._draws = [(g, g.state.numpy(), 0) for g in generators]
-            self._x_spec, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
+            self._batch_spec = adapter.batch_spec
         return self._give(adapter, adapter.read_train) or adapter.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
@@ -177,7 +177,7 @@ class SynchronousSteps(TrainingSteps):
         tf.function(lambda: self._strategy.run(count), autograph=False)()
         if not self._num_trained:  # a run that continued right at the end of its first epoch
             generators = list_seed_generators(self._model)
-            counts = count_draws(self._model, generators, self._x_spec)
+            counts = count_draws(self._model, generators, self._batch_spec)
             self._draws = [
                 (generator, generator.state.numpy(), np.array([0, count], "i8"))
                 for generator, count in zip(generators, counts, strict=True)

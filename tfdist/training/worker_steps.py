@@ -13,10 +13,11 @@ from tfdist.placement.tables import Tables, add_lookups, check_unused, clip_rows
 from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.gradient import compute_loss
 from tfdist.training.gradient_slots import GradientSlots
-from tfdist.training.randomness import RowDraws, list_seed_generators
+from tfdist.training.randomness import RowDraws
 from tfdist.training.shards import Shard, make_shards
 
 Read = Callable[[tf.Tensor, Any], Any]
+Values = list[tuple[keras.Variable, tf.Tensor]]
 
 
 class WorkerSteps:
@@ -28,6 +29,7 @@ class WorkerSteps:
       counted: the variables of the metrics.
       slots: the slots of the gradients.
       tables: the divided tables.
+      generators: the generators whose states a step is given.
       check_trace: checks the graph of a training step.
       fused_layers: whether Keras's layers are computed by fused kernels.
 
@@ -48,6 +50,7 @@ class WorkerSteps:
         counted: Sequence[keras.Variable],
         slots: GradientSlots,
         tables: Tables,
+        generators: Sequence[keras.random.SeedGenerator],
         check_trace: Callable[[Any], None],
         fused_layers: bool,
     ):
@@ -58,7 +61,7 @@ class WorkerSteps:
         self._tables = tables
         self._check_trace = check_trace
         self._fusing = fusing_layers(fused_layers)
-        self._generators = list_seed_generators(model)
+        self._generators = generators
         self._trainable = list(model.trainable_variables)
         known = {id(v) for v in [*model.metrics_variables, *self._trainable, *tables.variables]}
         self._others = [v for v in model.variables if id(v) not in known]
@@ -76,26 +79,27 @@ class WorkerSteps:
                 self.version = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.version.assign(step)
 
-    def make_compute(
-        self,
-        read: Callable[[tf.Tensor, Any], Any],
-        read_seeds: Callable[[tf.Tensor], dict[int, tf.Tensor]],
-    ) -> Any:
-        """Returns the function that a worker runs at a training step."""
+    def make_compute(self, read: Read) -> Any:
+        """Returns the function that a worker runs at a training step.
+
+        Like those of the other kinds, it is given the state of each generator before the step.
+        """
         model = self._model
         counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
         @self._fusing
         def compute(
-            step: tf.Tensor, ticket: tf.Tensor, slots: list[tf.Tensor], batch: Any
+            step: tf.Tensor,
+            seeds: list[tf.Tensor],
+            ticket: tf.Tensor,
+            slots: list[tf.Tensor],
+            batch: Any,
         ) -> dict[str, Any]:
             batch = read(step, batch)
             version = self.version.read_value()
             with tf.control_dependencies([version]):
-                mapping = self._read_weights()
-            seeds = read_seeds(step)
-            mapping = [(variable, seeds.get(id(variable), value)) for variable, value in mapping]
+                mapping = self._read_weights(seeds)
             stand_ins = self._tables.make_stand_ins()
             mapping += stand_ins
             values = {id(variable): value for variable, value in mapping}
@@ -157,46 +161,71 @@ class WorkerSteps:
 
         return compute
 
-    def make_evaluate(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
+    def make_evaluate(self, read: Read) -> Any:
         """Returns the function that a worker runs at a step of an evaluation."""
         counted = self.counted
 
         @tf.function(autograph=False, reduce_retracing=True)
         @self._fusing
-        def evaluate(step: tf.Tensor, batch: Any) -> list[tf.Tensor]:
+        def evaluate(step: tf.Tensor, seeds: list[tf.Tensor], batch: Any) -> list[tf.Tensor]:
             batch = read(step, batch)
-            mapping = [*self._read_weights(), *_make_zeros(counted)]
+            weights = self._read_weights(seeds)
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
                 self._tables.looking_up(),
-                keras.StatelessScope(mapping, collect_losses=True) as scope,
+                self._without_updates(weights, _make_zeros(counted)) as scope,
             ):
                 self._model.test_step(batch)
             return [shard.join(_get_counts(scope, shard)) for shard in counted]
 
         return evaluate
 
-    def make_predict(self, read: Callable[[tf.Tensor, Any], Any]) -> Any:
+    def make_predict(self, read: Read) -> Any:
         """Returns the function that a worker runs at a step of a prediction."""
 
         @tf.function(autograph=False, reduce_retracing=True)
         @self._fusing
-        def predict(step: tf.Tensor, batch: Any) -> Any:
+        def predict(step: tf.Tensor, seeds: list[tf.Tensor], batch: Any) -> Any:
             batch = read(step, batch)
+            weights = self._read_weights(seeds)
             with (
                 tf.distribute.ReplicaContext(self._strategy, 0),
                 self._tables.looking_up(),
-                keras.StatelessScope(self._read_weights()),
+                self._without_updates(weights),
             ):
                 return self._model.predict_step(batch)
 
         return predict
 
-    def _read_weights(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        return [pair for shard in self._weights for pair in shard.read()]
+    def _read_weights(self, seeds: Sequence[tf.Tensor]) -> Values:
+        states = {id(g.state): seed for g, seed in zip(self._generators, seeds, strict=True)}
+        pairs = [pair for shard in self._weights for pair in shard.read()]
+        return [(variable, states.get(id(variable), value)) for variable, value in pairs]
+
+    @contextlib.contextmanager
+    def _without_updates(
+        self, weights: Values, others: Sequence[Any] = ()
+    ) -> Iterator[keras.StatelessScope]:
+        """Opens a scope with these values, for a step that must leave the weights as they are.
+
+        Raises:
+          TfdistError: it changes one of them; the chief only counts draws from generators.
+        """
+        with (
+            _refusing_draws(but=self._generators),
+            keras.StatelessScope([*weights, *others], collect_losses=True) as scope,
+        ):
+            yield scope
+        generated = {id(generator.state) for generator in self._generators}
+        for variable, value in weights:
+            if id(variable) not in generated and scope.get_current_value(variable) is not value:
+                raise TfdistError(
+                    f"Cannot evaluate or predict under ParameterServerStrategy: a layer assigns "
+                    f"{variable.path}, which a worker cannot do. Use another strategy."
+                )
 
 
-def _make_zeros(shards: Sequence[Shard]) -> list[tuple[keras.Variable, tf.Tensor]]:
+def _make_zeros(shards: Sequence[Shard]) -> Values:
     return [(v, tf.zeros(v.shape, v.dtype)) for shard in shards for v in shard.variables]
 
 
