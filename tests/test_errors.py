@@ -108,6 +108,8 @@ TRAIN = {
         "--base_filters=0",
         "--pretrained",
         "--scale=2,1",
+        "--stored_size=8,8",
+        "--stored_size=large",
         "--color=1.5",
         "--warmup_steps=-1",
         "--profile=12,10",

@@ -213,10 +213,11 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
     try:
         return tuple(kind(text) for kind, text in zip(kinds, value, strict=True))
     except ValueError as error:
-        example = f"--{item.name}={_to_text(item.default) or item.metadata['metavar']}"
+        default = _to_text(item.default)
+        example = f", for example --{item.name}={default}" if default else ""
         raise TfdistError(
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
-            f"Write {'numbers' if many else 'two numbers'}, for example {example}."
+            f"Write {'numbers' if many else 'two numbers'}{example}."
         ) from error
 
 
