@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import zoo
-from tests.training.programs import PROGRAMS, X, Y, build_lazily
+from tests.training.programs import PROGRAMS, DrawsAlways, X, Y, build_lazily, dense
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training import local
@@ -132,13 +132,12 @@ def check_evaluation(task):
 
 def check_single_batches(task):
     """Batches with examples for all workers, and with one example for all of them."""
-    x, y = zoo.EXAMPLES["dense"].data
-    trainer = make_trainer("dense", make_plain_sgd, task.strategy)
-    task.found["single batches"] = use_single_batches(trainer, x, y)
+    task.found["single batches"] = use_single_batches(task.strategy)
 
 
-def use_single_batches(model, x, y):
-    found = []
+def use_single_batches(strategy):
+    x, y, found = X, Y, []
+    model = zoo.make_trainer(lambda: dense(between=DrawsAlways()), strategy=strategy)
     for rows in (8, 7, 1):
         found.append(model.train_on_batch(x[:rows], y[:rows], return_dict=True))
         found.append(model.test_on_batch(x[:rows], y[:rows], return_dict=True))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tests import zoo
 from tests.training import programs, tables, test_dataset_order
-from tests.training.programs import PROGRAMS
+from tests.training.programs import PROGRAMS, DrawsAlways
 from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
 from tfdist.replacing import replaced
@@ -240,22 +240,6 @@ def use_single_batches(strategy):
     functions = trainer.engine._steps._made.values()
     counts = [function.experimental_get_tracing_count() for function in functions]
     return {"expected": found[0], "found": found[1], "traces": counts}
-
-
-class DrawsAlways(keras.layers.Layer):
-    """Monte-Carlo dropout; it counts its calls if it is asked to."""
-
-    def __init__(self, *, counts=False):
-        super().__init__()
-        self.dropout, self.counts = keras.layers.Dropout(0.5, seed=3), counts
-
-    def build(self, shape):
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
-
-    def call(self, x):
-        if self.counts:
-            self.calls.assign_add(1.0)
-        return self.dropout(x, training=True)
 
 
 def draw_while_evaluating(strategy):

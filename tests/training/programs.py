@@ -54,6 +54,22 @@ def dense(optimizer=None, loss="mse", cls=keras.Model, last=None, between=None, 
     return model
 
 
+class DrawsAlways(keras.layers.Layer):
+    """Monte-Carlo dropout; it counts its calls if it is asked to."""
+
+    def __init__(self, *, counts=False):
+        super().__init__()
+        self.dropout, self.counts = keras.layers.Dropout(0.5, seed=3), counts
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x):
+        if self.counts:
+            self.calls.assign_add(1.0)
+        return self.dropout(x, training=True)
+
+
 class Smooth(keras.Model):
     """Adds the squared gradient of its outputs by its inputs to the loss."""
 

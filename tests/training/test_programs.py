@@ -13,7 +13,17 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training import programs
-from tests.training.programs import INDIVISIBLE, METRICS, OPTIMIZERS, PROGRAMS, SGD, X, Y, dense
+from tests.training.programs import (
+    INDIVISIBLE,
+    METRICS,
+    OPTIMIZERS,
+    PROGRAMS,
+    SGD,
+    DrawsAlways,
+    X,
+    Y,
+    dense,
+)
 from tfdist.errors import TfdistError
 from tfdist.training import inputs
 from tfdist.training.model_variables import hash_weights
@@ -579,6 +589,21 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
         )
 
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored-2", "mirrored-3", "central_storage-2"])
+def test_predictions_of_a_layer_that_always_draws(name):
+    def use(model):
+        found = [model.predict(X[:25], batch_size=8, verbose=0) for _ in range(2)]
+        model.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+        found += [model.predict_on_batch(X[:rows]) for rows in (7, 1)]
+        return [*found, model.evaluate(X, Y, batch_size=8, verbose=0)]
+
+    expected = use(dense(between=DrawsAlways()))
+    assert np.abs(expected[0] - expected[1]).max() > 0.1
+    trainer = tfdist.Trainer(lambda: dense(between=DrawsAlways()), strategy=zoo.STRATEGIES[name]())
+    for found, values in zip(use(trainer), expected, strict=True):
+        np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_loop": 2}])

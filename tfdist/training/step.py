@@ -30,6 +30,7 @@ from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.fused_update import fusing_updates
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
+from tfdist.training.predict_step import make_predict_step
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
@@ -170,39 +171,21 @@ class Steps:
         return self._compile(train_loop)
 
     def make_predict(self) -> Callable[[Any], list[tuple[Any, bool]]]:
-        """Returns a function: iterator -> each replica's outputs, and whether they are a copy.
+        """Returns the step of a prediction; see `make_predict_step`."""
+        return make_predict_step(
+            self._model,
+            self._strategy,
+            compile_step=self._compile,
+            placing=self._with_placement,
+            draws=self._division.draws if self._predicts_draws() else None,
+            is_apart=self._is_apart,
+            is_chief=self._is_chief,
+        )
 
-        The outputs have the model's structure.
-        """
-        structure: Any = None
-
-        def replica_step(data: Any, place: Any) -> list[tf.Tensor]:
-            nonlocal structure
-            structure = self._model.predict_step(data)
-            is_copy = tf.constant(False)
-            if self._strategy.num_replicas_in_sync > 1 or self._is_apart:
-                known = None if isinstance(place, tuple) else place
-                part = make_part(data, known, is_apart=self._is_apart)
-                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-                is_other = tf.logical_or(replica > 0, not self._is_chief)
-                is_copy = tf.logical_and(part.is_copy, is_other)
-            return [is_copy, *keras.tree.flatten(structure)]
-
-        def run(iterator: Any) -> list[tuple[Any, ...]]:
-            with self._with_placement():
-                values = self._strategy.run(replica_step, args=take_next(self._strategy, iterator))
-            return [self._strategy.experimental_local_results(value) for value in values]
-
-        compiled = self._compile(run)
-
-        def predict_step(iterator: Any) -> list[tuple[Any, bool]]:
-            copies, *leaves = compiled(iterator)
-            return [
-                (keras.tree.pack_sequence_as(structure, outputs), bool(is_copy))
-                for is_copy, *outputs in zip(copies, *leaves, strict=True)
-            ]
-
-        return predict_step
+    def _predicts_draws(self) -> bool:
+        """Returns whether a prediction draws the numbers that belong to its examples."""
+        is_divided = self._strategy.num_replicas_in_sync > 1 or self._is_apart
+        return is_divided and not self._is_compiled and bool(list_seed_generators(self._model))
 
     def show(self, kind: str, *, is_plain: bool = False) -> Any:
         """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
@@ -234,14 +217,17 @@ class Steps:
         return self._compile(run)
 
     def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+        draws_rows = self._predicts_draws()
+
         def predict(data: Any, bounds: Any) -> list[tf.Tensor]:
             data, place = _take(data, bounds)
             part = make_part(data, None if isinstance(place, tuple) else place)
-            with self._division.of(part, draws_rows=False):
+            with self._division.of(part, draws_rows=draws_rows):
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
                 return [self._division.gather(t) for t in leaves if t.dtype != tf.string]
 
-        with self._with_placement():
+        drawing = self._division.draws.intercept() if draws_rows else contextlib.nullcontext()
+        with self._with_placement(), drawing:
             found = self._strategy.run(predict, args=(data, bounds))
         local = self._strategy.experimental_local_results
         return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []

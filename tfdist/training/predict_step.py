@@ -1,0 +1,70 @@
+"""The step of a prediction: each replica computes the outputs for its examples."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.data_adapter import take_next
+from tfdist.training.part import make_part
+from tfdist.training.randomness import RowDraws, Rows, hide_rows
+
+
+def make_predict_step(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    *,
+    compile_step: Callable[[Any], Any],
+    placing: Callable[[], contextlib.AbstractContextManager[None]],
+    draws: RowDraws | None,
+    is_apart: bool,
+    is_chief: bool,
+) -> Callable[[Any], list[tuple[Any, bool]]]:
+    """Returns a function: iterator -> each replica's outputs, and whether they are a copy.
+
+    The outputs have the model's structure.
+
+    Args:
+      model: a built model.
+      strategy: the strategy it was built under.
+      compile_step: compiles a function.
+      placing: opens the context in which the model is computed.
+      draws: decides what the model draws; None to draw as Keras does.
+      is_apart, is_chief: see `Steps`.
+    """
+    structure: Any = None
+    is_divided = strategy.num_replicas_in_sync > 1 or is_apart
+
+    def replica_step(data: Any, place: Any) -> list[tf.Tensor]:
+        nonlocal structure
+        is_copy = tf.constant(False)
+        drawing: Any = contextlib.nullcontext()
+        if is_divided:
+            known = None if isinstance(place, tuple) else place
+            part = make_part(data, known, is_apart=is_apart)
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            is_copy = tf.logical_and(part.is_copy, tf.logical_or(replica > 0, not is_chief))
+            if draws is not None:
+                drawing, data = draws.of(Rows(part.first, part.rows)), hide_rows(data)
+        with drawing:
+            structure = outputs = model.predict_step(data)
+        # To count draws, replicas take turns: `structure` may be another one's by now.
+        return [is_copy, *keras.tree.flatten(outputs)]
+
+    def run(iterator: Any) -> list[tuple[Any, ...]]:
+        with placing(), draws.intercept() if draws else contextlib.nullcontext():
+            values = strategy.run(replica_step, args=take_next(strategy, iterator))
+        return [strategy.experimental_local_results(value) for value in values]
+
+    compiled = compile_step(run)
+
+    def predict_step(iterator: Any) -> list[tuple[Any, bool]]:
+        copies, *leaves = compiled(iterator)
+        return [
+            (keras.tree.pack_sequence_as(structure, outputs), bool(is_copy))
+            for is_copy, *outputs in zip(copies, *leaves, strict=True)
+        ]
+
+    return predict_step
