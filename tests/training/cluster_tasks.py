@@ -136,12 +136,12 @@ def check_single_batches(task):
 
 
 def use_single_batches(strategy):
-    x, y, found = X, Y, []
+    found = []
     model = zoo.make_trainer(lambda: dense(between=DrawsAlways()), strategy=strategy)
     for rows in (8, 7, 1):
-        found.append(model.train_on_batch(x[:rows], y[:rows], return_dict=True))
-        found.append(model.test_on_batch(x[:rows], y[:rows], return_dict=True))
-        found.append({"outputs": np.asarray(model.predict_on_batch(x[:rows])).tolist()})
+        found.append(model.train_on_batch(X[:rows], Y[:rows], return_dict=True))
+        found.append(model.test_on_batch(X[:rows], Y[:rows], return_dict=True))
+        found.append({"outputs": np.asarray(model.predict_on_batch(X[:rows])).tolist()})
     return found
 
 

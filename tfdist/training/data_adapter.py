@@ -87,6 +87,15 @@ class DataAdapter:
     with_places: bool = True
     _opened: list[int] = field(default_factory=list)
 
+    def read_single(self, *, of_training: bool) -> Any:
+        """Returns the batch of one of Keras's methods for single batches, without a dataset.
+
+        To make a dataset takes far longer than a small step. Returns None if only a dataset can
+        provide the batch, or if there are several.
+        """
+        read = self.read_train if of_training else self.read_eval
+        return read(tf.zeros([], tf.int64)) if self.is_single and read else None
+
     def iterate_train(
         self, strategy: tf.distribute.Strategy, *, start_step: int, place: Place = lambda c: c
     ) -> Any:

@@ -36,6 +36,7 @@ def make_predict_step(
     """
     structure: Any = None
     is_divided = strategy.num_replicas_in_sync > 1 or is_apart
+    draws = draws if is_divided else None
 
     def replica_step(data: Any, place: Any) -> list[tf.Tensor]:
         nonlocal structure
@@ -46,7 +47,7 @@ def make_predict_step(
             part = make_part(data, known, is_apart=is_apart)
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             is_copy = tf.logical_and(part.is_copy, tf.logical_or(replica > 0, not is_chief))
-            if draws is not None:
+            if draws:
                 drawing, data = draws.of(Rows(part.first, part.rows)), hide_rows(data)
         with drawing:
             structure = outputs = model.predict_step(data)

@@ -66,15 +66,17 @@ def _count_bytes(tensor: tf.Tensor) -> int:
 
 def iterate_eval(adapter: DataAdapter) -> Iterator[Any]:
     """Yields the global batches of an evaluation, in this process."""
-    if adapter.is_single and adapter.read_eval:
-        return iter([adapter.read_eval(tf.zeros([], tf.int64))])
+    single = adapter.read_single(of_training=False)
+    if single is not None:
+        return iter([single])
     return _iterate(adapter.make_eval(tf.distribute.InputContext()))
 
 
 def iterate_train(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
     """Yields the global batches from `start_step` on, in this process."""
-    if adapter.is_single and adapter.read_train:
-        return iter([adapter.read_train(tf.zeros([], tf.int64))])
+    single = adapter.read_single(of_training=True)
+    if single is not None:
+        return iter([single])
     if adapter.begins_anew and adapter.num_steps is None:
         return _Passes(adapter, start_step)
     return _read_passes(adapter, start_step, total_steps)

@@ -183,9 +183,8 @@ class Steps:
         )
 
     def _predicts_draws(self) -> bool:
-        """Returns whether a prediction draws the numbers that belong to its examples."""
-        is_divided = self._strategy.num_replicas_in_sync > 1 or self._is_apart
-        return is_divided and not self._is_compiled and bool(list_seed_generators(self._model))
+        """Returns whether the replicas of a prediction draw the numbers of their examples."""
+        return not self._is_compiled and bool(list_seed_generators(self._model))
 
     def show(self, kind: str, *, is_plain: bool = False) -> Any:
         """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.

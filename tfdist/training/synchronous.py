@@ -99,12 +99,12 @@ class SynchronousSteps(TrainingSteps):
             generators = [*list_seed_generators(self._model), *self.steps.generators]
             self._draws = [(g, g.state.numpy(), 0) for g in generators]
             self._batch_spec = adapter.batch_spec
-        return self._give(adapter, adapter.read_train) or adapter.iterate_train(
+        return self._give(adapter, of_training=True) or adapter.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
-        return self._give(adapter, adapter.read_eval) or adapter.iterate_eval(
+        return self._give(adapter, of_training=False) or adapter.iterate_eval(
             self._strategy, self._workers.place_input
         )
 
@@ -213,18 +213,21 @@ class SynchronousSteps(TrainingSteps):
     def reset_metrics(self) -> None:
         self.steps.reset_metrics()
 
-    def _give(self, adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None) -> Given | None:
-        """Returns a single batch without a dataset: to make one would take far longer than a step.
+    def _give(self, adapter: DataAdapter, *, of_training: bool) -> Given | None:
+        """Returns a single batch without a dataset; None where there must be one.
 
-        A user's own functions take iterators, though.
+        A user's own functions take iterators.
         """
-        if not (adapter.is_single and adapter.with_places and read and can_give(self._strategy)):
+        if not (adapter.with_places and can_give(self._strategy)):
+            return None
+        batch = adapter.read_single(of_training=of_training)
+        if batch is None:
             return None
         workers = self._workers
         each = workers.num_replicas // workers.count
         first = workers.index * each
         return give_parts(
-            read(tf.zeros([], tf.int64)),
+            batch,
             num_replicas=workers.num_replicas,
             replicas=range(first, first + each),
         )

@@ -1,7 +1,7 @@
 """The steps of workers with parameter servers: gradients, metrics and outputs."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -128,12 +128,7 @@ class WorkerSteps:
                 add_lookups(v, lookups, by_rows) if find_divided(v) else gradient
                 for v, gradient in zip(self._trainable, gradients, strict=True)
             ]
-            for variable, weight in zip(self._trainable, weights, strict=True):
-                if scope.get_current_value(variable) is not weight:
-                    raise TfdistError(
-                        f"Cannot train under ParameterServerStrategy: a layer assigns its own "
-                        f"weight {variable.path}, which a worker cannot do. Use another strategy."
-                    )
+            _refuse_updates("train", scope, zip(self._trainable, weights, strict=True))
             self.with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
             # Slices of the same row are not added, as in Keras: an optimizer squares each one.
             clipped = clip_rows(
@@ -217,12 +212,20 @@ class WorkerSteps:
         ):
             yield scope
         generated = {id(generator.state) for generator in self._generators}
-        for variable, value in weights:
-            if id(variable) not in generated and scope.get_current_value(variable) is not value:
-                raise TfdistError(
-                    f"Cannot evaluate or predict under ParameterServerStrategy: a layer assigns "
-                    f"{variable.path}, which a worker cannot do. Use another strategy."
-                )
+        kept = [pair for pair in weights if id(pair[0]) not in generated]
+        _refuse_updates("evaluate or predict", scope, kept)
+
+
+def _refuse_updates(
+    action: str, scope: keras.StatelessScope, weights: Iterable[tuple[keras.Variable, tf.Tensor]]
+) -> None:
+    """Refuses a step that changes weights that had given values."""
+    for variable, value in weights:
+        if scope.get_current_value(variable) is not value:
+            raise TfdistError(
+                f"Cannot {action} under ParameterServerStrategy: a layer assigns its own weight "
+                f"{variable.path}, which a worker cannot do. Use another strategy."
+            )
 
 
 def _make_zeros(shards: Sequence[Shard]) -> Values:

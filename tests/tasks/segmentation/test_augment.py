@@ -12,7 +12,11 @@ FULL = Augmentation(flip=True, scale=(0.5, 2.0), color=0.4, ignore_label=255)
 
 @pytest.fixture(scope="module")
 def batch():
-    images, masks = make_shapes("train", (24, 40), 8).load_batch(tf.range(8, dtype=tf.int64))
+    return make_batch((24, 40))
+
+
+def make_batch(size):
+    images, masks = make_shapes("train", size, 8).load_batch(tf.range(8, dtype=tf.int64))
     seeds = tf.stack([tf.fill([8], tf.constant(7, tf.int64)), tf.range(8, dtype=tf.int64)], 1)
     return images, masks, seeds
 
@@ -126,9 +130,7 @@ def test_hash_is_uniform_and_each_row_its_own():
 
 @pytest.fixture(scope="module")
 def large():
-    images, masks = make_shapes("train", (48, 80), 8).load_batch(tf.range(8, dtype=tf.int64))
-    seeds = tf.stack([tf.fill([8], tf.constant(7, tf.int64)), tf.range(8, dtype=tf.int64)], 1)
-    return images, masks, seeds
+    return make_batch((48, 80))
 
 
 def test_larger_examples_without_a_zoom_are_reduced_to_means(large):

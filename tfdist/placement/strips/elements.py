@@ -87,18 +87,21 @@ def _draw(
     neutral.set_shape([None, height, width, first.shape[3]])
     (noise,) = run.call(operation, [neutral], device=None)
     noises = [noise[:, low:high, left:right] for (low, high), (left, right) in image.areas]
-    return [map_parts(run, image, lambda x, noise: combine(x, noise), noises)]
+    return [map_parts(run, image, combine, own=noises)]
 
 
 def map_parts(
     run: "Pass",
     image: StripedImage,
     function: Callable[..., tf.Tensor],
-    own: Values,
     *shared: tf.Tensor,
+    own: Values | None = None,
 ) -> StripedImage:
-    """Returns a function of each part, of one further tensor each and of some for all."""
+    """Returns a function of each part, of one further tensor each, if any, and of some for all."""
+    each = [[part] for part in image.parts]
+    if own is not None:
+        each = [[part, further] for part, further in zip(image.parts, own, strict=True)]
     parts = []
-    for device, part, further in zip(run.devices, image.parts, own, strict=True):
-        parts += run.cells.run(device, lambda *x: [function(*x)], [part, further, *shared])
+    for device, tensors in zip(run.devices, each, strict=True):
+        parts += run.cells.run(device, lambda *x: [function(*x)], [*tensors, *shared])
     return StripedImage(tuple(parts), image.bounds)

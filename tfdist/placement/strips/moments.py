@@ -76,10 +76,7 @@ def _cast(run: "Pass", image: StripedImage, dtype: str) -> StripedImage:
     """Returns an image in the dtype in which its layer computes, as Keras gives it to the layer."""
     if image.parts[0].dtype == dtype:
         return image
-    parts = []
-    for device, part in zip(run.devices, image.parts, strict=True):
-        parts += run.cells.run(device, lambda x: [tf.cast(x, dtype)], [part])
-    return StripedImage(tuple(parts), image.bounds)
+    return map_parts(run, image, lambda x: tf.cast(x, dtype))
 
 
 def _measure(
@@ -124,7 +121,7 @@ def _normalize(
         y = normalize(x, gamma, beta, mean, variance, layer.epsilon)
         return tf.cast(y, layer.compute_dtype)
 
-    return map_parts(run, image, compute, [mean] * len(image.parts), variance, *weights)
+    return map_parts(run, image, compute, mean, variance, *weights)
 
 
 def _normalize_plainly(
