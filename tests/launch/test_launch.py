@@ -411,8 +411,8 @@ def ctrl_c():
 @pytest.mark.usefixtures("ctrl_c")
 def test_the_library_passes_a_keyboard_interrupt_on(script, path_with_spaces):
     command = script("""
-        (here / "ready").touch()
         try:
+            (here / "ready").touch()
             time.sleep(60)
         except KeyboardInterrupt:
             (here / "stopped").touch()
