@@ -63,6 +63,7 @@ TRAIN = {
         "--micro_batches=0",
         "--steps_per_loop=0",
         "--learning_rate=-1",
+        "--ema_momentum=1",
         "--keep_checkpoints=0",
         "--grace_period_s=-1",
         "--log_every=-1",

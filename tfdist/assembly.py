@@ -9,6 +9,7 @@ import keras
 from tfdist import devices
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
+from tfdist.training.averaging import average_statistics
 from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.options import TrainingOptions
@@ -53,6 +54,7 @@ def make_build_model(
         model = task.build_model(info, seed=training.seed)
         if initial is not None:
             initial.give_to(model)
+        average_statistics(model, training)
         task.compile_model(model, make_optimizer(training, total_steps=total_steps), info)
         return model
 

@@ -28,12 +28,12 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
       default: the default; its type, or the field's annotation, is the flag's type.
       help_text: the text for `--help`, units included.
       **metadata: `choices`, the valid values, and with `is_open` also `package.module:NAME`;
-        `minimum`, the lowest valid value; `above`, a limit that values must exceed (these three
-        apply to each member of a list); `auto`, the whole number that the word auto stands for;
-        `metavar`, the form of the value, one of `_PATHS` for a path; `result=False` if the option
-        does not affect the result, so that it may change when a run is continued; `alike=True` if
-        all workers must nevertheless agree on it; `grows=True` if it may grow when a finished run
-        is continued.
+        `minimum`, the lowest valid value; `above` and `below`, limits that values must not reach
+        (these four apply to each member of a list); `auto`, the whole number that the word auto
+        stands for; `metavar`, the form of the value, one of `_PATHS` for a path; `result=False` if
+        the option does not affect the result, so that it may change when a run is continued;
+        `alike=True` if all workers must nevertheless agree on it; `grows=True` if it may grow when
+        a finished run is continued.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 
@@ -168,7 +168,8 @@ def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metada
 
 def _check_value(item: dataclasses.Field, value: Any) -> None:
     limits = item.metadata
-    choices, minimum, above = (limits.get(key) for key in ("choices", "minimum", "above"))
+    choices, minimum = limits.get("choices"), limits.get("minimum")
+    above, below = limits.get("above"), limits.get("below")
     auto = limits.get("auto")
     for part in value if isinstance(value, tuple) else (value,):
         if choices and part not in choices and not (limits.get("is_open") and ":" in part):
@@ -179,3 +180,5 @@ def _check_value(item: dataclasses.Field, value: Any) -> None:
             raise TfdistError(f"`{item.name}={part}` is too small: give {minimum} or more.")
         if above is not None and not part > above:
             raise TfdistError(f"`{item.name}={part}` is too small: give more than {above}.")
+        if below is not None and not part < below:
+            raise TfdistError(f"`{item.name}={part}` is too large: give less than {below}.")

@@ -43,3 +43,9 @@ def test_builds_keras_optimizers(name, kind):
         make_optimizer(TrainingOptions(optimizer=name, clip_norm=0), total_steps=10).global_clipnorm
         is None
     )
+
+
+def test_averages_the_weights_if_told_to():
+    assert not make_optimizer(TrainingOptions(), total_steps=10).use_ema
+    optimizer = make_optimizer(TrainingOptions(ema_momentum=0.9), total_steps=10)
+    assert (optimizer.use_ema, optimizer.ema_momentum) == (True, 0.9)

@@ -27,6 +27,7 @@ from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.sources import SourceData
 from tfdist.training import callbacks
+from tfdist.training.averaging import make_averaging
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.display import make_display
 from tfdist.training.initial_weights import InitialWeights
@@ -152,7 +153,11 @@ class TrainingRun:
             epochs=training.epochs,
             max_steps=training.max_steps,
             augmentation=self._augmentation,
-            callbacks=[self._samples, *(self._make_callbacks() if trainer.is_chief else [])],
+            callbacks=[
+                *make_averaging(training),
+                self._samples,
+                *(self._make_callbacks() if trainer.is_chief else []),
+            ],
             checkpoint_every=checkpoint_every,
             checkpoint_every_s=checkpoint_every_s,
             verbose=verbose,

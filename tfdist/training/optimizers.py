@@ -1,7 +1,7 @@
 """The options of optimizers and learning-rate schedules, and what they build."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist.options import OptionGroup, option
 
@@ -23,6 +23,13 @@ class OptimizerOptions(OptionGroup):
     momentum: float = option(0.9, "sgd: momentum", minimum=0)
     clip_norm: float = option(
         1.0, "clip the gradient of the global batch to this norm; 0 for no clipping", minimum=0
+    )
+    ema_momentum: float = option(
+        0.0,
+        "evaluate and save an exponential moving average of the weights; its momentum, such as "
+        "0.99",
+        minimum=0,
+        below=1,
     )
 
 
@@ -54,15 +61,18 @@ def make_optimizer(options: OptimizerOptions, *, total_steps: int) -> "keras.opt
     """Builds the optimizer; clipping acts on the global batch's gradient.
 
     Args:
-      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay` and those of `make_schedule`.
+      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay`, `ema_momentum` and those of
+        `make_schedule`.
       total_steps: the steps of the run.
     """
     import keras
 
     learning_rate = make_schedule(options, total_steps=total_steps)
-    clip = {"global_clipnorm": options.clip_norm} if options.clip_norm else {}
+    more: dict[str, Any] = {"global_clipnorm": options.clip_norm or None}
+    if options.ema_momentum:
+        more |= {"use_ema": True, "ema_momentum": options.ema_momentum}
     if options.optimizer == "sgd":
-        return keras.optimizers.SGD(learning_rate, momentum=options.momentum, **clip)
+        return keras.optimizers.SGD(learning_rate, momentum=options.momentum, **more)
     if options.optimizer == "adamw":
-        return keras.optimizers.AdamW(learning_rate, weight_decay=options.weight_decay, **clip)
-    return keras.optimizers.Adam(learning_rate, **clip)
+        return keras.optimizers.AdamW(learning_rate, weight_decay=options.weight_decay, **more)
+    return keras.optimizers.Adam(learning_rate, **more)
