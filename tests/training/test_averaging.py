@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import zoo
+from tfdist.placement import Layers, Shards, Strips
 from tfdist.training.averaging import average_statistics, make_averaging
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.options import TrainingOptions
@@ -51,9 +53,18 @@ def expected():
     return fit(model), model.get_weights()
 
 
-@pytest.mark.parametrize("name", zoo.STRATEGIES)
+CASES = {name: (make, None) for name, make in zoo.STRATEGIES.items()} | {
+    "layers": (zoo.STRATEGIES["one_device"], Layers(devices=2)),
+    "shards": (zoo.STRATEGIES["one_device"], Shards(devices=2)),
+    "mirrored shards": (lambda: tf.distribute.MirroredStrategy(["CPU:0"]), Shards(devices=3)),
+    "strips": (zoo.STRATEGIES["one_device"], Strips(devices=2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_ends_where_keras_ends(name, expected):
-    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES[name]())
+    make_strategy, placement = CASES[name]
+    trainer = zoo.make_trainer(build, strategy=make_strategy(), placement=placement)
     history = fit(trainer)
     for key, values in expected[0].items():
         np.testing.assert_allclose(history[key], values, rtol=1e-4, atol=1e-5, err_msg=key)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.training.averaging import exchange_divided
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
@@ -37,6 +38,7 @@ def make_callbacks(
       history: the history, called last if it is not among the user's, to see what they log.
     """
     chosen = list_callbacks(callbacks)
+    exchange_divided(chosen)
     if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in chosen):
         chosen.append(keras.callbacks.ProgbarLogger())
     if history is not None and not any(c is history for c in chosen):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.agreement import agree, check_data
+from tfdist.training.averaging import finalize_weights
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
@@ -187,14 +188,10 @@ class FitLoop:
         return epoch * self._schedule.steps_per_epoch
 
     def _finalize(self) -> None:
-        """Replaces the weights by their moving average if the optimizer has one, as Keras does.
-
-        Does nothing after a stop, because the next run continues from the weights themselves.
-        """
+        """Finalizes the weights, but not after a stop: the next run continues from the weights."""
         optimizer = self._model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer) and not self._progress.was_stopped:
-            with self._model.distribute_strategy.scope():
-                optimizer.finalize_variable_values(self._model.trainable_weights)
+            finalize_weights(self._model, optimizer)
 
     def _begin(self, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or else from the trainer's current state."""
