@@ -59,7 +59,7 @@ def test_flags_that_are_given_win_over_the_preset(name, path_with_spaces):
     path = path_with_spaces / "flags"
     path.write_text(f"--preset={name}\n")
     options = parse_flags(TrainOptions, ["--epochs=3", f"--flagfile={path}", "--nopretrained"])
-    expected = {"camvid": (368, 480), "oxford_pets": (128, 128)}[name]
+    expected = {"camvid": (368, 480), "camvid_small": (128, 160), "oxford_pets": (128, 128)}[name]
     assert options.task.image_size == expected
     assert options.training.epochs == 3
     assert options.task.pretrained is False
