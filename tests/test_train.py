@@ -140,6 +140,19 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
     assert steps == list(range(5, 85, 5))
 
 
+def test_the_average_of_the_weights_is_evaluated_and_saved(tmp_path):
+    for name, flags in {"average": ["--ema_momentum=0.8"], "plain": []}.items():
+        assert train(*SMALL, *TWO_CPUS, "--quiet", *flags, f"--run_dir={tmp_path / name}") == 0
+    found, plain = (tmp_path / name for name in ("average", "plain"))
+    lines = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((found / "summary.json").read_text())
+    (best,) = [line for line in lines if line["step"] == summary["best_step"]]
+    assert summary["val_loss"] == pytest.approx(best["val_loss"], rel=1e-5)
+    model, other = (keras.saving.load_model(run / "model.keras") for run in (found, plain))
+    assert {x.momentum for x in model.layers if hasattr(x, "moving_mean")} == {0.8}
+    assert not np.array_equal(model.trainable_weights[0], other.trainable_weights[0])
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run: its directory, and the last line that it printed."""
