@@ -1,6 +1,7 @@
 """Counts the memory of each device when a model is divided, from the allocations of a step.
 
-    python -m benchmarks.memory_by_device [--image_size=128] [--base_filters=32] [--batch=16]
+    python -m benchmarks.memory_by_device [--image_size=128] [--base_filters=32] [--batch=16] \\
+        [--limit_mib=0]
 
 Trains the U-Net on one device, and by layers, shards and strips on two virtual devices, each in
 its own process. Virtual devices share an allocator, so TensorFlow knows only their sum. But its
@@ -8,11 +9,16 @@ profiler records every allocation from 256 KiB on with the operation that made i
 partitioned graph says on which device that operation runs. A tensor that is sent to another device
 is counted on both, from when it was made until it is freed, but not weights, which strips read on
 each device. Prints a Markdown table.
+
+With a limit for each device, TensorFlow's allocator refuses what exceeds the sum over the devices
+that take part, and the count shows whether one device alone exceeds its own. Some kernels for CPUs
+crash when the allocator refuses.
 """
 
 import argparse
 import collections
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -42,6 +48,7 @@ def main() -> int:
     parser.add_argument("--image_size", type=int, default=128, help="height and width in pixels")
     parser.add_argument("--base_filters", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--limit_mib", type=int, default=0, help="of each device; 0 for none")
     flags = parser.parse_args()
     command = [sys.executable, "-m", "benchmarks.memory_by_device", "measure"]
     print("| placement | variables, MiB | most in a step, MiB | both, of one device's |")
@@ -49,15 +56,19 @@ def main() -> int:
     whole = None
     for setup in SETUPS:
         found = run_task({"setup": setup, **vars(flags)}, command, timeout_s=TIMEOUT_S)
+        if "error" in found and flags.limit_mib:
+            print(f"| {setup} | does not fit | | |", flush=True)
+            print(f"{setup}: {found['error']}", file=sys.stderr)
+            continue
         if "error" in found:
             raise SystemExit(f"{setup}: {found['error']}")
         totals = [sum(pair) for pair in zip(found["variables"], found["step"], strict=True)]
-        whole = whole or totals[0]
+        whole = whole or (totals[0] if setup == "none" else None)
         cells = [
             ", ".join(f"{number / 2**20:.1f}" for number in found[key] if number)
             for key in ("variables", "step")
         ]
-        shares = ", ".join(f"{total / whole:.2f}" for total in totals if total)
+        shares = ", ".join(f"{total / whole:.2f}" for total in totals if total) if whole else ""
         print(f"| {setup} | {' | '.join(cells)} | {shares} |", flush=True)
     return 0
 
@@ -65,6 +76,10 @@ def main() -> int:
 def measure(directory: str) -> int:
     """Measures the setup that `task.json` names."""
     task = json.loads((pathlib.Path(directory) / "task.json").read_text())
+    num_devices = 1 if task["setup"] == "none" else NUM_DEVICES
+    if task["limit_mib"]:
+        os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
+        os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(task["limit_mib"] * num_devices)
     start_tensorflow_quietly()
     import tensorflow as tf
     from tensorflow.python.eager import context
@@ -105,6 +120,9 @@ def measure(directory: str) -> int:
         for part in getattr(value, "parts", [value]):
             variables[_get_device(part.device)] += part.dtype.size * part.shape.num_elements()
     found = {"variables": variables, "step": count_peaks(allocations, graphs)}
+    most = max(map(sum, zip(*found.values(), strict=True))) / 2**20
+    if 0 < task["limit_mib"] < most:
+        raise SystemExit(f"a device holds {most:.1f} MiB, more than its limit")
     (pathlib.Path(directory) / "result.json").write_text(json.dumps(found))
     return 0
 
