@@ -39,6 +39,7 @@ COMMANDS = (
     DoctorOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
+OF_BENCHMARKS = {"batch", "limit_mib"}
 OF_OTHER_TOOLS = {
     "tf_xla_auto_jit",
     "build",
@@ -62,7 +63,7 @@ def _list_flags() -> set[str]:
         for group in options.list_groups().values()
         for field in group.__dataclass_fields__
     }
-    return ours | OF_OTHER_TOOLS | OF_A_TASK_OF_THE_READERS
+    return ours | OF_BENCHMARKS | OF_OTHER_TOOLS | OF_A_TASK_OF_THE_READERS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
