@@ -8,7 +8,7 @@ are from davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same le
 decay. Here the decay is decoupled from the gradient (AdamW), the learning rate follows a cosine
 instead of dropping at plateaus, and the augmentation is tfdist's. Add `--data_dir`.
 
-`camvid_small`: the same data at 128x160 in 25 minutes on two cores, found by trials; `docs/data.md`
+`camvid_small`: the same data at 128x160 in half an hour on two cores, found by trials; `docs/data.md`
 says what they reached. Add `--data_dir`.
 
 `oxford_pets`: a frozen MobileNetV2 with ImageNet weights under pix2pix's decoder, 128x128, Adam at
@@ -55,7 +55,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--weight_decay=0.05",
         "--ema_momentum=0.99",
         "--global_batch_size=8",
-        "--epochs=130",
+        "--epochs=135",
         "--loss=cross_entropy_dice",
     ),
     "oxford_pets": (
