@@ -8,8 +8,8 @@ are from davidtvs/PyTorch-ENet, args.py, which trains on CamVid with the same le
 decay. Here the decay is decoupled from the gradient (AdamW), the learning rate follows a cosine
 instead of dropping at plateaus, and the augmentation is tfdist's. Add `--data_dir`.
 
-`camvid_small`: the same data at 128x160 in half an hour on two cores, found by trials; `docs/data.md`
-says what they reached. Add `--data_dir`.
+`camvid_small`: the same data at 128x160 in half an hour on two cores, found by trials;
+`docs/data.md` says what they reached. Add `--data_dir`.
 
 `oxford_pets`: a frozen MobileNetV2 with ImageNet weights under pix2pix's decoder, 128x128, Adam at
 Keras's 1e-3 without a schedule, 20 epochs of batches of 64, mirroring as the only augmentation.
