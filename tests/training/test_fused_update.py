@@ -93,6 +93,17 @@ def test_one_device_is_keras_to_the_bit(name, kernels):
     assert not kernels
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_one_device_is_keras_to_the_bit_in_float64(name):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float64")
+    try:
+        for mine, other in zip(run(name), run_keras(name), strict=True):
+            np.testing.assert_array_equal(mine, other)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", DIVISIBLE)
 def test_the_kernel_of_gpus_is_equal(name, strategy, kernels, monkeypatch):

@@ -95,8 +95,9 @@ class _Factors(NamedTuple):
 
 def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.Tensor) -> _Factors:
     rate, number = tf.cast(learning_rate, dtype), tf.cast(step + 1, dtype)
+    # Keras's powers in float64 are those of the betas in float32.
     power_1, power_2 = (
-        tf.pow(tf.constant(beta, dtype), number) for beta in (optimizer.beta_1, optimizer.beta_2)
+        tf.pow(tf.cast(beta, dtype), number) for beta in (optimizer.beta_1, optimizer.beta_2)
     )
     return _Factors(
         rate * tf.sqrt(1 - power_2) / (1 - power_1),
