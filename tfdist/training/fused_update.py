@@ -47,13 +47,11 @@ def fusing_updates(*, is_compiled: bool) -> Iterator[None]:
         def update(variable: Any, gradient: Any, learning_rate: Any, step: tf.Tensor) -> None:
             is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
             if is_whole and _is_adam(optimizer):
-                if _needs_kernel(variable):
-                    _apply_kernel(optimizer, variable, gradient, learning_rate, step)
-                    return
                 key = (variable.device, variable.dtype)
                 if key not in factors:
                     factors[key] = _make_factors(optimizer, variable.dtype, learning_rate, step)
-                _apply_adam(optimizer, variable, gradient, factors[key])
+                apply = _apply_kernel if _needs_kernel(variable) else _apply_adam
+                apply(optimizer, variable, gradient, factors[key])
                 return
             with replaced(BaseOptimizer, "iterations", property(lambda _: step)):
                 optimizer.update_step(gradient, variable, learning_rate)
@@ -87,10 +85,10 @@ def _is_adam(optimizer: Any) -> bool:
 class _Factors(NamedTuple):
     """What Adam computes once for all weights of a device and dtype: scalars."""
 
+    rate: tf.Tensor
+    power_1: tf.Tensor
+    power_2: tf.Tensor
     alpha: tf.Tensor
-    rest_1: tf.Tensor
-    rest_2: tf.Tensor
-    epsilon: tf.Tensor
 
 
 def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.Tensor) -> _Factors:
@@ -99,12 +97,8 @@ def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.
     power_1, power_2 = (
         tf.pow(tf.cast(beta, dtype), number) for beta in (optimizer.beta_1, optimizer.beta_2)
     )
-    return _Factors(
-        rate * tf.sqrt(1 - power_2) / (1 - power_1),
-        tf.constant(1 - optimizer.beta_1, dtype),
-        tf.constant(1 - optimizer.beta_2, dtype),
-        tf.constant(optimizer.epsilon, dtype),
-    )
+    alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
+    return _Factors(rate, power_1, power_2, alpha)
 
 
 def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
@@ -112,27 +106,24 @@ def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Fa
     gradient = tf.cast(gradient, variable.dtype)
     place = optimizer._get_variable_index(variable)
     m, v = optimizer._momentums[place].value, optimizer._velocities[place].value
-    m.assign_add((gradient - m) * factors.rest_1)
-    v.assign_add((tf.square(gradient) - v) * factors.rest_2)
-    variable.assign_sub(m * factors.alpha / (tf.sqrt(v) + factors.epsilon))
+    m.assign_add((gradient - m) * (1 - optimizer.beta_1))
+    v.assign_add((tf.square(gradient) - v) * (1 - optimizer.beta_2))
+    variable.assign_sub(m * factors.alpha / (tf.sqrt(v) + optimizer.epsilon))
 
 
-def _apply_kernel(
-    optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: Any, step: tf.Tensor
-) -> None:
+def _apply_kernel(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
+    """Updates a weight by TensorFlow's kernel."""
     dtype = variable.dtype
     place = optimizer._get_variable_index(variable)
-    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
-    number = tf.cast(step + 1, dtype)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
         m=optimizer._momentums[place].value.handle,
         v=optimizer._velocities[place].value.handle,
-        beta1_power=tf.pow(beta_1, number),
-        beta2_power=tf.pow(beta_2, number),
-        lr=tf.cast(learning_rate, dtype),
-        beta1=beta_1,
-        beta2=beta_2,
+        beta1_power=factors.power_1,
+        beta2_power=factors.power_2,
+        lr=factors.rate,
+        beta1=tf.constant(optimizer.beta_1, dtype),
+        beta2=tf.constant(optimizer.beta_2, dtype),
         epsilon=tf.constant(optimizer.epsilon, dtype),
         grad=tf.cast(gradient, dtype),
     )
