@@ -52,10 +52,10 @@ PROGRAMS = {
 DIVISIBLE = [name for name in PROGRAMS if name != "accumulation"]  # by Keras, over replicas
 
 
-def run(name, strategy="one_device"):
+def run(name, strategy="one_device", **options):
     """Trains, and returns losses, weights, and the optimizer's variables."""
     build, x, _ = PROGRAMS[name]
-    options = tfdist.StepOptions(check="off")
+    options = tfdist.StepOptions(check="off", **options)
     trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy](), step_options=options)
     history = trainer.fit(x, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
     return [history.history["loss"], *_list_state(trainer.model)]
@@ -116,5 +116,15 @@ def test_the_kernel_of_gpus_is_equal(name, strategy, kernels, monkeypatch):
     weights = PROGRAMS[name][2]
     assert bool(kernels) == bool(weights)
     assert all(calls % weights == 0 for calls in kernels.values())
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5)
+
+
+def test_the_update_of_a_compiled_gradient_is_the_kernel(kernels, monkeypatch):
+    """XLA compiles the gradient only."""
+    expected = run("Adam")
+    monkeypatch.setattr(fused_update, "_needs_kernel", lambda _: True)
+    found = run("Adam", jit_compile=True)
+    assert kernels
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5)

@@ -96,6 +96,10 @@ class Steps:
             or shards is not None
         )
         self._is_compiled = options.jit_compile or find_traits(strategy).fixes_shapes
+        # With the optimizer's update.
+        self._is_wholly_compiled = find_traits(strategy).fixes_shapes or (
+            model.jit_compile and not self.is_divided
+        )
         self._division = Division(
             model,
             strategy,
@@ -259,7 +263,8 @@ class Steps:
         function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
             return function
-        function = fusing_updates(is_compiled=is_compiled)(function)
+        if not self._is_wholly_compiled:
+            function = fusing_updates()(function)
         return tf.function(function, autograph=False, reduce_retracing=True)
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], Found]:
