@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--global_batch_size", type=int, default=32)
     parser.add_argument("--models", default="mlp,mlp loop,lstm,transformer,cnn,mobilenet")
     parser.add_argument("--rounds", type=int, default=3, help="measured turns of each")
-    parser.add_argument("--compile_limit_s", type=float, default=150.0, help="for the first turns")
+    parser.add_argument("--compile_limit_s", type=float, default=240.0, help="for the first turns")
     flags = parser.parse_args()
     output = Path(flags.output)
     output.mkdir(parents=True, exist_ok=True)

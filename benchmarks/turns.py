@@ -59,7 +59,10 @@ def _await_turn() -> None:
 
 
 def make_callback(**chosen: int) -> Any:
-    """Returns a Keras callback that takes turns; `chosen` are arguments of `Turns`."""
+    """Returns a Keras callback that takes turns; `chosen` are arguments of `Turns`.
+
+    It counts whole epochs: to a callback that sees every batch, the results of each are sent.
+    """
     import keras
 
     class Callback(keras.callbacks.Callback):
@@ -67,12 +70,8 @@ def make_callback(**chosen: int) -> Any:
             self._turns = Turns(lambda: self.model.trainable_variables[-1].numpy(), **chosen)
             self._turns.begin()
 
-        def on_epoch_begin(self, epoch, logs=None):
-            self._last = -1
-
-        def on_train_batch_end(self, batch, logs=None):
-            self._turns.end_steps(batch - self._last)
-            self._last = batch
+        def on_epoch_end(self, epoch, logs=None):
+            self._turns.end_steps(self.params["steps"])
 
     return Callback()
 

@@ -15,7 +15,7 @@ Y = X.sum(axis=1, keepdims=True)
 def is_copied(request, monkeypatch):
     """Whether batches reach the replicas as on GPUs, through TensorFlow's copying iterators."""
     if request.param == "copied":
-        monkeypatch.setattr(data_adapter, "_is_on_cpus", lambda strategy: False)
+        monkeypatch.setattr(data_adapter, "is_on", lambda strategy, kind: kind == "GPU")
     return request.param == "copied"
 
 

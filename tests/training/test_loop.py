@@ -1,5 +1,7 @@
 """The loop of `fit`: steps one by one or several at a time, epochs and checkpoints."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tfdist.training.callbacks import Throughput
 from tfdist.training.model_variables import hash_weights
 from tfdist.training.step_checks import check_strategy
 from tfdist.training.step_options import StepOptions
+from tfdist.training.synchronous import SynchronousSteps
 
 EPOCHS, STEPS_PER_EPOCH, BATCH = 2, 4, 12  # loops of three: 3, 1, 3, 1
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
@@ -108,6 +111,79 @@ def test_names_the_step_in_a_loop_whose_loss_is_not_finite():
     y = np.concatenate([y[:BATCH]] * 3)
     with pytest.raises(TrainingError, match="The loss of step 2 is nan"):
         trainer.fit(x, y, global_batch_size=BATCH, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 6])
+def test_a_loop_does_not_reach_beyond_data_of_unknown_length(steps_per_epoch):
+    example = zoo.EXAMPLES["dense"]
+    dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(BATCH).take(STEPS_PER_EPOCH)
+    dataset = dataset.filter(lambda *batch: True)
+    found = []
+    for steps_per_loop in (1, 3):
+        trainer = _make(example, steps_per_loop=steps_per_loop)
+        with contextlib.nullcontext() if steps_per_epoch is None else pytest.warns(match="ran out"):
+            trainer.fit(dataset, epochs=EPOCHS, steps_per_epoch=steps_per_epoch, verbose=0)
+        found.append((trainer.step, trainer.history.history, hash_weights(trainer.model)))
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def _ahead(monkeypatch):
+    """Starts each step before the results of the last one are read, as on GPUs."""
+    monkeypatch.setattr(SynchronousSteps, "runs_ahead", True)
+
+
+class Late(Seen):
+    async_safe = True
+
+
+@pytest.mark.usefixtures("_ahead")
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("steps_per_loop", [1, 3])
+def test_callbacks_that_allow_it_see_a_step_while_the_next_one_runs(steps_per_loop, is_known):
+    example, found = zoo.EXAMPLES["dense"], []
+    dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(BATCH).take(STEPS_PER_EPOCH)
+    if not is_known:
+        dataset = dataset.filter(lambda *batch: True)
+    for make_callback in (Seen, Late):
+        trainer, seen = _make(example, steps_per_loop=steps_per_loop), make_callback()
+        history = trainer.fit(dataset, epochs=EPOCHS, callbacks=[seen], verbose=0).history
+        found.append((hash_weights(trainer.model), history, seen.logs, seen.order))
+    assert found[0][:-1] == found[1][:-1]
+    orders = [order for *_, order in found]
+    if steps_per_loop == 1 and is_known:
+        assert orders == ["(0)(1)(2)(3)" * EPOCHS, "(0(1)(2)(3))" * EPOCHS]
+    elif steps_per_loop == 1:  # data that have ended are asked for a batch
+        assert orders == ["(0)(1)(2)(3)(4" * EPOCHS, "(0(1)(2)(3)(4)(0(1)(2)(3))(4"]
+
+
+@pytest.mark.usefixtures("_ahead")
+def test_a_run_that_a_late_callback_stops_continues_to_the_same_bits(tmp_path):
+    example = zoo.EXAMPLES["dense"]
+    whole = _make(example)
+    _fit(whole, example)
+    stopped = _make(example, checkpoint_dir=str(tmp_path))
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: stopped.request_stop()
+    )
+    stop.async_safe = True
+    _fit(stopped, example, stop)
+    assert (stopped.step, stopped.progress.was_stopped) == (2, True)
+    continued = _make(example, checkpoint_dir=str(tmp_path), keep_checkpoints=9)
+    _fit(continued, example, checkpoint_every=3)
+    assert continued.progress.resumed_from_step == 2
+    assert hash_weights(continued.model) == hash_weights(whole.model)
+    steps = {int(path.name.split("-")[1]) for path in tmp_path.glob("step-*")}
+    assert steps == {2, 3, 4, 6, 8}
+
+
+@pytest.mark.usefixtures("_ahead")
+def test_names_the_step_whose_loss_is_not_finite_while_the_next_one_runs():
+    example = zoo.EXAMPLES["dense"]
+    x, y = (np.concatenate([part[:BATCH]] * 3) for part in example.data)
+    x[BATCH : 2 * BATCH] = np.nan
+    with pytest.raises(TrainingError, match="The loss of step 2 is nan"):
+        _make(example).fit(x, y, global_batch_size=BATCH, shuffle=False, verbose=0)
 
 
 def test_the_first_loop_is_not_measured():

@@ -147,6 +147,8 @@ def run_loop(
 class Clock(keras.callbacks.Callback):
     """Records when each step ends."""
 
+    async_safe = True
+
     def __init__(self):
         super().__init__()
         self._began = time.perf_counter()

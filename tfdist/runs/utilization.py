@@ -26,6 +26,11 @@ class Utilization(keras.callbacks.Callback):
         self._peak = 0.0
         self._is_measured = False
 
+    @property
+    def async_safe(self) -> bool:
+        """Whether it measures nothing, which no step may run beside."""
+        return self._is_measured
+
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_measured:
             self._measure()

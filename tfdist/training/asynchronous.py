@@ -143,7 +143,7 @@ class AsynchronousSteps(TrainingSteps):
         """Returns the steps of a prediction, at most `steps`."""
         return self._iterate_eval(adapter, "predict", self._worker.make_predict, steps)
 
-    def train(self, stream: StepStream, num_steps: int = 1) -> list[Trained]:
+    def start(self, stream: StepStream, num_steps: int = 1) -> Callable[[], list[Trained]]:
         """Applies the next step."""
         with explain_lost_server():
             step, result = stream.take()
@@ -156,7 +156,8 @@ class AsynchronousSteps(TrainingSteps):
         self._longest_staleness = max(self._longest_staleness, staleness)
         self._total_staleness += staleness
         self._applied += 1
-        return [Trained({"loss": float(result["loss"])})]
+        found = [Trained({"loss": float(result["loss"])})]
+        return lambda: found
 
     def count_empty_step(self) -> None:
         """Does the part of a step that needs no data, as Keras does after the data have ended."""

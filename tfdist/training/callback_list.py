@@ -1,5 +1,6 @@
 """The callbacks of one call of `fit`, `evaluate` or `predict`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,8 +9,25 @@ import keras
 class CallbackList(keras.callbacks.CallbackList):
     """Keras's list, which prepares the logs of a batch only if a callback uses them.
 
-    Keras's own does so for every batch, which takes a tenth of a small step.
+    Keras's own does so for every batch, which takes a tenth of a small step. And it calls callbacks
+    that are all `async_safe` in threads of its own, in any order.
     """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], **options: Any):
+        super().__init__(callbacks, **options)
+        self._async_train = self._async_test = self._async_predict = False
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether callbacks may see the end of a training step while the next one runs.
+
+        As in Keras, they allow it by `async_safe`, and Keras's progress bar does.
+        """
+        return all(
+            getattr(callback, "async_safe", type(callback) is keras.callbacks.ProgbarLogger)
+            for callback in self.callbacks
+            if _overrides(callback, "on_train_batch_end", "on_batch_end")
+        )
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._overrides("on_train_batch_begin", "on_batch_begin"):
@@ -37,8 +55,8 @@ class CallbackList(keras.callbacks.CallbackList):
 
     def _overrides(self, *names: str) -> bool:
         """Returns whether a callback has a method of its own in place of one of Keras's."""
-        return any(
-            not getattr(getattr(callback, name), "_is_default", False)
-            for callback in self.callbacks
-            for name in names
-        )
+        return any(_overrides(callback, *names) for callback in self.callbacks)
+
+
+def _overrides(callback: keras.callbacks.Callback, *names: str) -> bool:
+    return any(not getattr(getattr(callback, name), "_is_default", False) for name in names)

@@ -26,6 +26,8 @@ class Throughput(keras.callbacks.Callback):
       first_step_s: seconds from the start of the process to the end of its first step; None before.
     """
 
+    async_safe = True
+
     def __init__(self, trainer: Trainer, global_batch_size: int):
         super().__init__()
         self.first_step_s: float | None = None
@@ -47,7 +49,7 @@ class Throughput(keras.callbacks.Callback):
         total = self._trainer.engine.seconds_of_input
         if total is None or not self._seconds:
             return None
-        return (total - self._before[1]) / self._seconds
+        return min(1.0, (total - self._before[1]) / self._seconds)
 
     @property
     def host_fraction(self) -> float | None:
@@ -67,6 +69,7 @@ class Throughput(keras.callbacks.Callback):
         elif self._trainer.progress.steps_s > self._before[0]:
             self._seconds += time.perf_counter() - self._begun
             self._steps += 1
+        self._begun = time.perf_counter()  # the next step may have begun before
 
 
 class MetricsLog(keras.callbacks.Callback):
@@ -96,6 +99,11 @@ class MetricsLog(keras.callbacks.Callback):
         self._throughput = throughput
         self._log_every = log_every
         self._epoch = 0
+
+    @property
+    def async_safe(self) -> bool:
+        """Whether no line has the learning rate of a certain step."""
+        return not self._log_every
 
     def on_train_begin(self, logs=None):
         # An open epoch ends again in this run, and then writes its line again.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
+from tfdist.data.pinned import pin_memory
 from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import replaced
@@ -133,6 +134,11 @@ class DataAdapter:
             return 0
         known = self.num_steps or self.learned_steps
         return self._opened[-1] // known if known else len(self._opened) - 1
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether it is known after how many batches a pass ends, or that none does."""
+        return self.is_endless or self.num_steps is not None
 
     def is_read(self, step: int) -> bool:
         """Returns whether a pass over the data ends right before a step, and a new one begins."""
@@ -267,13 +273,14 @@ def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., An
     made = []
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        made.append(make_dataset(context))
+        dataset = make_dataset(context)
+        made.append(pin_memory(dataset) if is_on(strategy, "GPU") else dataset)
         return made[-1]
 
     distributed = strategy.distribute_datasets_from_function(make)
     # Where only all replicas together know the position, some may have no element.
     is_sure = strategy.num_replicas_in_sync == 1 or tf.nest.flatten(made[0].element_spec[1])
-    if is_sure and _is_on_cpus(strategy):
+    if is_sure and is_on(strategy, "CPU"):
         return iter(made[0])  # nothing has to be copied to devices
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
@@ -287,8 +294,8 @@ def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., An
         return iter(distributed)
 
 
-def _is_on_cpus(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether all of this process's replicas are on CPUs."""
+def is_on(strategy: tf.distribute.Strategy, kind: str) -> bool:
+    """Returns whether all of this process's replicas are on devices of a kind, such as `GPU`."""
     return isinstance(strategy, _DIRECT) and all(
-        "CPU" in device for device in strategy.extended.worker_devices
+        f":{kind}:" in device for device in strategy.extended.worker_devices
     )

@@ -23,6 +23,8 @@ def make_display(trainer: Trainer, throughput: Throughput, *, total_steps: int) 
 class ProgressBar(keras.callbacks.ProgbarLogger):
     """Keras's progress bar without the details of metrics, such as `accuracy/NAME`."""
 
+    async_safe = True
+
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, _drop_details(logs))
 

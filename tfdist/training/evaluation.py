@@ -27,7 +27,7 @@ def make_callbacks(
     epochs: int = 1,
     steps: int | None = None,
     history: keras.callbacks.History | None = None,
-) -> keras.callbacks.CallbackList:
+) -> CallbackList:
     """Returns the callbacks for `fit`, `evaluate` and `predict`, with Keras's progress bar.
 
     Args:

@@ -24,7 +24,7 @@ def fusing_updates() -> Iterator[None]:
     which changes no result. Tracing Adam takes half as long for it. On GPUs, Adam is computed by
     TensorFlow's kernel, from which results differ by rounding, unless only deterministic kernels
     are allowed: without them, Keras does not repeat its bits there either. On CPUs, the kernel made
-    a step 4 % faster in bfloat16 and 4 % slower in float32. Not for updates that XLA compiles, which
+    a step 4 % faster in bfloat16 and 4 % slower in float32. Not for updates that XLA compiles: it
     makes kernels of its own.
     """
     original = TFOptimizer._distributed_tf_update_step

@@ -1,6 +1,6 @@
 """Local SGD: workers train independently, and average their weights from time to time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -44,11 +44,11 @@ class LocalSteps(SynchronousSteps):
     def begin(self, *, restored: bool) -> None:
         self._averager.begin(restored=restored)
 
-    def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        found = super().train(iterator)
+    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
+        found = super().start(iterator)()
         self._averager.count(found[0].rows)
         self._is_synced = False
-        return found
+        return lambda: found
 
     def sync(self, step: int, *, is_last: bool) -> bool:
         if is_last or step % self._sync_every == 0:

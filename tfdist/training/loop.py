@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.agreement import agree, check_data
 from tfdist.training.averaging import finalize_weights
+from tfdist.training.callback_list import CallbackList
 from tfdist.training.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
@@ -22,7 +23,7 @@ from tfdist.training.history import find_history, keep_epochs, read_history, wri
 from tfdist.training.model_variables import keeping_values
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, Schedule
-from tfdist.training.training_steps import TrainingSteps
+from tfdist.training.training_steps import Trained, TrainingSteps
 
 
 class FitLoop:
@@ -49,7 +50,7 @@ class FitLoop:
         progress: Progress,
         recovery: Recovery | None,
         schedule: Schedule,
-        callbacks: keras.callbacks.CallbackList,
+        callbacks: CallbackList,
         interval: Interval,
         data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
@@ -70,6 +71,7 @@ class FitLoop:
         self._data = data
         self._iterator: Any = None
         self._opened_at = 0
+        self._started: tuple[int, int, Callable[[], list[Trained]]] | None = None
         self._ends_with_data = not schedule.is_known
         progress.is_epoch_open = False
         self._logs: dict[str, Any] = {}
@@ -119,6 +121,7 @@ class FitLoop:
             try:
                 self._run_steps(epoch)
             except (tf.errors.OutOfRangeError, StopIteration):
+                self._end_started()
                 if not self._steps.passes_on:
                     self._iterator = None
                 is_between_epochs = self._opened_at < progress.step == self._find_start(epoch)
@@ -129,8 +132,7 @@ class FitLoop:
                 return True
             if self._ends_with_data and progress.is_epoch_open:
                 self._run_out(progress.step - self._find_start(epoch))
-            is_read = self._ends_with_data or self._adapter.is_read(progress.step)
-            if is_read:
+            if self._ends_with_data or self._adapter.is_read(progress.step):
                 self._end_pass()
             return True
 
@@ -259,19 +261,25 @@ class FitLoop:
 
     def _run_steps(self, epoch: int) -> None:
         """Trains to the end of an epoch, or until all workers agree to stop."""
-        progress = self._progress
-        batch = progress.step - self._find_start(epoch)
+        start = self._find_start(epoch)
+        batch = self._progress.step - start
         last = self._schedule.count_steps(epoch)
+        is_sure = self._adapter.has_known_end or (self._ends_with_data and self._schedule.is_known)
+        # A loop that finds no data for one of its steps loses the results of those before.
+        most = self._engine.options.steps_per_loop if is_sure else 1
         if batch == 0:
             self._steps.reset_metrics()
         while batch < last:
-            left = self._interval.count_steps_left(progress.step)
-            num_steps = int(min(self._engine.options.steps_per_loop, last - batch, left))
-            is_synced = self._train(batch, num_steps, last)
+            left = min(last - batch, self._interval.count_steps_left(start + batch))
+            num_steps = int(min(most, left))
+            self._start_steps(batch, num_steps, last)
             batch += num_steps
-            if not is_synced:
+            is_due = self._interval.is_due(start + batch)
+            if batch < last and not is_due and self._runs_ahead():
                 continue
-            is_due = self._agree(save=self._interval.is_due(progress.step))
+            if not self._end_started():
+                continue
+            is_due = self._agree(save=is_due)
             if batch == last:
                 self._end_steps()
             if self._progress.was_stopped or self._model.stop_training:
@@ -279,17 +287,33 @@ class FitLoop:
             if is_due and batch < last:
                 self._save()
 
-    def _train(self, batch: int, num_steps: int, last: int) -> bool:
-        """Trains on some batches of an epoch with `last` batches, and calls callbacks for each.
+    def _start_steps(self, batch: int, num_steps: int, last: int) -> None:
+        """Starts to train on some batches of an epoch with `last` batches; ends those before."""
+        self._iterator = self._engine.check_division("train", self._iterator, self._adapter)
+        self._callbacks.on_train_batch_begin(batch)
+        began = time.perf_counter()
+        read = self._steps.start(self._iterator, num_steps)
+        self._progress.steps_s += time.perf_counter() - began
+        self._end_started()
+        self._started = (batch, last, read)
+
+    def _runs_ahead(self) -> bool:
+        """Returns whether to start the next step before the results of the last one are read."""
+        is_stopping = self._progress.is_asked_to_stop or self._model.stop_training
+        return self._steps.runs_ahead and not is_stopping and self._callbacks.may_be_late
+
+    def _end_started(self) -> bool:
+        """Waits for the steps that were started last, if any, and calls callbacks for each.
 
         Returns:
           Whether the workers are in sync.
         """
+        if self._started is None:
+            return True
+        (batch, last, read), self._started = self._started, None
         progress = self._progress
-        self._iterator = self._engine.check_division("train", self._iterator, self._adapter)
-        self._callbacks.on_train_batch_begin(batch)
         began = time.perf_counter()
-        found = self._steps.train(self._iterator, num_steps)
+        found = read()
         progress.steps_s += time.perf_counter() - began
         for index, trained in enumerate(found, start=batch):
             if index > batch:
@@ -297,11 +321,7 @@ class FitLoop:
             progress.step += 1
             loss = trained.logs.get("loss", 0.0)
             if not np.all(np.isfinite(loss)):
-                raise TrainingError(
-                    f"The loss of step {progress.step} is {loss}. "
-                    f"{self._describe_last_good()} "
-                    "Lower `learning_rate`, clip the gradients, or check the data."
-                )
+                self._fail(f"The loss of step {progress.step} is {loss}.")
             is_synced = self._steps.sync(progress.step, is_last=index + 1 == last)
             self._logs = self._steps.read_training_logs(trained)
             self._callbacks.on_train_batch_end(index, self._logs)
@@ -350,13 +370,8 @@ class FitLoop:
         """Starts writing a checkpoint of the current step, if checkpoints are kept."""
         if self._recovery is None:
             return
-        name = find_nonfinite(self._model.trainable_variables)
-        if name is not None:
-            raise TrainingError(
-                f"The weight {name} is not finite after step {self._progress.step}. "
-                f"{self._describe_last_good()} "
-                "Lower the learning rate, clip the gradients, or check the data."
-            )
+        if name := find_nonfinite(self._model.trainable_variables):
+            self._fail(f"The weight {name} is not finite after step {self._progress.step}.")
         self._steps.prepare_checkpoint()
         callbacks, arrays = read_callbacks(self._callbacks.callbacks)
         self._recovery.save(
@@ -378,5 +393,8 @@ class FitLoop:
         )
         self._interval.reset(step=self._progress.step)
 
-    def _describe_last_good(self) -> str:
-        return self._recovery.describe_newest() if self._recovery else "No checkpoint yet."
+    def _fail(self, reason: str) -> NoReturn:
+        last_good = self._recovery.describe_newest() if self._recovery else "No checkpoint yet."
+        raise TrainingError(
+            f"{reason} {last_good} Lower the learning rate, clip the gradients, or check the data."
+        )

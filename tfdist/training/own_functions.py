@@ -1,6 +1,7 @@
 """The steps of a model that overrides `make_train_function` or a similar method, on one device."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from tfdist.training.data_adapter import DataAdapter
@@ -42,8 +43,13 @@ class OwnFunctionSteps(SynchronousSteps):
         self._model.make_predict_function()
         return super().iterate_eval(_drop_places(adapter), steps=steps)
 
-    def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        return [Trained(_read(self._model.train_function(iterator)))]
+    @property
+    def runs_ahead(self) -> bool:
+        return False  # the function may itself wait for its results, or return what it changes
+
+    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
+        found = [Trained(_read(self._model.train_function(iterator)))]
+        return lambda: found
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
         return _read(self._model.test_function(iterator))

@@ -16,6 +16,8 @@ class ReportSteps(keras.callbacks.Callback):
       directory: the launcher's directory.
     """
 
+    async_safe = True
+
     def __init__(self, trainer: Trainer, directory: str):
         super().__init__()
         self._trainer = trainer

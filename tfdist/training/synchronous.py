@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
-from tfdist.training.data_adapter import DataAdapter, Given, can_give, give_parts, take_next
+from tfdist.training.data_adapter import DataAdapter, Given, can_give, give_parts, is_on, take_next
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -128,20 +128,33 @@ class SynchronousSteps(TrainingSteps):
         )
         return self._unite(elements), _LookedAhead(first, iterator)
 
-    def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
+    @property
+    def runs_ahead(self) -> bool:
+        is_traced = not self._model.run_eagerly
+        return is_traced and self._workers.count == 1 and is_on(self._strategy, "GPU")
+
+    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
         if isinstance(iterator, _LookedAhead):
             first = iterator.take_first()
-            found = self.train(first, 1) if first else []
-            left = num_steps - len(found)
-            return found + (self.train(iterator.rest, left) if left else [])
+            reads = [self.start(first, 1)] if first else []
+            if left := num_steps - len(reads):
+                reads.append(self.start(iterator.rest, left))
+            return lambda: [trained for read in reads for trained in read()]
         with explain_step_errors(self._model):
             if self._train_loop is None or isinstance(iterator, Given):
                 found = self._bind(self.steps.train, iterator)(iterator)
                 self._count(1)
-                return [self._take(found)]
+                return lambda: self._read_step(found)
             step_count = tf.constant(num_steps)
             found = self._bind(self._train_loop, iterator, step_count)(iterator, step_count)
             self._count(num_steps)
+            return lambda: self._read_loop(found, num_steps)
+
+    def _read_step(self, found: Found) -> list[Trained]:
+        self._add_input_s(float(found.waited_s))
+        return [Trained(to_numbers(found.logs), found.vector, float(found.rows))]
+
+    def _read_loop(self, found: Found, num_steps: int) -> list[Trained]:
         # One tensor after the other: a slice of a tensor costs more than a small step.
         logs = {name: _to_list(value) for name, value in found.logs.items()}
         vectors, rows = found.vector.numpy(), found.rows.numpy().tolist()
@@ -277,10 +290,6 @@ class SynchronousSteps(TrainingSteps):
 
     def _add_input_s(self, seconds: float) -> None:
         self.input_s = (self.input_s or 0.0) + seconds
-
-    def _take(self, found: Found) -> Trained:
-        self._add_input_s(float(found.waited_s))
-        return Trained(to_numbers(found.logs), found.vector, float(found.rows))
 
 
 class _LookedAhead:

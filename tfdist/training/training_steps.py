@@ -1,6 +1,6 @@
 """The interface of a trainer to the steps of every kind of training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -89,9 +89,25 @@ class TrainingSteps:
         """
         raise NotImplementedError
 
-    def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
-        """Trains on the next `num_steps` global batches, with one step for each."""
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the devices still compute a step when `start` returns."""
+        return False
+
+    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
+        """Starts to train on the next `num_steps` global batches, with one step for each.
+
+        Returns:
+          A function that waits for the results, and returns them. It must be called once.
+
+        Raises:
+          StopIteration, tf.errors.OutOfRangeError: no batch is left.
+        """
         raise NotImplementedError
+
+    def train(self, iterator: Any, num_steps: int = 1) -> list[Trained]:
+        """Trains on the next `num_steps` global batches; see `start`."""
+        return self.start(iterator, num_steps)()
 
     def count_empty_step(self) -> None:
         """Does the part of a step that needs no data, as Keras does after the data have ended."""
