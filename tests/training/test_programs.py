@@ -406,6 +406,10 @@ FITS = {
     ),
     "every second epoch": ((X, Y), {**ARRAYS, "validation_data": (X, Y), "validation_freq": 2}),
     "a later epoch": ((X, Y), {**ARRAYS, "initial_epoch": 1}),
+    "a later epoch of fewer steps": (
+        (X, Y),
+        {**ARRAYS, "epochs": 4, "initial_epoch": 1, "steps_per_epoch": 2},
+    ),
     "steps of an epoch": ((X, Y), {**ARRAYS, "steps_per_epoch": 4}),
     "a data set of pages": ((Pages(),), {}),
     "numbers of other kinds": ((X.astype("f8"), (Y > 0).astype("i8")), ARRAYS),
@@ -420,6 +424,26 @@ FITS = {
 def test_fit_takes_what_keras_takes(name):
     data, options = FITS[name]
     _compare_fits(lambda model: model.fit(*data, **{**FIT, **options}).history)
+
+
+@pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
+@pytest.mark.parametrize("name", ["endless", "shuffled", "generator", "of unknown length"])
+def test_a_later_epoch_begins_with_the_first_data(name):
+    def fit(model):
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+        data = {
+            "endless": lambda: dataset.batch(8).repeat(),
+            "shuffled": lambda: dataset.shuffle(32, seed=1).batch(8),
+            "generator": lambda: (batch for _ in range(2) for batch in _generate()),
+            "of unknown length": lambda: (
+                dataset.shuffle(32, seed=1).batch(8).filter(lambda *b: True)
+            ),
+        }[name]()
+        steps = 3 if name in ("endless", "generator") else None
+        options = {"initial_epoch": 1, "epochs": 3, "steps_per_epoch": steps}
+        return model.fit(data, **{**FIT, **options}).history
+
+    _compare_fits(fit)
 
 
 def test_fit_takes_a_generator_until_it_ends():

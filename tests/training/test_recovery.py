@@ -551,3 +551,50 @@ def test_the_other_workers_stop_when_the_chief_is_refused(tmp_path):
     with pytest.raises(TfdistError, match="Worker 1 stops: the chief cannot use the checkpoints"):
         recovery.restore([])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["arrays", "endless", "pages", "of unknown length"])
+def test_a_run_that_begins_with_a_later_epoch_continues(kind, tmp_path):
+    x, y = np.arange(64, dtype="f4").reshape(32, 2) / 64, np.arange(32, dtype="f4") / 32
+
+    class Pages(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return x[index * 8 : index * 8 + 8], y[index * 8 : index * 8 + 8]
+
+    def run(directory, *, stop_at=None):
+        pairs = tf.data.Dataset.from_tensor_slices((x, y))
+        data = {
+            "arrays": lambda: {"x": x, "y": y, "batch_size": 8},
+            "endless": lambda: {"x": pairs.batch(8).repeat(), "steps_per_epoch": 3},
+            "pages": lambda: {"x": Pages()},
+            "of unknown length": lambda: {
+                "x": pairs.shuffle(32, seed=1).batch(8).filter(lambda *batch: True)
+            },
+        }[kind]()
+
+        def build():
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+            return model
+
+        trainer = Trainer(build, checkpoint_dir=str(directory))
+
+        def end(batch, logs):
+            if trainer.step == stop_at:
+                trainer.request_stop()
+
+        stop = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+        trainer.fit(**data, epochs=4, initial_epoch=1, verbose=0, callbacks=[stop])
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    steps = whole.step // 4
+    stopped = run(tmp_path / "stopped", stop_at=2 * steps + 2)
+    assert stopped.progress.was_stopped
+    continued = run(tmp_path / "stopped")
+    assert continued.progress.resumed_from_step == 2 * steps + 2
+    assert hash_weights(continued.model) == hash_weights(whole.model)

@@ -1,7 +1,7 @@
 """The data adapter: batches for the replicas of a strategy, from any kind of data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -60,6 +60,7 @@ class DataAdapter:
       read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
       read_eval: step -> its global batch of an evaluation, likewise.
       count_steps: reads the data to count the batches of an epoch; None if that would never end.
+      first_step: the step at which the data begin; not 0 with an `initial_epoch`.
       is_single: whether there is only one batch, of one of Keras's methods for single batches.
       make_fingerprint: returns the fingerprint of the data, as JSON; see `data.fingerprint`.
     """
@@ -70,6 +71,7 @@ class DataAdapter:
     make_train: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
     make_eval: Callable[[tf.distribute.InputContext], tf.data.Dataset]
     is_endless: bool = True
+    first_step: int = 0
     is_single: bool = False
     how_to_continue: str = ""
     read_train: Callable[[tf.Tensor], Any] | None = None
@@ -87,6 +89,12 @@ class DataAdapter:
     replay: Callable[[int, int], None] = lambda epochs, steps_per_epoch: None
     with_places: bool = True
     _opened: list[int] = field(default_factory=list)
+
+    def begin_at(self, first_step: int) -> "DataAdapter":
+        """Returns the adapter with another `first_step`."""
+        read, shift = self.read_train, first_step - self.first_step
+        moved = None if read is None else lambda step: read(step - shift)
+        return replace(self, first_step=first_step, read_train=moved)
 
     def read_single(self, *, of_training: bool) -> Any:
         """Returns the batch of one of Keras's methods for single batches, without a dataset.
@@ -116,6 +124,7 @@ class DataAdapter:
         The first call reads the passes that an earlier process has already read.
         """
         is_first = not self._opened
+        start_step -= self.first_step
         self._opened.append(start_step)
         if not self.begins_anew:
             return start_step
@@ -142,6 +151,7 @@ class DataAdapter:
 
     def is_read(self, step: int) -> bool:
         """Returns whether a pass over the data ends right before a step, and a new one begins."""
+        step -= self.first_step
         return self.begins_anew and bool(self.num_steps) and step % (self.num_steps or 1) == 0
 
     def iterate_elements(

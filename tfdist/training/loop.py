@@ -90,8 +90,7 @@ class FitLoop:
         progress = self._progress
         self._begin(verbose=verbose)
         if self._ends_with_data and self._schedule.is_known:
-            steps_per_epoch = self._schedule.steps_per_epoch
-            self._adapter = replace(self._adapter, learned_steps=steps_per_epoch)
+            self._adapter = replace(self._adapter, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
         while not (progress.was_stopped or self._is_over()):
             epoch = (progress.step - progress.is_epoch_open) // self._schedule.steps_per_epoch
@@ -182,6 +181,8 @@ class FitLoop:
             warnings.warn("The data ran out in the middle of an epoch.", stacklevel=2)
             return False
         self._schedule = self._schedule.learn(batch)
+        self._adapter = self._adapter.begin_at(self._schedule.first_step)
+        self._progress.step = self._find_start(epoch) + batch
         self._steps.count_empty_step()
         self._end_steps()
         return True
@@ -220,7 +221,9 @@ class FitLoop:
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
         num_epochs, batch = divmod(progress.step, self._schedule.steps_per_epoch)
-        self._adapter.replay(num_epochs, self._schedule.steps_per_epoch)
+        self._adapter = self._adapter.begin_at(self._schedule.first_step)
+        epochs_read = num_epochs - self._schedule.first_epoch
+        self._adapter.replay(epochs_read, self._schedule.steps_per_epoch)
         sums = state.get("metrics", [])  # of a checkpoint of an older version: all replicas' sum
         self._steps.write_states(state.get("metric_states") or [[value] for value in sums])
         self._interval.reset(step=progress.step)
@@ -334,7 +337,8 @@ class FitLoop:
     def _end_epoch(self, epoch: int) -> bool:
         """Validates and ends an epoch; returns False if a stop was requested meanwhile."""
         if self._evaluate is not None and self._schedule.validation_epochs(epoch):
-            logs = self._evaluate(self._is_stopped_alone)
+            is_alone = self._workers.count == 1  # else all workers must agree to stop
+            logs = self._evaluate(lambda: is_alone and self._progress.is_asked_to_stop)
             if logs is None:
                 self._agree()
                 return False
@@ -345,10 +349,6 @@ class FitLoop:
         if not self._progress.was_stopped:
             self._save()
         return not self._progress.was_stopped
-
-    def _is_stopped_alone(self) -> bool:
-        """Returns whether a stop was requested that no other worker has to agree to."""
-        return self._workers.count == 1 and self._progress.is_asked_to_stop
 
     def _agree(self, *, save: bool = False) -> bool:
         """Makes all workers stop if one of them was asked to, or if a callback of one requests it.

@@ -66,10 +66,20 @@ class Schedule:
         """The number of epochs, including the last one, which may be shorter."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
+    @property
+    def first_epoch(self) -> int:
+        """The epoch in which a run without a checkpoint begins."""
+        return self.first_step // self.steps_per_epoch
+
     def learn(self, steps_per_epoch: int) -> "Schedule":
         """Returns the schedule of the same number of epochs, whose length is now known."""
-        total = self.num_epochs * steps_per_epoch
-        return replace(self, steps_per_epoch=steps_per_epoch, total_steps=total, is_known=True)
+        return replace(
+            self,
+            steps_per_epoch=steps_per_epoch,
+            total_steps=self.num_epochs * steps_per_epoch,
+            first_step=self.first_epoch * steps_per_epoch,
+            is_known=True,
+        )
 
     def count_steps(self, epoch: int) -> int:
         """Returns the number of steps of an epoch."""

@@ -198,6 +198,7 @@ class Trainer(SingleBatches):
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
         )
+        adapter = adapter.begin_at(schedule.first_step)
         validation_adapter = None
         if validation_data is not None:
             validation_adapter = self._make_validation_adapter(
