@@ -58,3 +58,28 @@ def test_the_size_of_the_gradients():
     model.layers[1].trainable = False
     assert count_gradient_bytes(model, is_compressed=False) == 4 * (3 * 2 + 2)
     assert count_gradient_bytes(model, is_compressed=True) == 2 * (3 * 2 + 2)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("strategy", ["mirrored-2", "mirrored-3", "central_storage-2"])
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}])
+def test_fewer_examples_than_replicas_have_one_gradient_of_a_table_each(strategy, options):
+    """Optimizers square the gradient of each example."""
+    tokens = np.arange(27).reshape(9, 3) % 7
+    y = np.linspace(0, 1, 9)[:, None]
+
+    def build():
+        inputs = keras.Input((3,), dtype="int32")
+        x = keras.layers.Embedding(7, 2, embeddings_initializer=zoo.seeded(1))(inputs)
+        x = keras.layers.Flatten()(x)
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer=zoo.seeded(2))(x))
+        model.compile(keras.optimizers.RMSprop(0.1, **options), "mse", jit_compile=False)
+        return model
+
+    fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    model = build()
+    model.fit(tokens, y, **fit)
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy]())
+    trainer.fit(tokens, y, **fit)
+    for mine, other in zip(trainer.model.weights, model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine.numpy(), other, rtol=1e-9, atol=1e-11)

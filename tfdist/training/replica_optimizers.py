@@ -13,6 +13,7 @@ from tfdist.placement.shards.divided import flatten_parts
 from tfdist.replacing import list_subclasses, replaced
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
+from tfdist.training.part import Part
 from tfdist.training.reduction import sum_over_replicas
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
@@ -139,7 +140,7 @@ class _Reducer:
         part = self._division.part
         assert part is not None
         flat, restore = flatten_parts(grads)
-        weighted = [scale_gradient(g, part.weight) for g in flat if g is not None]
+        weighted = [scale_gradient(g, _weigh(g, part)) for g in flat if g is not None]
         # Table rows that do not depend on examples, such as positions, are the same on all
         # replicas. They need a single gradient, as on one device: optimizers square each one.
         is_common = [part.static_rows is None and _has_known_rows(g) for g in weighted]
@@ -150,6 +151,19 @@ class _Reducer:
             for total, g, common in zip(sums, weighted, is_common, strict=True)
         )
         return restore([None if g is None else next(whole) for g in flat])
+
+
+def _weigh(gradient: Any, part: Part) -> tf.Tensor:
+    """Returns the weight of a replica's gradient.
+
+    Where every replica has the whole global batch, the first one alone sends rows of tables, so
+    that there is a single gradient of each example, as on one device: optimizers square each one.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return part.weight
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    return tf.where(part.is_copy, tf.cast(is_first, part.weight.dtype), part.weight)
 
 
 def _has_known_rows(gradient: Any) -> bool:
