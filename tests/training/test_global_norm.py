@@ -97,3 +97,27 @@ def test_graphs_are_not_searched_for_variables(monkeypatch):
 
     monkeypatch.setattr(custom_gradient, "_get_dependent_variables", search)
     run(zoo.STRATEGIES["mirrored-2"](), lambda: build(BETWEEN["pictures"]))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("strategy", ["mirrored-2", "mirrored-3"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_fewer_examples_than_replicas_equal_one_device(is_masked, strategy):
+    x = np.random.default_rng(0).normal(size=(9, 4, 3))
+    x[::2, 2:] = 0
+
+    def make():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4, 3))
+        between = L.Masking()(inputs) if is_masked else inputs
+        model = keras.Model(inputs, L.Dense(1)(L.BatchNormalization()(between)))
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        return model
+
+    found = []
+    for name in ("one_device", strategy):
+        trainer = tfdist.Trainer(make, strategy=zoo.STRATEGIES[name]())
+        trainer.fit(x, x[:, :, :1] ** 2, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        found.append(trainer.model.get_weights())
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)

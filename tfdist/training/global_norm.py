@@ -96,12 +96,17 @@ def _make_moments(original: Any, find_part: Callable[[], Part | None]) -> Any:
             return mean, variance
         weights = tf.cast(tf.expand_dims(tf.cast(mask, tf.bool), -1), inputs.dtype)
         weights = tf.broadcast_to(weights, tf.shape(inputs))
-        count = replicas.sum(tf.reduce_sum(weights, axes)) + keras.backend.epsilon()
-        present = tf.where(weights > 0, inputs, 0)
-        mean = replicas.sum(tf.reduce_sum(present, axes)) / count
+        # Keras adds a number to the count, which is that of one copy of the batch.
+        share = tf.cast(tf.where(part.is_copy, part.weight, 1.0), inputs.dtype)
+
+        def add(values: tf.Tensor) -> tf.Tensor:
+            return replicas.sum(tf.reduce_sum(values, axes) * share)
+
+        count = add(weights) + keras.backend.epsilon()
+        mean = add(tf.where(weights > 0, inputs, 0)) / count
         shape = [1] * inputs.shape.rank
         shape[layer.axis] = -1
         squares = tf.where(weights > 0, tf.square(inputs - tf.reshape(mean, shape)), 0)
-        return mean, replicas.sum(tf.reduce_sum(squares, axes)) / count
+        return mean, add(squares) / count
 
     return moments
