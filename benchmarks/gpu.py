@@ -4,7 +4,8 @@
 
 First the checks, several at a time; then the measurements, whose processes compile together and
 are measured in turns. Each has a limit of time, and `results.json` is written after each. On an
-H200 with 16 cores, checks took 3 minutes and the U-Nets 5. `--python` is an interpreter with
+H200 with 16 cores, checks took 3 minutes and the U-Nets 5. Its five processes of TensorFlow took
+17 GiB each; smaller cards need a smaller `--global_batch_size`. `--python` is an interpreter with
 PyTorch. The exit status is 1 if one of them failed. `--image_size=32 --base_filters=4` tries the
 commands on a machine without a GPU, where no memory limit refuses anything.
 """
