@@ -56,7 +56,7 @@ class FitLoop:
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
     ):
         self._engine = engine
-        self._adapter = adapter
+        self._adapter = adapter.begin_at(schedule.first_step)
         self._model = engine.model
         self._steps: TrainingSteps = engine.build(adapter)
         self._progress = progress

@@ -95,11 +95,10 @@ class Steps:
             or plan is not None
             or shards is not None
         )
-        self._is_compiled = options.jit_compile or find_traits(strategy).fixes_shapes
+        fixes_shapes = find_traits(strategy).fixes_shapes
+        self._is_compiled = options.jit_compile or fixes_shapes
         # With the optimizer's update.
-        self._is_wholly_compiled = find_traits(strategy).fixes_shapes or (
-            model.jit_compile and not self.is_divided
-        )
+        self._is_wholly_compiled = fixes_shapes or (model.jit_compile and not self.is_divided)
         self._division = Division(
             model,
             strategy,

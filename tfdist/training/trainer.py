@@ -198,7 +198,6 @@ class Trainer(SingleBatches):
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
         )
-        adapter = adapter.begin_at(schedule.first_step)
         validation_adapter = None
         if validation_data is not None:
             validation_adapter = self._make_validation_adapter(
