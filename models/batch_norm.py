@@ -36,9 +36,9 @@ class Replicas:
         self._weight = weight
 
     def mark(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns [replicas], 1 for this replica and 0 for the others."""
+        """Returns [replicas, 1], 1 for this replica and 0 for the others."""
         index, count = self._context.replica_id_in_sync_group, self._context.num_replicas_in_sync
-        return tf.one_hot(index, count, dtype=dtype)
+        return tf.one_hot(tf.reshape(index, [1]), count, axis=0, dtype=dtype)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the replicas' values."""
@@ -112,20 +112,21 @@ def pool_moments(local: Moments, replicas: Replicas) -> Moments:
 
     Source: Chan, Golub and LeVeque 1979.
     """
-    row = tf.concat([local.count[None], local.mean, local.variance], 0)
+    row = tf.concat([tf.reshape(local.count, [1]), local.mean, local.variance], 0)
     # The mean of an empty batch is NaN.
     row = tf.where(local.count > 0, row, tf.zeros_like(row))
-    table = replicas.sum(replicas.mark(row.dtype)[:, None] * row)
-    channels = tf.size(local.mean)
+    table = replicas.sum(replicas.mark(row.dtype) * row)
+    channels = local.mean.shape[0] or tf.size(local.mean)
     counts, means, variances = tf.split(table, [1, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
     shares = tf.stop_gradient(tf.math.divide_no_nan(counts, count))
-    offsets = means - means[0]
+    first = means[0]
+    offsets = means - first
     mean_offset = tf.reduce_sum(shares * offsets, 0)
     variance = tf.reduce_sum(shares * (variances + tf.square(offsets - mean_offset)), 0)
     shape = local.mean.shape
     return Moments(
-        count, tf.ensure_shape(means[0] + mean_offset, shape), tf.ensure_shape(variance, shape)
+        count, tf.ensure_shape(first + mean_offset, shape), tf.ensure_shape(variance, shape)
     )
 
 
@@ -331,7 +332,7 @@ def _combine_gradients(x, dy, mean, std_reciprocal, gamma, means):
 
 def count_elements(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the number of elements per channel."""
-    return tf.cast(tf.reduce_prod(tf.shape(x, out_type=tf.int64)[:-1]), dtype)
+    return tf.cast(tf.size(x, out_type=tf.int64) // x.shape[-1], dtype)
 
 
 def to_pictures(x: tf.Tensor) -> tf.Tensor:

@@ -152,9 +152,9 @@ class FusedBatchNormalization(keras.layers.Layer):
         x = to_pictures(inputs)
         if training and self.trainable:
             y, moments = self._normalize_by_batch(x, gamma, beta)
-            keep = self.momentum
-            self.moving_mean.assign(moving_mean * keep + moments.mean * (1.0 - keep))
-            self.moving_variance.assign(moving_variance * keep + moments.variance * (1.0 - keep))
+            keep, rest = (tf.constant(c, dtype) for c in (self.momentum, 1.0 - self.momentum))
+            self.moving_mean.assign(moving_mean * keep + moments.mean * rest)
+            self.moving_variance.assign(moving_variance * keep + moments.variance * rest)
         else:
             y = normalize(x, gamma, beta, moving_mean, moving_variance, self.epsilon)
         return restore_shape(y, inputs)

@@ -1,10 +1,12 @@
 """Imports objects that options name, as `package.module:NAME` or `FILE.py:NAME`, and subclasses."""
 
+import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tfdist.errors import TfdistError
@@ -66,3 +68,32 @@ def find_subclasses(names: Iterable[str], base: type[T]) -> Iterator[type[T]]:
         for found in vars(importlib.import_module(name)).values():
             if isinstance(found, type) and issubclass(found, base) and found.__module__ == name:
                 yield found
+
+
+@contextlib.contextmanager
+def import_lazily(names: Collection[str]) -> Iterator[None]:
+    """Lets the modules of some names that are imported meanwhile load on their first use.
+
+    A module that is not installed is not found, as always.
+
+    Args:
+      names: full names, such as "matplotlib.pyplot"; a package that has one of them loads at once.
+    """
+
+    class LazyFinder:
+        @staticmethod
+        def find_spec(
+            name: str, path: Any = None, target: Any = None
+        ) -> importlib.machinery.ModuleSpec | None:
+            if name not in names:
+                return None
+            spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
+
+    sys.meta_path.insert(0, LazyFinder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(LazyFinder)

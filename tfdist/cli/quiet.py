@@ -7,6 +7,10 @@ import sys
 from collections.abc import Iterator
 
 from tfdist import cluster
+from tfdist.imports import import_lazily
+
+# What Keras and TensorFlow import where it is installed, for functions that few programs call.
+_SELDOM_USED = ("IPython", "matplotlib.patches", "matplotlib.pyplot")
 
 
 def start_tensorflow_quietly() -> None:
@@ -17,7 +21,7 @@ def start_tensorflow_quietly() -> None:
     """
     collect_garbage_less_often()
     cluster.quiet_environment()
-    with hide_standard_error():
+    with hide_standard_error(), import_lazily(_SELDOM_USED):
         import tensorflow as tf
 
         tf.get_logger().setLevel("ERROR")

@@ -197,11 +197,16 @@ def read_examples(source: Source | SequentialSource) -> Iterator[Any]:
         return
     spec = source.stored_spec
 
-    def read(indices: tf.Tensor) -> Any:
-        return tf.nest.map_structure(_to_stored, source.load_batch(indices), spec)
+    # AutoGraph takes time, which only a source that was written for it needs.
+    @tf.autograph.experimental.do_not_convert
+    def store(*leaves: Any) -> Any:
+        stored = map(_to_stored, tf.nest.flatten(leaves), tf.nest.flatten(spec))
+        return tf.nest.pack_sequence_as(spec, list(stored))
 
     indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
-    batches = indices.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    batches = indices.map(
+        source.load_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    ).map(store)
     for batch in set_options(batches).as_numpy_iterator():
         leaves = tf.nest.flatten(batch)
         for row in range(len(leaves[0])):

@@ -84,6 +84,9 @@ class _Factors(NamedTuple):
     power_1: tf.Tensor
     power_2: tf.Tensor
     alpha: tf.Tensor
+    share_1: tf.Tensor
+    share_2: tf.Tensor
+    epsilon: tf.Tensor
 
 
 def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.Tensor) -> _Factors:
@@ -93,7 +96,8 @@ def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.
         tf.pow(tf.cast(beta, dtype), number) for beta in (optimizer.beta_1, optimizer.beta_2)
     )
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
-    return _Factors(rate, power_1, power_2, alpha)
+    constants = (1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon)
+    return _Factors(rate, power_1, power_2, alpha, *(tf.constant(c, dtype) for c in constants))
 
 
 def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
@@ -101,9 +105,9 @@ def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Fa
     gradient = tf.cast(gradient, variable.dtype)
     place = optimizer._get_variable_index(variable)
     m, v = optimizer._momentums[place].value, optimizer._velocities[place].value
-    m.assign_add((gradient - m) * (1 - optimizer.beta_1))
-    v.assign_add((tf.square(gradient) - v) * (1 - optimizer.beta_2))
-    variable.assign_sub(m * factors.alpha / (tf.sqrt(v) + optimizer.epsilon))
+    m.assign_add((gradient - m) * factors.share_1)
+    v.assign_add((tf.square(gradient) - v) * factors.share_2)
+    variable.assign_sub(m * factors.alpha / (tf.sqrt(v) + factors.epsilon))
 
 
 def _apply_kernel(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
@@ -119,6 +123,6 @@ def _apply_kernel(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _
         lr=factors.rate,
         beta1=tf.constant(optimizer.beta_1, dtype),
         beta2=tf.constant(optimizer.beta_2, dtype),
-        epsilon=tf.constant(optimizer.epsilon, dtype),
+        epsilon=factors.epsilon,
         grad=tf.cast(gradient, dtype),
     )
