@@ -117,7 +117,7 @@ def evaluate(
         if is_whole:
             adapter.drop_pass()
         adapter.on_epoch_end()
-    logs = of_model.conclude(of_model.read_logs(logs))
+    logs = of_model.conclude("test", of_model.read_logs(logs))
     callbacks.on_test_end(logs)
     return logs
 

@@ -331,7 +331,7 @@ class FitLoop:
         return is_synced
 
     def _end_steps(self) -> None:
-        self._logs = self._steps.conclude(self._logs)
+        self._logs = self._steps.conclude("train", self._logs)
         self._progress.is_epoch_open = True
 
     def _end_epoch(self, epoch: int) -> bool:

@@ -48,11 +48,11 @@ class OwnFunctionSteps(SynchronousSteps):
         return False  # the function may itself wait for its results, or return what it changes
 
     def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
-        found = [Trained(_read(self._model.train_function(iterator)))]
+        found = [Trained(self._read("train", self._model.train_function(iterator)))]
         return lambda: found
 
     def evaluate(self, iterator: Any) -> dict[str, Any]:
-        return _read(self._model.test_function(iterator))
+        return self._read("test", self._model.test_function(iterator))
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return [(self._model.predict_function([next(iterator)]), False)]  # a list of batches
@@ -60,10 +60,10 @@ class OwnFunctionSteps(SynchronousSteps):
     def count_traces(self) -> dict[str, int]:
         return {}
 
+    def _read(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
+        self.steps.log_names[kind] = set(logs)
+        return to_numbers(flatten_logs(logs))
+
 
 def _drop_places(adapter: DataAdapter) -> DataAdapter:
     return dataclasses.replace(adapter, with_places=False)
-
-
-def _read(logs: Any) -> dict[str, Any]:
-    return to_numbers(flatten_logs(logs))

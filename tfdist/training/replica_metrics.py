@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
-from tfdist.replacing import list_subclasses, replaced
+from tfdist.replacing import wrapped_in_subclasses
 from tfdist.strategies.registry import find_traits
 from tfdist.training.divisible import is_of_batch
 from tfdist.training.division import Division
@@ -114,14 +114,9 @@ class ReplicaMetrics:
     def intercept(self) -> Iterator[None]:
         """Replaces metrics' methods while a step is traced. Must be opened around all replicas."""
         self._results.clear()
-        with contextlib.ExitStack() as stack:
-            for owner in [keras.metrics.Metric, *list_subclasses(keras.metrics.Metric)]:
-                for name, wrap in (
-                    ("update_state", self._wrap_update),
-                    ("result", self._wrap_result),
-                ):
-                    if name in vars(owner):
-                        stack.enter_context(replaced(owner, name, wrap(vars(owner)[name])))
+        with wrapped_in_subclasses(
+            keras.metrics.Metric, update_state=self._wrap_update, result=self._wrap_result
+        ):
             yield
 
     @contextlib.contextmanager

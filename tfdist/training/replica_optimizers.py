@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.internals import BaseOptimizer, TFOptimizer
 from tfdist.placement.shards.divided import flatten_parts
-from tfdist.replacing import list_subclasses, replaced
+from tfdist.replacing import replaced, wrapped_in_subclasses
 from tfdist.training.division import Division
 from tfdist.training.loss_scaling import apply_scaled_gradients
 from tfdist.training.part import Part
@@ -40,14 +40,12 @@ def reducing_optimizers(
       record: receives the reduced gradients instead of the optimizers, which then do nothing.
     """
     reducer = _Reducer(division, is_compressed, create_variable, record)
-    with contextlib.ExitStack() as stack:
-        for owner in [BaseOptimizer, *list_subclasses(BaseOptimizer)]:
-            for name in ("apply", "apply_gradients"):
-                if name in vars(owner):
-                    wrapped = reducer.wrap(name, vars(owner)[name])
-                    stack.enter_context(replaced(owner, name, wrapped))
-        stack.enter_context(gradients_already_reduced())
-        stack.enter_context(replaced(BaseOptimizer, "_backend_apply_gradients", _update))
+    wraps = {name: functools.partial(reducer.wrap, name) for name in ("apply", "apply_gradients")}
+    with (
+        wrapped_in_subclasses(BaseOptimizer, **wraps),
+        gradients_already_reduced(),
+        replaced(BaseOptimizer, "_backend_apply_gradients", _update),
+    ):
         yield
 
 
@@ -70,10 +68,7 @@ def building_optimizers() -> Iterator[None]:
         if trainable_variables is not None and not optimizer.built:
             optimizer.build(list(trainable_variables))
 
-    with contextlib.ExitStack() as stack:
-        for owner in [BaseOptimizer, *list_subclasses(BaseOptimizer)]:
-            if "apply" in vars(owner):
-                stack.enter_context(replaced(owner, "apply", build))
+    with wrapped_in_subclasses(BaseOptimizer, apply=lambda _: build):
         yield
 
 

@@ -34,7 +34,9 @@ from tfdist.training.predict_step import make_predict_step
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
+from tfdist.training.step_checks import overrides
 from tfdist.training.step_options import StepOptions
+from tfdist.training.waiting_metrics import updating_metrics_after
 
 
 class Found(NamedTuple):
@@ -110,6 +112,8 @@ class Steps:
         self._shards = shards
         self._staged = self._make_call(plan)
         self.metrics = ReplicaMetrics(model, strategy, self._division)
+        # By the kind of step, the names of what it returned; some may stand for dictionaries.
+        self.log_names: dict[str, set[str]] = {}
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
         self._train = model.train_step
@@ -278,7 +282,7 @@ class Steps:
                 found = self._run(kind, divided, data, place, after=_list_tensors(data))
             else:
                 found = (
-                    self._run_alone(own, data),
+                    self._run_alone(kind, own, data),
                     tf.zeros([0], tf.float64),
                     tf.zeros([], tf.float64),
                 )
@@ -286,12 +290,18 @@ class Steps:
 
         return step
 
-    def _run_alone(self, own: Any, data: Any) -> Logs:
+    def _run_alone(self, kind: str, own: Any, data: Any) -> Logs:
         if self._model.jit_compile and not self._model.run_eagerly:
             own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
         draws = self._division.draws
-        with draws.intercept() if self._is_compiled else draws.watch(), penalties_in_floatx():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
+            stack.enter_context(penalties_in_floatx())
+            if overrides(self._model, "train_step", "test_step"):
+                # Keras counts the step that finds no data in the mean of the epoch's losses.
+                stack.enter_context(updating_metrics_after(_list_tensors(data)))
             logs = self._strategy.run(own, args=(_drop_optionals(data),))
+        self.log_names[kind] = set(logs)
         return {
             name: self._strategy.experimental_local_results(value)[0]
             for name, value in flatten_logs(logs).items()
@@ -320,6 +330,7 @@ class Steps:
             part = make_part(data, known, is_apart=self._is_apart)
             with self._division.of(part, draws_rows=self._draws_rows):
                 logs = divided(data)
+                self.log_names[kind] = set(logs)
                 total = tf.cast(part.rows, tf.float64) * part.sum_scale
                 return self.metrics.read(kind, logs, total), total
 

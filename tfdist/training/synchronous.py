@@ -208,14 +208,15 @@ class SynchronousSteps(TrainingSteps):
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return self._predict(_unwrap(iterator))
 
-    def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
+    def conclude(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
         if not overrides(self._model, "train_step", "test_step"):
             return logs
         states = zip(self.steps.metrics.list_variables(), self.read_metrics(), strict=True)
         values = [(variable, tf.convert_to_tensor(state)) for variable, state in states]
         with keras.StatelessScope(values):
-            results = to_numbers(flatten_logs(self._model.get_metrics_result()))
-        return results if results.keys() == logs.keys() else logs
+            results = self._model.get_metrics_result()
+            is_same = results.keys() == self.steps.log_names.get(kind)
+            return to_numbers(flatten_logs(results)) if is_same else logs
 
     def read_states(self) -> list[np.ndarray]:
         return [state.numpy() for state in self.steps.read_states()]

@@ -141,8 +141,10 @@ class TrainingSteps:
         """Returns the logs that callbacks get after a training step."""
         return trained.logs
 
-    def conclude(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the final logs of an epoch or evaluation, from those of its last step.
+    def conclude(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the final logs of an epoch ("train") or evaluation ("test").
+
+        They are made from those of its last step.
 
         The user's own step may return something other than the metrics under their names: the
         metrics are then reported instead, as in Keras. All workers must call this.
