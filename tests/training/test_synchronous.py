@@ -60,7 +60,7 @@ def test_evaluates_as_keras_does(strategy_name):
     for _ in range(5):
         logs = steps.evaluate(iterator)
     expected = dense().evaluate(X, Y, batch_size=ROWS, verbose=0, return_dict=True)
-    for name, value in steps.conclude(logs).items():
+    for name, value in steps.conclude("test", logs).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
     assert model.optimizer.iterations.numpy() == 0
 
