@@ -204,9 +204,9 @@ def read_examples(source: Source | SequentialSource) -> Iterator[Any]:
         return tf.nest.pack_sequence_as(spec, list(stored))
 
     indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
-    batches = indices.map(
-        source.load_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    ).map(store)
+    batches = indices
+    for function in (source.load_batch, store):
+        batches = batches.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     for batch in set_options(batches).as_numpy_iterator():
         leaves = tf.nest.flatten(batch)
         for row in range(len(leaves[0])):
