@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.pinned import pin_memory
+from tfdist.data.gpu_batches import copy_to_gpu, prepare_for_gpus, read_element
 from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import replaced
@@ -116,7 +116,7 @@ class DataAdapter:
           place: input context of the strategy -> input context among the pipelines of all workers.
         """
         dataset_step = self.open_train(start_step)
-        return _distribute(strategy, lambda c: self._make_train(place(c), dataset_step))
+        return self._distribute(strategy, lambda c: self._make_train(place(c), dataset_step))
 
     def open_train(self, start_step: int) -> int:
         """Returns the step for `make_train` at which this process starts to read.
@@ -180,11 +180,14 @@ class DataAdapter:
                 dataset = dataset.concatenate(_make_one(element, like.element_spec))
             return self._assert_endless(dataset) if of_training else dataset
 
-        return _distribute(strategy, make)
+        return self._distribute(strategy, make)
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
         """Returns an iterator over an epoch; for the arguments see `iterate_train`."""
-        return _distribute(strategy, lambda context: self._make_eval(place(context)))
+        return self._distribute(strategy, lambda context: self._make_eval(place(context)))
+
+    def _distribute(self, strategy: tf.distribute.Strategy, make: Callable[..., Any]) -> Any:
+        return _distribute(strategy, make, with_places=self.with_places)
 
     def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         return self._assert_endless(self._drop_places(self.make_train(context, start_step)))
@@ -254,8 +257,8 @@ def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
     if isinstance(iterator, Given):
         return iterator.element
     if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
-        return next(iterator)
-    return _join([next(iterator) for _ in strategy.extended.worker_devices])
+        return read_element(next(iterator))
+    return _join([read_element(next(iterator)) for _ in strategy.extended.worker_devices])
 
 
 def can_give(strategy: tf.distribute.Strategy) -> bool:
@@ -278,20 +281,27 @@ def _join(elements: Sequence[Any]) -> Any:
     )
 
 
-def _distribute(strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]) -> Any:
-    """Returns an iterator over a dataset of pairs, for `take_next`."""
+def _distribute(
+    strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any], *, with_places: bool
+) -> Any:
+    """Returns an iterator over a dataset, for `take_next` if it is one of pairs."""
     made = []
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = make_dataset(context)
-        made.append(pin_memory(dataset) if is_on(strategy, "GPU") else dataset)
-        return made[-1]
+        if is_on(strategy, "GPU"):
+            dataset = prepare_for_gpus(dataset, hides_int32=with_places)
+        made.append(dataset)
+        return dataset
 
     distributed = strategy.distribute_datasets_from_function(make)
     # Where only all replicas together know the position, some may have no element.
     is_sure = strategy.num_replicas_in_sync == 1 or tf.nest.flatten(made[0].element_spec[1])
     if is_sure and is_on(strategy, "CPU"):
         return iter(made[0])  # nothing has to be copied to devices
+    if strategy.num_replicas_in_sync == 1 and is_on(strategy, "GPU"):
+        with tf.device(strategy.extended.worker_devices[0]):
+            return iter(copy_to_gpu(made[0], strategy.extended.worker_devices[0]))
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
     if create is None:

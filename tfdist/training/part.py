@@ -69,12 +69,15 @@ def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) ->
     replicas = context.num_replicas_in_sync
     leaf = next(t for t in keras.tree.flatten(batch) if t is not None and t.shape.rank)
     rows = tf.shape(leaf, tf.int64)[0]
+    if replicas == 1 and not is_apart:
+        first, total, one = tf.zeros([], tf.int64), rows, tf.ones([], tf.float64)
+        return Part(first, rows, tf.constant(False), one, one, one, total, leaf.shape[0])
     if place is None:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
         counts = context.all_reduce(SUM, tf.one_hot(replica, replicas, rows, 0, dtype=tf.int64))
         first, total = tf.reduce_sum(counts[:replica]), tf.reduce_sum(counts)
     else:
-        first, total = tf.unstack(tf.ensure_shape(place, [2]))
+        first, total = place[0], place[1]  # on the device, unlike the results of `tf.unstack`
     is_copy = tf.logical_and(tf.equal(rows, total), replicas > 1 or is_apart)
     if is_apart:
         total = context.all_reduce(SUM, rows)

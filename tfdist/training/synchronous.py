@@ -12,6 +12,7 @@ from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.compilation import explain_step_errors
 from tfdist.training.data_adapter import DataAdapter, Given, can_give, give_parts, is_on, take_next
+from tfdist.training.host_copies import HostCopies
 from tfdist.training.randomness import count_draws, list_seed_generators
 from tfdist.training.replica_metrics import flatten_logs
 from tfdist.training.replica_optimizers import count_without_gradient, list_optimizers
@@ -56,6 +57,7 @@ class SynchronousSteps(TrainingSteps):
         self._draws: list[tuple[keras.random.SeedGenerator, np.ndarray, Any]] = []
         self._batch_spec: Any = None
         self._num_trained = 0
+        self._copies = HostCopies()
         self._traces: dict[Any, tuple[Any, Any]] = {}
         self._strategy = strategy
         self._workers = workers
@@ -143,12 +145,18 @@ class SynchronousSteps(TrainingSteps):
         with explain_step_errors(self._model):
             if self._train_loop is None or isinstance(iterator, Given):
                 found = self._bind(self.steps.train, iterator)(iterator)
+                copied = self._copy(found)
                 self._count(1)
-                return lambda: self._read_step(found)
+                return lambda: self._read_step(copied())
             step_count = tf.constant(num_steps)
             found = self._bind(self._train_loop, iterator, step_count)(iterator, step_count)
+            copied = self._copy(found)
             self._count(num_steps)
-            return lambda: self._read_loop(found, num_steps)
+            return lambda: self._read_loop(copied(), num_steps)
+
+    def _copy(self, found: Found) -> Callable[[], Found]:
+        """Returns a function that waits for results, and returns them where they can be read."""
+        return self._copies.start(found) if self.runs_ahead else lambda: found
 
     def _read_step(self, found: Found) -> list[Trained]:
         self._add_input_s(float(found.waited_s))
