@@ -1,13 +1,15 @@
 """Batches on their way to GPUs are the same batches."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.data.gpu_batches import copy_to_gpu, prepare_for_gpus, read_element
-from tfdist.training import data_adapter
+from tfdist.data.gpu_batches import copy_to_gpu, has_dense_numbers, pin_memory, read_element
+from tfdist.training import data_adapter, step, synchronous
 from tfdist.training.model_variables import hash_weights
 
 X, Y = np.arange(24, dtype="f4").reshape(6, 4), np.arange(6)
@@ -39,18 +41,26 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("hides_int32", [False, True])
 @pytest.mark.parametrize("name", DATASETS)
-def test_elements_are_the_same(name, hides_int32):
+def test_elements_are_the_same(name):
     dataset = DATASETS[name]
-    prepared = prepare_for_gpus(dataset, hides_int32=hides_int32)
-    assert prepared is not dataset
-    assert (prepared.element_spec == dataset.element_spec) == (
-        not hides_int32 or tf.int32 not in [s.dtype for s in tf.nest.flatten(dataset.element_spec)]
-    )
-    assert int(prepared.cardinality()) == int(dataset.cardinality())
-    copied = copy_to_gpu(prepared, "/job:localhost/replica:0/task:0/device:CPU:0")
-    found, expected = [read_element(e) for e in copied.take(5)], list(dataset.take(5))
+    pinned = pin_memory(dataset)
+    assert pinned is not dataset
+    assert pinned.element_spec == dataset.element_spec
+    assert int(pinned.cardinality()) == int(dataset.cardinality())
+    _check_elements(pinned, dataset)
+
+
+@pytest.mark.parametrize("name", ["pairs", "places", "nested", "int32", "endless", "types"])
+def test_elements_are_the_same_after_a_copy(name):
+    dataset = DATASETS[name]
+    copied = copy_to_gpu(dataset, "/job:localhost/replica:0/task:0/device:CPU:1")
+    assert tf.int32 not in [spec.dtype for spec in tf.nest.flatten(copied.element_spec)]
+    _check_elements(map(read_element, copied), dataset)
+
+
+def _check_elements(dataset, expected):
+    found, expected = list(itertools.islice(dataset, 5)), list(expected.take(5))
     assert len(found) == len(expected)
     assert _list_types(found) == _list_types(expected)
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
@@ -62,7 +72,8 @@ def _list_types(elements):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_dense_number_stays(name):
-    assert prepare_for_gpus(OTHERS[name], hides_int32=True) is OTHERS[name]
+    assert pin_memory(OTHERS[name]) is OTHERS[name]
+    assert not has_dense_numbers(OTHERS[name])
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -76,7 +87,8 @@ def test_a_run_is_the_same(options, is_known, monkeypatch):
     found = []
     for is_gpu in (False, True):
         if is_gpu:
-            monkeypatch.setattr(data_adapter, "is_on", lambda strategy, kind: kind == "GPU")
+            for module in (data_adapter, step, synchronous):
+                monkeypatch.setattr(module, "is_on", lambda strategy, kind: kind == "GPU")
         trainer = zoo.make_trainer(
             lambda: example.build(keras.optimizers.Adam(1e-2)), strategy="one_device", **options
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.gpu_batches import copy_to_gpu, prepare_for_gpus, read_element
+from tfdist.data.gpu_batches import copy_to_gpu, has_dense_numbers, pin_memory, read_element
 from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import replaced
@@ -256,9 +256,11 @@ def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
     """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
     if isinstance(iterator, Given):
         return iterator.element
-    if strategy.num_replicas_in_sync == 1 or not isinstance(iterator, tf.data.Iterator):
+    if strategy.num_replicas_in_sync == 1:
         return read_element(next(iterator))
-    return _join([read_element(next(iterator)) for _ in strategy.extended.worker_devices])
+    if not isinstance(iterator, tf.data.Iterator):
+        return next(iterator)
+    return _join([next(iterator) for _ in strategy.extended.worker_devices])
 
 
 def can_give(strategy: tf.distribute.Strategy) -> bool:
@@ -289,19 +291,17 @@ def _distribute(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = make_dataset(context)
-        if is_on(strategy, "GPU"):
-            dataset = prepare_for_gpus(dataset, hides_int32=with_places)
-        made.append(dataset)
-        return dataset
+        made.append(pin_memory(dataset) if is_on(strategy, "GPU") else dataset)
+        return made[-1]
 
     distributed = strategy.distribute_datasets_from_function(make)
     # Where only all replicas together know the position, some may have no element.
     is_sure = strategy.num_replicas_in_sync == 1 or tf.nest.flatten(made[0].element_spec[1])
     if is_sure and is_on(strategy, "CPU"):
         return iter(made[0])  # nothing has to be copied to devices
-    if strategy.num_replicas_in_sync == 1 and is_on(strategy, "GPU"):
-        with tf.device(strategy.extended.worker_devices[0]):
-            return iter(copy_to_gpu(made[0], strategy.extended.worker_devices[0]))
+    is_one_gpu = strategy.num_replicas_in_sync == 1 and is_on(strategy, "GPU")
+    if is_one_gpu and with_places and has_dense_numbers(made[0]):
+        return iter(copy_to_gpu(made[0], strategy.extended.worker_devices[0]))
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
     if create is None:

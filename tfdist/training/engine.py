@@ -135,8 +135,8 @@ class Engine:
     def seconds_of_input(self) -> float | None:
         """The seconds that training steps waited for this process's part of their batches.
 
-        None under `ParameterServerStrategy`, whose workers read the batches, and where only
-        deterministic kernels are allowed.
+        None under `ParameterServerStrategy`, whose workers read the batches, on GPUs, whose steps
+        a clock would delay, and where only deterministic kernels are allowed.
         """
         seconds = self._steps.input_s if self._steps else 0.0
         return None if seconds is None or math.isnan(seconds) else seconds

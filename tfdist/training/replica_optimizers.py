@@ -168,8 +168,8 @@ def _has_known_rows(gradient: Any) -> bool:
 
 def scale_gradient(gradient: Any, factor: Any) -> Any:
     """Returns a gradient times a number; None stays None."""
-    if gradient is None:
-        return None
+    if gradient is None or tf.get_static_value(factor) == 1:
+        return gradient
     with tf.device(gradient.device):
         factor = tf.cast(factor, gradient.dtype)
         if isinstance(gradient, tf.IndexedSlices):

@@ -24,7 +24,7 @@ from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
-from tfdist.training.data_adapter import take_next
+from tfdist.training.data_adapter import is_on, take_next
 from tfdist.training.division import Division
 from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.fused_update import fusing_updates
@@ -48,8 +48,7 @@ class Found(NamedTuple):
         one device.
       rows: float64 scalar, the number of examples in the global batch; 0 on one device.
       waited_s: float64 scalar, the seconds that the step waited for this worker's part of the
-        batch; NaN where only deterministic kernels are allowed, because TensorFlow's clock is not
-        one.
+        batch; NaN if `_read_clock` has none.
     """
 
     logs: Logs
@@ -272,11 +271,11 @@ class Steps:
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], Found]:
         def step(iterator: Any) -> Found:
-            asked = _read_clock()
+            asked = _read_clock(self._strategy)
             with tf.control_dependencies([asked]):
                 data, place = take_next(self._strategy, iterator)
             with tf.control_dependencies(_list_tensors(data)):
-                came = _read_clock()
+                came = _read_clock(self._strategy)
             if self.is_divided:
                 # Every operation waits for the data, so that none runs when the data have ended.
                 found = self._run(kind, divided, data, place, after=_list_tensors(data))
@@ -394,7 +393,8 @@ def _list_tensors(data: Any) -> list[tf.Tensor]:
     return [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
 
 
-def _read_clock() -> tf.Tensor:
-    if is_op_determinism_enabled():
+def _read_clock(strategy: tf.distribute.Strategy) -> tf.Tensor:
+    # It is no deterministic kernel, and on a GPU, the step would wait for the end of the last one.
+    if is_op_determinism_enabled() or is_on(strategy, "GPU"):
         return tf.constant(math.nan, tf.float64)
     return tf.timestamp()
