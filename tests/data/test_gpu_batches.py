@@ -77,8 +77,11 @@ def test_what_is_no_dense_number_stays(name):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}])
-def test_a_run_is_the_same(options, is_known, monkeypatch):
+@pytest.mark.parametrize(
+    ("strategy_name", "options"),
+    [("one_device", {}), ("one_device", {"micro_batches": 2}), ("mirrored-2", {})],
+)
+def test_a_run_is_the_same(strategy_name, options, is_known, monkeypatch):
     example = zoo.EXAMPLES["dense"]
     x, y = example.data
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
@@ -90,7 +93,9 @@ def test_a_run_is_the_same(options, is_known, monkeypatch):
             for module in (data_adapter, step, synchronous):
                 monkeypatch.setattr(module, "is_on", lambda strategy, kind: kind == "GPU")
         trainer = zoo.make_trainer(
-            lambda: example.build(keras.optimizers.Adam(1e-2)), strategy="one_device", **options
+            lambda: example.build(keras.optimizers.Adam(1e-2)),
+            strategy=zoo.STRATEGIES[strategy_name](),
+            **options,
         )
         logs = trainer.fit(dataset, epochs=2, verbose=0).history
         evaluated = trainer.evaluate(x, y, verbose=0)

@@ -157,6 +157,47 @@ def test_callbacks_that_allow_it_see_a_step_while_the_next_one_runs(steps_per_lo
         assert orders == ["(0)(1)(2)(3)(4" * EPOCHS, "(0(1)(2)(3)(4)(0(1)(2)(3))(4"]
 
 
+class SeenTests(keras.callbacks.Callback):
+    def __init__(self, stop_after=None):
+        super().__init__()
+        self.logs = []
+        self.order = ""
+        self._stop_after = stop_after
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.order += f"({batch}"
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.order += ")"
+        self.logs.append((batch, dict(logs)))
+        self.model.stop_evaluating = batch == self._stop_after
+
+
+class LateTests(SeenTests):
+    async_safe = True
+
+
+@pytest.mark.usefixtures("_ahead")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_evaluation_runs_ahead_of_callbacks_that_allow_it(is_known):
+    example, found = zoo.EXAMPLES["dense"], []
+    dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(BATCH)  # 4, of 40 examples
+    if not is_known:
+        dataset = dataset.filter(lambda *batch: True)
+    trainer = _make(example)
+    _fit(trainer, example)
+    for seen in (SeenTests(), LateTests()):
+        logs = trainer.evaluate(dataset, callbacks=[seen], verbose=0)
+        found.append((logs, seen.logs, seen.order))
+    assert found[0][:-1] == found[1][:-1]
+    asked = "" if is_known else "(4"
+    assert found[0][-1] == f"(0)(1)(2)(3){asked}"
+    assert found[1][-1] == (f"(0(1)(2)(3)){asked}" if is_known else "(0(1)(2)(3)(4)")
+    late = LateTests(stop_after=1)
+    trainer.evaluate(dataset, callbacks=[late], verbose=0)
+    assert late.order == "(0(1)(2))"
+
+
 @pytest.mark.usefixtures("_ahead")
 def test_a_run_that_a_late_callback_stops_continues_to_the_same_bits(tmp_path):
     example = zoo.EXAMPLES["dense"]

@@ -46,11 +46,11 @@ def test_looking_past_the_end_finds_nothing(strategy_name):
     _, steps, adapter = _make(strategy_name)
     iterator = steps.iterate_eval(adapter)
     for _ in range(5):
-        steps.evaluate(iterator)
+        steps.start_evaluation(iterator)()
     batch, iterator = steps.look_ahead(iterator, adapter, of_training=False)
     assert batch is None
     with pytest.raises((tf.errors.OutOfRangeError, StopIteration)):
-        steps.evaluate(iterator)
+        steps.start_evaluation(iterator)()
 
 
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
@@ -58,7 +58,7 @@ def test_evaluates_as_keras_does(strategy_name):
     model, steps, adapter = _make(strategy_name)
     iterator = steps.iterate_eval(adapter)
     for _ in range(5):
-        logs = steps.evaluate(iterator)
+        logs = steps.start_evaluation(iterator)()
     expected = dense().evaluate(X, Y, batch_size=ROWS, verbose=0, return_dict=True)
     for name, value in steps.conclude("test", logs).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)

@@ -165,8 +165,8 @@ class AsynchronousSteps(TrainingSteps):
             self._count_empty()
             self._draws.count("train")
 
-    def evaluate(self, stream: StepStream) -> dict[str, Any]:
-        """Adds the next step of an evaluation to the metrics, and returns the logs.
+    def start_evaluation(self, stream: StepStream) -> Callable[[], dict[str, Any]]:
+        """Adds the next step of an evaluation to the metrics; returns a function for the logs.
 
         Raises:
           StopIteration: no step is left.
@@ -175,7 +175,8 @@ class AsynchronousSteps(TrainingSteps):
             _, counts = stream.take()
             self._draws.take("test")
             self._add(counts)
-            return to_numbers(flatten_logs(self._read_logs()))
+            logs = to_numbers(flatten_logs(self._read_logs()))
+        return lambda: logs
 
     def predict(self, stream: StepStream) -> list[tuple[Any, bool]]:
         """Returns the outputs of the next step.

@@ -17,16 +17,19 @@ class CallbackList(keras.callbacks.CallbackList):
         super().__init__(callbacks, **options)
         self._async_train = self._async_test = self._async_predict = False
 
-    @property
-    def may_be_late(self) -> bool:
-        """Whether callbacks may see the end of a training step while the next one runs.
+    def may_be_late(self, kind: str) -> bool:
+        """Returns whether callbacks may see the end of a step while the next one runs.
 
         As in Keras, they allow it by `async_safe`, and Keras's progress bar does.
+
+        Args:
+          kind: the kind of step, `"train"` or `"test"`.
         """
+        names = [f"on_{kind}_batch_end", *["on_batch_end"] * (kind == "train")]
         return all(
             getattr(callback, "async_safe", type(callback) is keras.callbacks.ProgbarLogger)
             for callback in self.callbacks
-            if _overrides(callback, "on_train_batch_end", "on_batch_end")
+            if _overrides(callback, *names)
         )
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -69,7 +69,7 @@ def evaluate(
     adapter: DataAdapter,
     *,
     steps: int | None,
-    make_callbacks: Callable[[int | None], keras.callbacks.CallbackList],
+    make_callbacks: Callable[[int | None], CallbackList],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
     """Evaluates a model on every batch, or on the first `steps`.
@@ -97,17 +97,30 @@ def evaluate(
     callbacks.on_test_begin()
     adapter.on_epoch_begin()
     iterator = of_model.iterate_eval(adapter, steps=steps)
+    runs_ahead = of_model.runs_ahead and callbacks.may_be_late("test")
+    started: list[Callable[[], dict[str, Any]]] = []
     batch = 0
     logs: dict[str, Any] = {}
+
+    def end_started() -> None:
+        nonlocal logs
+        while started:
+            logs = started.pop()()
+            callbacks.on_test_batch_end(batch - 1, logs)
+
     while (steps is None or batch < steps) and not (model.stop_evaluating or is_stopped()):
         iterator = engine.check_division("test", iterator, adapter)
         callbacks.on_test_batch_begin(batch)
         try:
-            logs = of_model.evaluate(iterator)
+            read = of_model.start_evaluation(iterator)
         except (tf.errors.OutOfRangeError, StopIteration):
             break
-        callbacks.on_test_batch_end(batch, logs)
+        end_started()
+        started.append(read)
         batch += 1
+        if not runs_ahead:
+            end_started()
+    end_started()
     if is_stopped():
         callbacks.on_test_end(None)
         return None

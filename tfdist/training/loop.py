@@ -303,7 +303,7 @@ class FitLoop:
     def _runs_ahead(self) -> bool:
         """Returns whether to start the next step before the results of the last one are read."""
         is_stopping = self._progress.is_asked_to_stop or self._model.stop_training
-        return self._steps.runs_ahead and not is_stopping and self._callbacks.may_be_late
+        return self._steps.runs_ahead and not is_stopping and self._callbacks.may_be_late("train")
 
     def _end_started(self) -> bool:
         """Waits for the steps that were started last, if any, and calls callbacks for each.

@@ -51,8 +51,9 @@ class OwnFunctionSteps(SynchronousSteps):
         found = [Trained(self._read("train", self._model.train_function(iterator)))]
         return lambda: found
 
-    def evaluate(self, iterator: Any) -> dict[str, Any]:
-        return self._read("test", self._model.test_function(iterator))
+    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
+        logs = self._read("test", self._model.test_function(iterator))
+        return lambda: logs
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return [(self._model.predict_function([next(iterator)]), False)]  # a list of batches

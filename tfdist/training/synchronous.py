@@ -208,10 +208,11 @@ class SynchronousSteps(TrainingSteps):
                 # Not added to the current state: the step without data may have drawn already.
                 generator.state.assign(began + each * (self._num_trained + 1))
 
-    def evaluate(self, iterator: Any) -> dict[str, Any]:
+    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
         iterator = _unwrap(iterator)
         with explain_step_errors(self._model):
-            return to_numbers(self._bind(self.steps.test, iterator)(iterator).logs)
+            copied = self._copy(self._bind(self.steps.test, iterator)(iterator))
+        return lambda: to_numbers(copied().logs)
 
     def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
         return self._predict(_unwrap(iterator))

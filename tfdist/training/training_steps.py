@@ -91,7 +91,7 @@ class TrainingSteps:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the devices still compute a step when `start` returns."""
+        """Whether the devices still compute a step that has been started."""
         return False
 
     def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[Trained]]:
@@ -119,10 +119,12 @@ class TrainingSteps:
         """
         return True
 
-    def evaluate(self, iterator: Any) -> dict[str, Any]:
-        """Adds the next global batch of an evaluation to the metrics, and returns the logs.
+    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
+        """Starts to add the next global batch of an evaluation to the metrics.
 
-        The logs cover what this process's strategy has seen; see `read_logs`.
+        Returns:
+          A function that waits for the logs, and returns them. They cover what this process's
+          strategy has seen; see `read_logs`.
 
         Raises:
           StopIteration, tf.errors.OutOfRangeError: no batch is left.
