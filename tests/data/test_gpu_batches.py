@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.data.gpu_batches import copy_to_gpu, has_dense_numbers, pin_memory, read_element
+from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
 from tfdist.training import data_adapter, step, synchronous
 from tfdist.training.model_variables import hash_weights
 
@@ -54,7 +54,7 @@ def test_elements_are_the_same(name):
 @pytest.mark.parametrize("name", ["pairs", "places", "nested", "int32", "endless", "types"])
 def test_elements_are_the_same_after_a_copy(name):
     dataset = DATASETS[name]
-    copied = copy_to_gpu(dataset, "/job:localhost/replica:0/task:0/device:CPU:1")
+    copied = iterate_on_gpu(dataset, "/job:localhost/replica:0/task:0/device:CPU:1")
     assert tf.int32 not in [spec.dtype for spec in tf.nest.flatten(copied.element_spec)]
     _check_elements(map(read_element, copied), dataset)
 

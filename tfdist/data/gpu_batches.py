@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.data.dataset_options import set_options
+
 _AT_ONCE = 2  # copies to page-locked memory
 _BUFFERED = 2  # batches on the GPU
 
@@ -43,8 +45,8 @@ def pin_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return batches.map(take_first)
 
 
-def copy_to_gpu(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
-    """Returns the dataset with its elements on a GPU, before they are requested.
+def iterate_on_gpu(dataset: tf.data.Dataset, device: str) -> Any:
+    """Returns an iterator whose elements are on a GPU before they are requested.
 
     The iterators that strategies make copy a number from the GPU to the host for each element, and
     int32 tensors back and forth. `read_element` returns the elements as they were.
@@ -59,12 +61,14 @@ def copy_to_gpu(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
             lambda t: _Bits(tf.bitcast(t, tf.uint32)) if t.dtype == tf.int32 else t, element
         )
 
+    hidden = dataset.map(hide)
     copy = tf.data.experimental.copy_to_device(target_device=device)
-    return dataset.map(hide).apply(copy).prefetch(_BUFFERED)
+    with tf.device(device):
+        return iter(set_options(hidden.apply(copy).prefetch(_BUFFERED)))
 
 
 def read_element(element: Any) -> Any:
-    """Returns an element as it was before `copy_to_gpu`."""
+    """Returns an element of `iterate_on_gpu` as it was."""
 
     def show(part: Any) -> Any:
         return tf.bitcast(part.uint32, tf.int32) if isinstance(part, _Bits) else None

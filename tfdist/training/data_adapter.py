@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
-from tfdist.data.gpu_batches import copy_to_gpu, has_dense_numbers, pin_memory, read_element
+from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
 from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import replaced
@@ -301,7 +301,7 @@ def _distribute(
         return iter(made[0])  # nothing has to be copied to devices
     is_one_gpu = strategy.num_replicas_in_sync == 1 and is_on(strategy, "GPU")
     if is_one_gpu and with_places and has_dense_numbers(made[0]):
-        return iter(copy_to_gpu(made[0], strategy.extended.worker_devices[0]))
+        return iterate_on_gpu(made[0], strategy.extended.worker_devices[0])
     # The datasets with which TensorFlow copies batches to the devices accept no options.
     create = getattr(multi_device_iterator_ops, _CREATE, None)
     if create is None:
