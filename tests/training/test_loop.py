@@ -198,6 +198,38 @@ def test_an_evaluation_runs_ahead_of_callbacks_that_allow_it(is_known):
     assert late.order == "(0(1)(2))"
 
 
+class SeenPredictions(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.order = ""
+        self.outputs = []
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self.order += f"({batch}"
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.order += ")"
+        self.outputs.append((batch, logs["outputs"].tolist()))
+
+
+class LatePredictions(SeenPredictions):
+    async_safe = True
+
+
+@pytest.mark.usefixtures("_ahead")
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_prediction_runs_ahead_of_callbacks_that_allow_it(strategy_name):
+    example, found = zoo.EXAMPLES["dense"], []
+    trainer = _make(example, strategy_name)
+    _fit(trainer, example)
+    for seen in (SeenPredictions(), LatePredictions()):
+        x = example.data[0]
+        outputs = trainer.predict(x, batch_size=BATCH, callbacks=[seen], verbose=0)
+        found.append((outputs.tolist(), seen.outputs, seen.order))
+    assert found[0][:-1] == found[1][:-1]
+    assert [order for *_, order in found] == ["(0)(1)(2)(3)", "(0(1)(2)(3))"]
+
+
 @pytest.mark.usefixtures("_ahead")
 def test_a_run_that_a_late_callback_stops_continues_to_the_same_bits(tmp_path):
     example = zoo.EXAMPLES["dense"]

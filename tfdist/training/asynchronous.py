@@ -178,8 +178,8 @@ class AsynchronousSteps(TrainingSteps):
             logs = to_numbers(flatten_logs(self._read_logs()))
         return lambda: logs
 
-    def predict(self, stream: StepStream) -> list[tuple[Any, bool]]:
-        """Returns the outputs of the next step.
+    def start_prediction(self, stream: StepStream) -> Callable[[], list[tuple[Any, bool]]]:
+        """Returns a function for the outputs of the next step.
 
         Raises:
           StopIteration: no step is left.
@@ -187,7 +187,7 @@ class AsynchronousSteps(TrainingSteps):
         with explain_lost_server():
             _, outputs = stream.take()
             self._draws.take("predict")
-        return [(outputs, False)]
+        return lambda: [(outputs, False)]
 
     def read_training_logs(self, trained: Trained) -> dict[str, Any]:
         """Returns the logs."""

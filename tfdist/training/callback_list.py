@@ -23,7 +23,7 @@ class CallbackList(keras.callbacks.CallbackList):
         As in Keras, they allow it by `async_safe`, and Keras's progress bar does.
 
         Args:
-          kind: the kind of step, `"train"` or `"test"`.
+          kind: the kind of step, `"train"`, `"test"` or `"predict"`.
         """
         names = [f"on_{kind}_batch_end", *["on_batch_end"] * (kind == "train")]
         return all(

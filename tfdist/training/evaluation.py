@@ -97,34 +97,30 @@ def evaluate(
     callbacks.on_test_begin()
     adapter.on_epoch_begin()
     iterator = of_model.iterate_eval(adapter, steps=steps)
-    runs_ahead = of_model.runs_ahead and callbacks.may_be_late("test")
-    started: list[Callable[[], dict[str, Any]]] = []
-    batch = 0
     logs: dict[str, Any] = {}
 
-    def end_started() -> None:
-        nonlocal logs
-        while started:
-            logs = started.pop()()
-            callbacks.on_test_batch_end(batch - 1, logs)
-
-    while (steps is None or batch < steps) and not (model.stop_evaluating or is_stopped()):
+    def start() -> Callable[[], dict[str, Any]]:
+        nonlocal iterator
         iterator = engine.check_division("test", iterator, adapter)
-        callbacks.on_test_batch_begin(batch)
-        try:
-            read = of_model.start_evaluation(iterator)
-        except (tf.errors.OutOfRangeError, StopIteration):
-            break
-        end_started()
-        started.append(read)
-        batch += 1
-        if not runs_ahead:
-            end_started()
-    end_started()
+        return of_model.start_evaluation(iterator)
+
+    def end(batch: int, found: dict[str, Any]) -> None:
+        nonlocal logs
+        logs = found
+        callbacks.on_test_batch_end(batch, logs)
+
+    count = _run_steps(
+        start,
+        callbacks.on_test_batch_begin,
+        end,
+        steps=steps,
+        is_stopped=lambda: model.stop_evaluating or is_stopped(),
+        is_ahead=of_model.runs_ahead and callbacks.may_be_late("test"),
+    )
     if is_stopped():
         callbacks.on_test_end(None)
         return None
-    if not batch:
+    if not count:
         raise TfdistError("Cannot evaluate: the validation data are empty.")
     if not model.stop_evaluating:
         if is_whole:
@@ -141,7 +137,7 @@ def predict(
     adapter: DataAdapter,
     *,
     steps: int | None,
-    callbacks: keras.callbacks.CallbackList,
+    callbacks: CallbackList,
 ) -> list[Any]:
     """Returns the outputs for this process's part of every batch, or of the first `steps`.
 
@@ -156,20 +152,29 @@ def predict(
     callbacks.on_predict_begin()
     adapter.on_epoch_begin()
     iterator = predictor.iterate_predict(adapter, steps=steps)
-    while (steps is None or len(batches) < steps) and not model.stop_predicting:
+
+    def start() -> Callable[[], list[tuple[Any, bool]]]:
+        nonlocal iterator
         iterator = engine.check_division("predict", iterator, adapter)
-        callbacks.on_predict_batch_begin(len(batches))
-        try:
-            replicas = predictor.predict(iterator)
-        except (tf.errors.OutOfRangeError, StopIteration):
-            break
+        return predictor.start_prediction(iterator)
+
+    def end(batch: int, replicas: list[tuple[Any, bool]]) -> None:
         parts = [
             keras.tree.map_structure(lambda t, copied=is_copy: _read_rows(t, copied), outputs)
             for outputs, is_copy in replicas
         ]
         outputs = keras.tree.map_structure(concatenate, *parts)
-        callbacks.on_predict_batch_end(len(batches), {"outputs": outputs})
+        callbacks.on_predict_batch_end(batch, {"outputs": outputs})
         batches.append(outputs)
+
+    _run_steps(
+        start,
+        callbacks.on_predict_batch_begin,
+        end,
+        steps=steps,
+        is_stopped=lambda: model.stop_predicting,
+        is_ahead=predictor.runs_ahead and callbacks.may_be_late("predict"),
+    )
     if not model.stop_predicting:
         if is_whole:
             adapter.drop_pass()
@@ -178,6 +183,47 @@ def predict(
     if not batches:
         raise TfdistError("Cannot predict: the data are empty.")
     return batches
+
+
+def _run_steps(
+    start: Callable[[], Callable[[], T]],
+    begin: Callable[[int], None],
+    end: Callable[[int, T], None],
+    *,
+    steps: int | None,
+    is_stopped: Callable[[], bool],
+    is_ahead: bool,
+) -> int:
+    """Runs steps until no batch is left; returns their number.
+
+    Args:
+      start: starts a step, and returns a function that waits for its results.
+      begin: number of a batch -> None; called before its step.
+      end: (number of a batch, results of its step) -> None; called after it.
+      steps: the most steps; None for all.
+      is_stopped: returns whether to stop; called before each step.
+      is_ahead: whether a step starts before the results of the last one are read.
+    """
+    started: list[Callable[[], T]] = []
+    count = 0
+
+    def end_started() -> None:
+        while started:
+            end(count - 1, started.pop()())
+
+    while (steps is None or count < steps) and not is_stopped():
+        begin(count)
+        try:
+            read = start()
+        except (tf.errors.OutOfRangeError, StopIteration):
+            break
+        end_started()
+        started.append(read)
+        count += 1
+        if not is_ahead:
+            end_started()
+    end_started()
+    return count
 
 
 def concatenate(*leaves: Any) -> Any:

@@ -55,8 +55,9 @@ class OwnFunctionSteps(SynchronousSteps):
         logs = self._read("test", self._model.test_function(iterator))
         return lambda: logs
 
-    def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
-        return [(self._model.predict_function([next(iterator)]), False)]  # a list of batches
+    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+        outputs = self._model.predict_function([next(iterator)])  # a list of batches
+        return lambda: [(outputs, False)]
 
     def count_traces(self) -> dict[str, int]:
         return {}

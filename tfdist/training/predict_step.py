@@ -11,6 +11,8 @@ from tfdist.training.data_adapter import take_next
 from tfdist.training.part import make_part
 from tfdist.training.randomness import RowDraws, Rows, hide_rows
 
+Pack = Callable[[Any], list[tuple[Any, bool]]]
+
 
 def make_predict_step(
     model: keras.Model,
@@ -21,10 +23,11 @@ def make_predict_step(
     draws: RowDraws | None,
     is_apart: bool,
     is_chief: bool,
-) -> Callable[[Any], list[tuple[Any, bool]]]:
-    """Returns a function: iterator -> each replica's outputs, and whether they are a copy.
+) -> Callable[[Any], tuple[Any, Pack]]:
+    """Returns a function: iterator -> tensors, and a function of them, wherever they are by then.
 
-    The outputs have the model's structure.
+    The latter returns each replica's outputs, in the model's structure, and whether they are a
+    copy.
 
     Args:
       model: a built model.
@@ -61,11 +64,11 @@ def make_predict_step(
 
     compiled = compile_step(run)
 
-    def predict_step(iterator: Any) -> list[tuple[Any, bool]]:
-        copies, *leaves = compiled(iterator)
+    def pack(found: Any) -> list[tuple[Any, bool]]:
+        copies, *leaves = found
         return [
             (keras.tree.pack_sequence_as(structure, outputs), bool(is_copy))
             for is_copy, *outputs in zip(copies, *leaves, strict=True)
         ]
 
-    return predict_step
+    return lambda iterator: (compiled(iterator), pack)

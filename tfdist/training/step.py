@@ -30,7 +30,7 @@ from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.fused_update import fusing_updates
 from tfdist.training.gradient import OwnStep
 from tfdist.training.part import make_part
-from tfdist.training.predict_step import make_predict_step
+from tfdist.training.predict_step import Pack, make_predict_step
 from tfdist.training.randomness import hide_rows, list_seed_generators
 from tfdist.training.replica_metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
 from tfdist.training.replica_optimizers import Record, reducing_optimizers
@@ -176,7 +176,7 @@ class Steps:
 
         return self._compile(train_loop)
 
-    def make_predict(self) -> Callable[[Any], list[tuple[Any, bool]]]:
+    def make_predict(self) -> Callable[[Any], tuple[Any, Pack]]:
         """Returns the step of a prediction; see `make_predict_step`."""
         return make_predict_step(
             self._model,

@@ -154,7 +154,7 @@ class SynchronousSteps(TrainingSteps):
             self._count(num_steps)
             return lambda: self._read_loop(copied(), num_steps)
 
-    def _copy(self, found: Found) -> Callable[[], Found]:
+    def _copy(self, found: Any) -> Callable[[], Any]:
         """Returns a function that waits for results, and returns them where they can be read."""
         return self._copies.start(found) if self.runs_ahead else lambda: found
 
@@ -214,8 +214,10 @@ class SynchronousSteps(TrainingSteps):
             copied = self._copy(self._bind(self.steps.test, iterator)(iterator))
         return lambda: to_numbers(copied().logs)
 
-    def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
-        return self._predict(_unwrap(iterator))
+    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+        found, pack = self._predict(_unwrap(iterator))
+        copied = self._copy(found)
+        return lambda: pack(copied())
 
     def conclude(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
         if not overrides(self._model, "train_step", "test_step"):

@@ -81,8 +81,12 @@ class TrainingSteps:
         """
         raise NotImplementedError
 
-    def predict(self, iterator: Any) -> list[tuple[Any, bool]]:
-        """Returns each replica's outputs for the next batch, and whether they repeat another's.
+    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+        """Starts to compute the outputs for the next batch.
+
+        Returns:
+          A function that waits for each replica's outputs, and returns them, and whether they
+          repeat another's.
 
         Raises:
           StopIteration, tf.errors.OutOfRangeError: no batch is left.
