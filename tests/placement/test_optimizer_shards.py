@@ -9,13 +9,14 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
-from tests.training.programs import OPTIMIZERS
+from tests.training.programs import INDIVISIBLE, OPTIMIZERS, PROGRAMS
 from tfdist.devices import shorten
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers
 from tfdist.placement.optimizer.cutting import Weight, cut_weights
 
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
+ALL = {**PROGRAMS, **INDIVISIBLE}
 NOT_DIVIDED = ("Adafactor", "LossScaleOptimizer")
 SHARDED = tfdist.StepOptions(shard_optimizer=True)
 
@@ -162,6 +163,95 @@ def test_a_checkpoint_is_whole(tmp_path):
     run(4, "one_device")
     _, found = run(6, "mirrored-2", step_options=SHARDED)
     assert zoo.largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.thorough(keep=8)
+@pytest.mark.parametrize("name", ALL)
+def test_a_strangers_program_is_equal_or_refused(name):
+    expected, weights = _fit(name, strategy="one_device")
+    refusal = history = found = None
+    try:
+        history, found = _fit(name, strategy=zoo.STRATEGIES["mirrored-2"](), step_options=SHARDED)
+    except TfdistError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert "\n" not in refusal
+        assert name in INDIVISIBLE or "shard_optimizer" in refusal, refusal
+        return
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=1e-5, atol=1e-6, err_msg=key)
+    for ours, theirs in zip(found, weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def _fit(name, **options):
+    keras.utils.set_random_seed(1)
+    trainer = tfdist.Trainer(ALL[name].build, **options)
+    history = trainer.fit(ALL[name].make_dataset(), epochs=2, verbose=0, shuffle=False)
+    return history.history, [weight.numpy() for weight in trainer.model.weights]
+
+
+def _make_net():
+    inputs = keras.Input((12,))
+    hidden = keras.layers.Dense(8, name="o")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(4, name="p")(hidden))
+
+
+class Twins(keras.Model):
+    """Two networks whose layers have the same names."""
+
+    def __init__(self):
+        super().__init__()
+        self.nets = [_make_net() for _ in range(2)]
+
+    def call(self, x):
+        return self.nets[0](x) + self.nets[1](x)
+
+
+@pytest.mark.parametrize("placement", [None, tfdist.placement.Shards()])
+def test_weights_of_one_name_have_states_of_their_own(float64, placement):
+    def build():
+        model = Twins()
+        model.compile(ADAM(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    found = []
+    divided = {"strategy": zoo.STRATEGIES["mirrored-2"](), "step_options": SHARDED}
+    if placement is not None:
+        divided = {"strategy": "one_device", "placement": placement}
+    for options in ({"strategy": "one_device"}, divided):
+        keras.utils.set_random_seed(1)
+        trainer = tfdist.Trainer(build, **options)
+        trainer.fit(*zoo.EXAMPLES["dense"].data, batch_size=15, verbose=0, shuffle=False)
+        paths = [weight.path for weight in trainer.model.trainable_variables]
+        assert paths.count("o/kernel") == 2
+        found.append([weight.numpy() for weight in trainer.model.weights])
+    assert zoo.largest_difference(*found) < 1e-12
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_further_optimizers_are_divided_if_they_are_built(is_built):
+    def build():
+        gan = PROGRAMS["two optimizers"].build()
+        if is_built:
+            gan.of_judge.build(gan.judge.trainable_variables)
+            gan.of_maker.build(gan.maker.trainable_variables)
+        return gan
+
+    found = []
+    for options in ({}, {"step_options": SHARDED}):
+        keras.utils.set_random_seed(1)
+        trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), **options)
+        dataset = PROGRAMS["two optimizers"].make_dataset()
+        if options and not is_built:
+            with pytest.raises(TfdistError, match="Adam had none then") as caught:
+                trainer.fit(dataset, verbose=0, shuffle=False)
+            assert "\n" not in str(caught.value)
+            return
+        trainer.fit(dataset, epochs=2, verbose=0, shuffle=False)
+        found.append([weight.numpy() for weight in trainer.model.weights])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("strategy_name", ["one_device", "central_storage-2"])

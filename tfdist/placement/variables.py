@@ -1,5 +1,6 @@
 """Puts a model's variables on the devices of its stages."""
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -45,7 +46,7 @@ def place_variables(
 
     def place() -> None:
         for key, variable in variables.items():
-            for moved in (variable, *slots[variable.path]):
+            for moved in (variable, *slots[key]):
                 _move(moved, strategy, devices[key])
 
     call_outside_scopes(place)
@@ -53,21 +54,28 @@ def place_variables(
 
 def group_slots(
     variables: Sequence[keras.Variable], optimizers: Sequence[Any]
-) -> dict[str, list[keras.Variable]]:
-    """Returns path of a weight -> the optimizers' variables that belong to it.
+) -> dict[int, list[keras.Variable]]:
+    """Returns identity of a weight -> the optimizers' variables that belong to it.
 
-    Keras says in their names which weight that is.
+    Keras says in their names which weight that is, and creates them in the order of the weights.
 
     Args:
-      variables: the weights, some of whose paths may begin alike.
+      variables: the weights, some of whose paths may be the same or begin alike.
       optimizers: the optimizers, which are built.
     """
-    found: dict[str, list[keras.Variable]] = {variable.path: [] for variable in variables}
-    prefixes = {f"{path.replace('/', '_')}_": path for path in found}
-    for slot in (slot for optimizer in optimizers for slot in optimizer.variables):
-        fitting = [prefix for prefix in prefixes if slot.name.startswith(prefix)]
-        if fitting:
-            found[prefixes[max(fitting, key=len)]].append(slot)
+    found: dict[int, list[keras.Variable]] = {id(variable): [] for variable in variables}
+    for optimizer in optimizers:
+        updated = [v for v in getattr(optimizer, "_trainable_variables", ()) if id(v) in found]
+        namesakes: dict[str, list[keras.Variable]] = collections.defaultdict(list)
+        for variable in updated or variables:
+            namesakes[f"{variable.path.replace('/', '_')}_"].append(variable)
+        counts: collections.Counter[str] = collections.Counter()
+        for slot in optimizer.variables:
+            fitting = [prefix for prefix in namesakes if slot.name.startswith(prefix)]
+            if fitting:
+                owners = namesakes[max(fitting, key=len)]
+                found[id(owners[counts[slot.name] % len(owners)])].append(slot)
+                counts[slot.name] += 1
     return found
 
 

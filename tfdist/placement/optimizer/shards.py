@@ -41,7 +41,7 @@ class OptimizerShards:
 
     Args:
       variables: the trainable variables.
-      optimizers: the optimizers, which are built.
+      optimizers: the optimizers.
       strategy: a strategy with a copy of the weights on each replica.
       worker: the index of this process among the workers.
       gather: gathers the elements of all workers; None if there is one.
@@ -71,13 +71,13 @@ class OptimizerShards:
             Weight(
                 tuple(variable.shape),
                 tf.as_dtype(variable.dtype).size,
-                all(s.shape == variable.shape and id(s) not in kept for s in slots[variable.path]),
+                all(s.shape == variable.shape and id(s) not in kept for s in slots[id(variable)]),
             )
             for variable in variables
         ]
         cut = cut_weights(weights, strategy.num_replicas_in_sync)
         for variable, pieces in zip(variables, cut, strict=True):
-            share = _Share(pieces, slots[variable.path])
+            share = _Share(pieces, slots[id(variable)])
             self._shares[variable.value._unique_id] = share
             for slot in share.slots:
                 self._cut(slot, pieces, self._list_copies(variable.value))
@@ -87,12 +87,13 @@ class OptimizerShards:
         """Makes one replica update each piece of a weight, while a step is traced."""
         kind = type(self._strategy.extended)
         original, step = kind.update, TFOptimizer._distributed_tf_update_step
+        is_optimizing = False  # otherwise, it assigns a value, such as that of a constraint
 
         def update(
             extended: Any, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
         ) -> Any:
             share = self._shares.get(getattr(var, "_unique_id", ""))
-            if share is None or not args:  # without a gradient, it decays the weight
+            if share is None or not is_optimizing:
                 return original(extended, var, fn, args, kwargs, group)
             values = self._updated.setdefault(var._unique_id, (var, {}))[1]
             here = self._list_copies(var)
@@ -103,7 +104,11 @@ class OptimizerShards:
             return None
 
         def update_step(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal is_optimizing
+            _check_parts(optimizer)
+            is_optimizing = True
             step(optimizer, *args, **kwargs)
+            is_optimizing = False
             self._copy_pieces()
 
         with (
@@ -229,3 +234,13 @@ def _check(optimizers: Sequence[Any], slots: Sequence[keras.Variable]) -> None:
                 "`shard_optimizer` does not support a loss scale. Leave it out, or use "
                 "`precision=mixed_bfloat16`."
             )
+
+
+def _check_parts(optimizer: Any) -> None:
+    """Checks that an optimizer's state is divided: it is not if the first step creates it."""
+    if any(v.shape.rank and not isinstance(v._value, CutVariable) for v in optimizer.variables):
+        raise TfdistError(
+            "`shard_optimizer` divides states before the first step, but "
+            f"{type(optimizer).__name__} had none then. Call its `build` with the variables that "
+            "it updates, or leave `shard_optimizer` out."
+        )

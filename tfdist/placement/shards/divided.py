@@ -272,14 +272,14 @@ def updating_parts(
     """
     kind = type(strategy.extended)
     original = kind.update
-    paths = {id(weight._value): weight.path for weight in weights}
-    held: dict[int, dict[str, list[keras.Variable]]] = {}  # by the number of slots
+    owners = {id(weight._value): id(weight) for weight in weights}
+    held: dict[int, dict[int, list[keras.Variable]]] = {}  # by the number of slots
 
     def find_slots(var: DividedVariable) -> list[tuple[keras.Variable, DividedVariable]]:
         count = sum(len(optimizer.variables) for optimizer in optimizers)
         if count not in held:
             held[count] = group_slots(weights, optimizers)
-        slots = held[count].get(paths.get(id(var), ""), [])
+        slots = held[count].get(owners.get(id(var), 0), [])
         return [(slot, found) for slot in slots if (found := find_divided(slot))]
 
     def update(

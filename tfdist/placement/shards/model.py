@@ -87,7 +87,7 @@ class UnitShards:
         built = [optimizer for optimizer in find_optimizers() if optimizer.built]
         slots = group_slots([weight for weight, _ in axes.values()], built)
         for weight, axis in axes.values():
-            for found in (weight, *slots[weight.path]):
+            for found in (weight, *slots[id(weight)]):
                 if found.shape == weight.shape:
                     divide(found, axis % len(weight.shape), strategy, groups)
 
