@@ -18,7 +18,7 @@ class HostCopies:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "results")
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, reduce_retracing=True)
         def copy(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             with tf.device("CPU:0"):
                 return [tf.identity(t) for t in tensors]
