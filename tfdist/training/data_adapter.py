@@ -186,8 +186,36 @@ class DataAdapter:
         """Returns an iterator over an epoch; for the arguments see `iterate_train`."""
         return self._distribute(strategy, lambda context: self._make_eval(place(context)))
 
-    def _distribute(self, strategy: tf.distribute.Strategy, make: Callable[..., Any]) -> Any:
-        return _distribute(strategy, make, with_places=self.with_places)
+    def _distribute(
+        self, strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any]
+    ) -> Any:
+        """Returns an iterator over a dataset, for `take_next` if it is one of pairs."""
+        made = []
+
+        def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            dataset = make_dataset(context)
+            made.append(pin_memory(dataset) if is_on(strategy, "GPU") else dataset)
+            return made[-1]
+
+        distributed = strategy.distribute_datasets_from_function(make)
+        # Where only all replicas together know the position, some may have no element.
+        is_single = strategy.num_replicas_in_sync == 1
+        is_sure = is_single or tf.nest.flatten(made[0].element_spec[1])
+        if is_sure and is_on(strategy, "CPU"):
+            return iter(made[0])  # nothing has to be copied to devices
+        is_one_gpu = is_single and is_on(strategy, "GPU")
+        if is_one_gpu and self.with_places and has_dense_numbers(made[0]):
+            return iterate_on_gpu(made[0], strategy.extended.worker_devices[0])
+        # The datasets with which TensorFlow copies batches to the devices accept no options.
+        create = getattr(multi_device_iterator_ops, _CREATE, None)
+        if create is None:
+            return iter(distributed)
+
+        def create_untuned(*arguments: Any) -> tf.data.Dataset:
+            return set_options(create(*arguments))
+
+        with replaced(multi_device_iterator_ops, _CREATE, create_untuned):
+            return iter(distributed)
 
     def _make_train(self, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         return self._assert_endless(self._drop_places(self.make_train(context, start_step)))
@@ -281,37 +309,6 @@ def _join(elements: Sequence[Any]) -> Any:
     return tf.nest.map_structure(
         lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *elements
     )
-
-
-def _distribute(
-    strategy: tf.distribute.Strategy, make_dataset: Callable[..., Any], *, with_places: bool
-) -> Any:
-    """Returns an iterator over a dataset, for `take_next` if it is one of pairs."""
-    made = []
-
-    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        dataset = make_dataset(context)
-        made.append(pin_memory(dataset) if is_on(strategy, "GPU") else dataset)
-        return made[-1]
-
-    distributed = strategy.distribute_datasets_from_function(make)
-    # Where only all replicas together know the position, some may have no element.
-    is_sure = strategy.num_replicas_in_sync == 1 or tf.nest.flatten(made[0].element_spec[1])
-    if is_sure and is_on(strategy, "CPU"):
-        return iter(made[0])  # nothing has to be copied to devices
-    is_one_gpu = strategy.num_replicas_in_sync == 1 and is_on(strategy, "GPU")
-    if is_one_gpu and with_places and has_dense_numbers(made[0]):
-        return iterate_on_gpu(made[0], strategy.extended.worker_devices[0])
-    # The datasets with which TensorFlow copies batches to the devices accept no options.
-    create = getattr(multi_device_iterator_ops, _CREATE, None)
-    if create is None:
-        return iter(distributed)
-
-    def create_untuned(*arguments: Any) -> tf.data.Dataset:
-        return set_options(create(*arguments))
-
-    with replaced(multi_device_iterator_ops, _CREATE, create_untuned):
-        return iter(distributed)
 
 
 def is_on(strategy: tf.distribute.Strategy, kind: str) -> bool:
