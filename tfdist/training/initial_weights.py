@@ -1,6 +1,8 @@
 """The weights of a finished run, with which another run begins."""
 
+import collections
 import tempfile
+from collections.abc import Iterable, Iterator
 
 import keras
 import numpy as np
@@ -35,7 +37,7 @@ class InitialWeights:
             raise TfdistError(
                 f"Cannot read `init_from={run_dir}`: {shorten_error(error)}"
             ) from error
-        self._values: dict[str, np.ndarray] = {v.path: v.numpy() for v in saved.variables}
+        self._values = {name: v.numpy() for name, v in _name_variables(saved.variables)}
         self._new: list[str] = []
         self._num_used = 0
 
@@ -50,20 +52,21 @@ class InitialWeights:
                 f"`init_from={self._run_dir}` requires {model.name!r} to be built. "
                 "Return a model with known inputs from build_model."
             )
-        used = [
-            variable
-            for variable in model.variables
-            if variable.path in self._values
-            and self._values[variable.path].shape == tuple(variable.shape)
-        ]
+        used: list[keras.Variable] = []
+        values: list[np.ndarray] = []
+        for name, variable in _name_variables(model.variables):
+            value = self._values.get(name)
+            if value is not None and value.shape == tuple(variable.shape):
+                used.append(variable)
+                values.append(value)
         trainable = {id(variable) for variable in model.trainable_variables}
         if not any(id(variable) in trainable for variable in used):
             raise TfdistError(
                 f"No weight in `init_from={self._run_dir}` matches one of {model.name!r} by name "
                 "and shape. Name a run of the same network."
             )
-        for variable in used:
-            variable.assign(self._values[variable.path])
+        for variable, value in zip(used, values, strict=True):
+            variable.assign(value)
         known = {id(variable) for variable in used}
         self._new = [v.path for v in model.trainable_variables if id(v) not in known]
         self._num_used = len(used)
@@ -75,3 +78,13 @@ class InitialWeights:
             return f"{text}."
         more = f" and {len(self._new) - 3} more" if len(self._new) > 3 else ""
         return f"{text}; new: {', '.join(self._new[:3])}{more}."
+
+
+def _name_variables(
+    variables: Iterable[keras.Variable],
+) -> Iterator[tuple[tuple[str, int], keras.Variable]]:
+    """Yields variables with their paths, which parts of a model may share, numbered in order."""
+    counts: collections.Counter[str] = collections.Counter()
+    for variable in variables:
+        yield (variable.path, counts[variable.path]), variable
+        counts[variable.path] += 1
