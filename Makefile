@@ -4,7 +4,7 @@ PYTORCH ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup train test test-all test-vertex errors faults compare docs docs-links lint format types check clean
+.PHONY: setup train test test-all test-vertex errors faults random-programs compare docs docs-links lint format types check clean
 
 setup: $(VENV)/installed
 
@@ -32,6 +32,10 @@ errors: setup
 # Kills processes at random moments, at least 60 times, for up to 20 minutes.
 faults: setup
 	$(BIN)/python -m benchmarks.faults
+
+# Trains programs made at random with Keras and under every strategy, for up to 30 minutes.
+random-programs: setup
+	$(BIN)/python -m benchmarks.random_programs
 
 # Compares with Keras, with PyTorch, and between two hosts: some 90 minutes with no other work. PYTORCH is a Python that
 # has PyTorch; the hosts are network namespaces, which need root.

@@ -1,0 +1,49 @@
+"""The short form of `make random-programs`: some random programs, in every way of training."""
+
+import keras
+import pytest
+
+from tests import random_comparison
+from tests.random_comparison import DIFFERS, EQUAL, WAYS, Way, compare, reduce
+from tests.random_programs import LAYERS, make_program
+
+SEEDS = range(3)
+
+
+@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ends_as_with_keras_or_is_refused(float64, seed, way):
+    outcome = compare(seed, way)
+    assert outcome.kind != DIFFERS, f"{make_program(seed).choices}: {outcome.text}"
+
+
+class _Wrong(Way):
+    """Keras's own model, whose noise is twice as strong."""
+
+    def make_trainer(self, build):
+        model = build()
+        for layer in model.layers:
+            if isinstance(layer, keras.layers.GaussianNoise):
+                layer.stddev *= 2
+        return model
+
+
+def test_a_difference_is_found_and_reduced_to_its_cause(float64, monkeypatch):
+    monkeypatch.setitem(random_comparison.WAYS, "wrong", _Wrong(is_exact=True))
+
+    def find(is_noisy):
+        return next(
+            seed
+            for seed in range(1000)
+            if len(choices := make_program(seed).choices) > 2
+            and is_noisy == ("noise" in {choices.get(f"layer {n}") for n in range(3)})
+            and not {"input", "class", "use"} & choices.keys()
+        )
+
+    assert "noise" in LAYERS
+    assert compare(find(is_noisy=False), "wrong").kind == EQUAL
+    outcome = compare(find(is_noisy=True), "wrong")
+    assert outcome.kind == DIFFERS
+    assert "fit loss" in outcome.text
+    assert set(reduce(find(is_noisy=True), "wrong").values()) == {"noise"}
