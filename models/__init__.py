@@ -28,6 +28,7 @@ def make_model(
     base_filters: int = 64,
     depth: int = 4,
     norm: str = "sync_batch",
+    dropout: float = 0.0,
     pretrained: bool = False,
     seed: int = 0,
 ) -> Any:
@@ -41,6 +42,7 @@ def make_model(
       base_filters: the filters of the first level; each level below has twice as many.
       depth: how many times the image is halved.
       norm: one of `tfdist.models.layers.NORMS`.
+      dropout: the fraction of the features between encoder and decoder to drop in training.
       pretrained: whether the encoder starts from ImageNet weights.
       seed: the seed of the initial weights.
 
@@ -68,6 +70,7 @@ mobilenet_v2_unet, efficientnet_v2_b0_unet.
         base_filters=base_filters,
         depth=depth,
         norm=norm,
+        dropout=dropout,
         pretrained=pretrained,
         seed=seed,
     )

@@ -13,6 +13,7 @@ from tfdist.models.unet import (
     check_norm,
     conv_block,
     decoder_stage,
+    drop_features,
     head_stage,
     make_rescaling,
 )
@@ -95,6 +96,7 @@ def make_backbone_unet(
     base_filters: int = 64,
     depth: int = 4,
     norm: str = "sync_batch",
+    dropout: float = 0.0,
     pretrained: bool = False,
     seed: int = 0,
     download_timeout_s: float = DOWNLOAD_TIMEOUT_S,
@@ -111,6 +113,7 @@ def make_backbone_unet(
       depth: how many times the encoder halves the image: 2 to 5; 5 uses the whole encoder.
       norm: one of `NORMS` of `layers`, used in the encoder too; with `none`, its convolutions
         have biases instead.
+      dropout: the fraction of the bottleneck's features to drop in training.
       pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
       seed: determines the initial weights (together with the ImageNet weights, if any).
       download_timeout_s: how long the download may stall.
@@ -122,8 +125,9 @@ def make_backbone_unet(
 
     Raises:
       ValueError: the image size cannot be halved `depth` times; a count is below 1; the norm is
-        unknown; the encoder does not have this depth; ImageNet weights cannot be downloaded, or
-        are requested for other than 3 channels or a norm other than batch normalization.
+        unknown; `dropout` is not in [0, 1); the encoder does not have this depth; ImageNet weights
+        cannot be downloaded, or are requested for other than 3 channels or a norm other than batch
+        normalization.
 
     Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), for the decoder.
     """
@@ -142,6 +146,7 @@ def make_backbone_unet(
     *skips, x = body.outputs
     options: dict[str, Any] = {"norm": norm, "seed": seed}
     x = conv_block(x, stage="bottleneck", filters=base_filters << depth, **options)
+    x = drop_features(x, dropout, seed=seed)
     for level, skip in reversed(list(enumerate([None, *skips]))):
         stage = f"decoder_{level}"
         x = decoder_stage(x, skip, stage=stage, filters=base_filters << level, **options)

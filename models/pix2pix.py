@@ -5,6 +5,7 @@ import keras
 from tfdist.models.backbones import DOWNLOAD_TIMEOUT_S, Encoder, make_encoder, to_unit_range
 from tfdist.models.layers import make_norm
 from tfdist.models.stages import check_positive, layer_seed
+from tfdist.models.unet import drop_features
 
 _NAME = "pix2pix_unet"
 _ENDPOINTS = (
@@ -24,6 +25,7 @@ def pix2pix_unet(
     base_filters: int = 64,
     depth: int = 5,
     norm: str = "sync_batch",
+    dropout: float = 0.0,
     pretrained: bool = False,
     seed: int = 0,
     download_timeout_s: float = DOWNLOAD_TIMEOUT_S,
@@ -42,6 +44,7 @@ def pix2pix_unet(
       base_filters: the filters of the decoder's last level before the logits.
       depth: how many times the encoder halves the image: 2 to 5.
       norm: one of `NORMS` of `layers`.
+      dropout: the fraction of the encoder's features to drop in training.
       pretrained: whether the encoder starts from ImageNet weights.
       seed: the seed of the initial weights.
       download_timeout_s: how long the download may stall.
@@ -65,6 +68,7 @@ def pix2pix_unet(
         download_timeout_s=download_timeout_s,
     )
     *skips, x = body.outputs
+    x = drop_features(x, dropout, seed=seed)
     for level in reversed(range(1, depth)):
         stage, filters = f"decoder_{level}", base_filters << level - 1
         x = _upsample(x, filters, norm=norm, name=f"{stage}_up", seed=seed)

@@ -24,6 +24,7 @@ def unet(
     base_filters: int = 64,
     depth: int = 4,
     norm: str = "sync_batch",
+    dropout: float = 0.0,
     pretrained: bool = False,
     seed: int = 0,
     mean: float | Sequence[float] = 127.5,
@@ -33,7 +34,7 @@ def unet(
     """Returns a new U-Net.
 
     It follows the paper with three common changes: the convolutions are padded, so the logits have
-    the image's size; they are normalized before the ReLU; and there is no dropout.
+    the image's size; they are normalized before the ReLU; and there is no dropout by default.
 
     Args:
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
@@ -42,6 +43,7 @@ def unet(
       base_filters: the filters of the first level, 64 in the paper; each level below doubles them.
       depth: the number of 2x2 poolings, 4 in the paper.
       norm: one of `tfdist.models.layers.NORMS`; with `none`, the convolutions have biases instead.
+      dropout: the fraction of the bottleneck's features to drop in training.
       pretrained: must be False: there are no pretrained weights.
       seed: the seed of the initial weights, which are a pure function of it.
       mean: what to subtract from the images, for all channels or for each.
@@ -55,7 +57,7 @@ def unet(
 
     Raises:
       ValueError: the image size cannot be halved `depth` times, a count is below 1, the norm is
-        unknown, or `pretrained` is set.
+        unknown, `dropout` is not in [0, 1), or `pretrained` is set.
 
     Source: Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), section 2; He et al. 2015
     (arXiv:1502.01852), equation 10, for the initial weights.
@@ -81,6 +83,7 @@ def unet(
         skips.append(skip)
     with stage_scope("bottleneck"):
         x = conv_block(x, stage="bottleneck", filters=base_filters << depth, **options)
+        x = drop_features(x, dropout, seed=seed)
     for level, skip in reversed(list(enumerate(skips))):
         stage = f"decoder_{level}"
         with stage_scope(stage):
@@ -126,6 +129,19 @@ def conv_block(x, *, stage: str, filters: int, norm: str, seed: int):
             x = make_norm(norm, channels=filters, name=f"{stage}_norm_{i}")(x)
         x = keras.layers.ReLU(name=f"{stage}_relu_{i}")(x)
     return x
+
+
+def drop_features(x, rate: float, *, seed: int):
+    """Returns x, of which a fraction of the features is dropped in training.
+
+    Raises:
+      ValueError: the rate is not in [0, 1).
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"Cannot drop a fraction of {rate} of the features: give one in [0, 1).")
+    name = "bottleneck_dropout"
+    layer = keras.layers.Dropout(rate, seed=layer_seed(seed, name), name=name)
+    return layer(x) if rate else x
 
 
 def head_stage(x, *, num_classes: int, seed: int):

@@ -256,11 +256,25 @@ def test_make_model_passes_its_arguments_on(monkeypatch):
         "base_filters": 7,
         "depth": 3,
         "norm": "group",
+        "dropout": 0.5,
         "pretrained": True,
         "seed": 11,
     }
     make_model("unet", **options)
     assert given == options
+
+
+@pytest.mark.parametrize("name", ["unet", "mobilenet_v2_unet", "pix2pix_unet"])
+def test_dropout_changes_nothing_but_training(name):
+    options = {"image_size": (32, 32), "num_classes": 3, "base_filters": 4, "depth": 2}
+    images = make_images((2, 32, 32, 3))
+    dropping, plain = (make_model(name, **options, dropout=rate) for rate in (0.5, 0.0))
+    assert_same_weights(dropping, plain)
+    np.testing.assert_array_equal(dropping(images), plain(images))
+    first, second = (dropping(images, training=True).numpy() for _ in range(2))
+    assert np.abs(first - second).max() > 0
+    with pytest.raises(ValueError, match=r"Cannot drop a fraction of 1\.0 of the features"):
+        make_model(name, **options, dropout=1.0)
 
 
 def test_unknown_model_lists_the_closest_first():

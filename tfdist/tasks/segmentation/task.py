@@ -123,6 +123,9 @@ class Segmentation(Task):
         "normalization; sync_batch computes its statistics over the global batch",
         choices=("sync_batch", "batch", "group", "none"),
     )
+    dropout: float = option(
+        0.0, "fraction of the features between encoder and decoder to drop in training", minimum=0
+    )
     pretrained: bool = option(False, "start the encoder from ImageNet weights (downloads them)")
     freeze_encoder: bool = option(
         False, "keep the weights and statistics of the encoder as they are at the start"
@@ -311,6 +314,7 @@ class Segmentation(Task):
                 base_filters=self.base_filters,
                 depth=self.depth,
                 norm=self.norm,
+                dropout=self.dropout,
                 pretrained=self.pretrained,
                 seed=seed,
             )
