@@ -96,9 +96,12 @@ def compare(seed: int, way: str, plain: frozenset[str] = frozenset()) -> Outcome
 def reduce(seed: int, way: str) -> Mapping[str, str]:
     """Returns those choices of a program without which it would end as with Keras."""
     plain: frozenset[str] = frozenset()
-    for name in make_program(seed).choices:
-        if compare(seed, way, plain | {name}).kind == DIFFERS:
-            plain |= {name}
+    tried: set[str] = set()
+    # A plain choice may lead to others.
+    while names := make_program(seed, plain).choices.keys() - tried:
+        tried.add(min(names))
+        if compare(seed, way, plain | {min(names)}).kind == DIFFERS:
+            plain |= {min(names)}
     return make_program(seed, plain).choices
 
 
