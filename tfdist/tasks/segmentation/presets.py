@@ -49,6 +49,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--model=unet",
         "--base_filters=16",
         "--depth=4",
+        "--dropout=0.5",
         "--precision=auto",
         "--optimizer=adamw",
         "--learning_rate=3e-3",
