@@ -30,7 +30,7 @@ class Workload(NamedTuple):
       loop: steps per call of the compiled function.
       is_dataset: whether the data come as a `tf.data.Dataset` rather than as arrays.
       option: the option of `StepOptions` that makes its steps faster; none if empty.
-      xla: whether Keras's `fit` is measured under XLA, too, which is far slower for convolutions.
+      xla: whether both are measured under XLA, too, which is far slower for convolutions.
     """
 
     shape: tuple[int, ...]
@@ -54,9 +54,9 @@ WORKLOADS = {
     "mobilenet": Workload((96, 96, 3), 15, batch_size=16, option="fused_layers", xla=False),
 }
 EPOCHS = 5  # of the measured call of `fit`, after a call that compiles
-FORMS = ("keras", "keras_xla", "trainer", "option", "mirrored")
+FORMS = ("keras", "keras_xla", "trainer", "trainer_xla", "option", "mirrored")
 # `compile(jit_compile=)` is "auto" in the others: Keras uses XLA on GPUs, and not on CPUs.
-XLA = {"keras_xla": True, "keras_no_xla": False, "trainer_no_xla": False}
+XLA = {"keras_xla": True, "trainer_xla": True, "keras_no_xla": False, "trainer_no_xla": False}
 TIMEOUT_S = 600.0
 
 
@@ -77,8 +77,9 @@ def main() -> int:
             if "error" in finding:
                 return 1
     print(f"{describe_machine()}, steps/s, medians of {flags.rounds} rounds\n")
-    print("| | `fit` | `fit`, XLA | `Trainer` | ratio | option | ratio | mirrored | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    names_of_forms = ("`Trainer`", "`Trainer`, XLA", "option", "mirrored")
+    print(f"| | `fit` | `fit`, XLA | {' | ratio | '.join(names_of_forms)} | ratio |")
+    print("|---" * (1 + 2 + 2 * len(names_of_forms)) + "|")
     for name in names:
         rounds = {form: found.get((name, form), []) for form in FORMS}
         rates = {form: median_of(rounds[form], "steps_per_s") or 0.0 for form in FORMS}
@@ -90,7 +91,9 @@ def main() -> int:
 
 
 def _has(workload: Workload, form: str) -> bool:
-    return {"keras_xla": workload.xla, "option": bool(workload.option)}.get(form, True)
+    if form in ("keras_xla", "trainer_xla"):
+        return workload.xla
+    return form != "option" or bool(workload.option)
 
 
 def measure(directory: str) -> int:
