@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Mapping
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -48,18 +49,15 @@ def main() -> int:
     for seed in range(flags.first, flags.first + flags.count):
         if time.monotonic() - began > 60 * flags.minutes:
             break
-        choices = ", ".join(
-            f"{name}={chosen}" for name, chosen in make_program(seed).choices.items()
-        )
-        print(f"{seed}: {choices}", flush=True)
+        print(f"{seed}: {_list_choices(make_program(seed).choices)}", flush=True)
         for way in ways:
             outcome = compare(seed, way)
             counts[way][outcome.kind] += 1
             if outcome.kind == REFUSED:
                 refusals[outcome.text.partition(":")[0]] += 1
             if outcome.kind == DIFFERS:
-                kept = ", ".join(f"{k}={v}" for k, v in reduce(seed, way).items())
-                print(f"  {way}: {outcome.text}\n    because of: {kept or 'nothing'}", flush=True)
+                kept = _list_choices(reduce(seed, way))
+                print(f"  {way}: {outcome.text}\n    because of: {kept}", flush=True)
             if outcome.kind == NO_PROGRAM:
                 print(f"  Keras: {outcome.text}", flush=True)
                 break
@@ -78,6 +76,10 @@ def _configure() -> None:
     )
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
+
+
+def _list_choices(choices: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={chosen}" for name, chosen in choices.items()) or "nothing special"
 
 
 def _print_table(counts: dict[str, collections.Counter[str]]) -> None:

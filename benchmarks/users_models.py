@@ -91,9 +91,8 @@ def main() -> int:
 
 
 def _has(workload: Workload, form: str) -> bool:
-    if form in ("keras_xla", "trainer_xla"):
-        return workload.xla
-    return form != "option" or bool(workload.option)
+    xla = {"keras_xla": workload.xla, "trainer_xla": workload.xla}
+    return {**xla, "option": bool(workload.option)}.get(form, True)
 
 
 def measure(directory: str) -> int:

@@ -139,9 +139,10 @@ def drop_features(x, rate: float, *, seed: int):
     """
     if not 0 <= rate < 1:
         raise ValueError(f"Cannot drop a fraction of {rate} of the features: give one in [0, 1).")
+    if not rate:
+        return x
     name = "bottleneck_dropout"
-    layer = keras.layers.Dropout(rate, seed=layer_seed(seed, name), name=name)
-    return layer(x) if rate else x
+    return keras.layers.Dropout(rate, seed=layer_seed(seed, name), name=name)(x)
 
 
 def head_stage(x, *, num_classes: int, seed: int):

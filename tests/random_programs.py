@@ -75,12 +75,10 @@ def make_program(seed: int, plain: Collection[str] = ()) -> RandomProgram:
     kind = pick("output", {name: name for name in ("numbers", "classes", "two")})
     layers = [pick(f"layer {number}", LAYERS) for number in range(3)]
     cls = pick("class", CLASSES if kind == "numbers" else {"Model": keras.Model})
-    compiled = {
-        "optimizer": pick("optimizer", OPTIMIZERS),
-        "options": pick("optimizer's options", OPTIMIZER_OPTIONS),
-        "loss": pick("loss", LOSSES[kind]),
-        "metrics": pick("metrics", METRICS[kind]),
-    }
+    make_optimizer = pick("optimizer", OPTIMIZERS)
+    make_options = pick("optimizer's options", OPTIMIZER_OPTIONS)
+    make_loss = pick("loss", LOSSES[kind])
+    make_metrics = pick("metrics", METRICS[kind])
     takes_weights = kind != "two" and choices.made.get("class") not in ("own steps", "adversarial")
     metrics_are_weighted = pick("weighted metrics", {"no": False, "yes": True})
     data = Data(
@@ -108,11 +106,10 @@ def make_program(seed: int, plain: Collection[str] = ()) -> RandomProgram:
             },
         }[kind]()
         model = cls(inputs, outputs)
-        metrics = compiled["metrics"]()
         model.compile(
-            compiled["optimizer"](**compiled["options"]()),
-            **compiled["loss"](),
-            **{"weighted_metrics" if metrics_are_weighted else "metrics": metrics},
+            make_optimizer(**make_options()),
+            **make_loss(),
+            **{"weighted_metrics" if metrics_are_weighted else "metrics": make_metrics()},
         )
         return model
 

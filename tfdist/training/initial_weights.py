@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
@@ -52,22 +51,20 @@ class InitialWeights:
                 f"`init_from={self._run_dir}` requires {model.name!r} to be built. "
                 "Return a model with known inputs from build_model."
             )
-        used: list[keras.Variable] = []
-        values: list[np.ndarray] = []
-        for name, variable in _name_variables(model.variables):
-            value = self._values.get(name)
-            if value is not None and value.shape == tuple(variable.shape):
-                used.append(variable)
-                values.append(value)
+        used = [
+            (variable, self._values[name])
+            for name, variable in _name_variables(model.variables)
+            if name in self._values and self._values[name].shape == tuple(variable.shape)
+        ]
         trainable = {id(variable) for variable in model.trainable_variables}
-        if not any(id(variable) in trainable for variable in used):
+        if not any(id(variable) in trainable for variable, _ in used):
             raise TfdistError(
                 f"No weight in `init_from={self._run_dir}` matches one of {model.name!r} by name "
                 "and shape. Name a run of the same network."
             )
-        for variable, value in zip(used, values, strict=True):
+        for variable, value in used:
             variable.assign(value)
-        known = {id(variable) for variable in used}
+        known = {id(variable) for variable, _ in used}
         self._new = [v.path for v in model.trainable_variables if id(v) not in known]
         self._num_used = len(used)
 
