@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 
-from tests.random_comparison import (
+from tests.random_programs.comparison import (
     DIFFERS,
     EQUAL,
     NO_PROGRAM,
@@ -29,7 +29,7 @@ from tests.random_comparison import (
     compare,
     reduce,
 )
-from tests.random_programs import make_program
+from tests.random_programs.program import make_program
 
 DEVICES = 3
 

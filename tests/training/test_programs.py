@@ -920,3 +920,16 @@ def test_one_device_chooses_xla_as_outside_of_a_scope(strategy, is_compiled, mon
     resolve = lambda model: model._distribute_strategy is None  # noqa: E731
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", resolve)
     assert tfdist.Trainer(dense, strategy=strategy).model.jit_compile is is_compiled
+
+
+def test_one_device_predicts_with_xla_as_keras_does():
+    def build(*, is_compiled=True):
+        model = dense(last="softmax", jit_compile=is_compiled)
+        model.set_weights([7.0 * weight for weight in model.get_weights()])
+        return model
+
+    expected = build().predict(X, batch_size=5, verbose=0)
+    assert np.any(expected != build(is_compiled=False).predict(X, batch_size=5, verbose=0))
+    trainer = tfdist.Trainer(build)
+    np.testing.assert_array_equal(trainer.predict(X, batch_size=5, verbose=0), expected)
+    np.testing.assert_array_equal(trainer.predict_on_batch(X[:5]), expected[:5])

@@ -23,6 +23,7 @@ def make_predict_step(
     draws: RowDraws | None,
     is_apart: bool,
     is_chief: bool,
+    is_jitted: bool,
 ) -> Callable[[Any], tuple[Any, Pack]]:
     """Returns a function: iterator -> tensors, and a function of them, wherever they are by then.
 
@@ -36,6 +37,7 @@ def make_predict_step(
       placing: opens the context in which the model is computed.
       draws: decides what the model draws; None to draw as Keras does.
       is_apart, is_chief: see `Steps`.
+      is_jitted: whether XLA compiles what a replica computes, as in Keras.
     """
     structure: Any = None
     is_divided = strategy.num_replicas_in_sync > 1 or is_apart
@@ -56,6 +58,11 @@ def make_predict_step(
             structure = outputs = model.predict_step(data)
         # To count draws, replicas take turns: `structure` may be another one's by now.
         return [is_copy, *keras.tree.flatten(outputs)]
+
+    if is_jitted:
+        replica_step = tf.function(
+            replica_step, jit_compile=True, reduce_retracing=True, autograph=False
+        )
 
     def run(iterator: Any) -> list[tuple[Any, ...]]:
         with placing(), draws.intercept() if draws else contextlib.nullcontext():

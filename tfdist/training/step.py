@@ -96,10 +96,9 @@ class Steps:
             or plan is not None
             or shards is not None
         )
-        fixes_shapes = find_traits(strategy).fixes_shapes
-        self._is_compiled = options.jit_compile or fixes_shapes
-        # With the optimizer's update.
-        self._is_wholly_compiled = fixes_shapes or (model.jit_compile and not self.is_divided)
+        self._fixes_shapes = find_traits(strategy).fixes_shapes
+        self._is_compiled = options.jit_compile or self._fixes_shapes
+        self._is_jitted = model.jit_compile and not (self.is_divided or model.run_eagerly)
         self._division = Division(
             model,
             strategy,
@@ -186,6 +185,7 @@ class Steps:
             draws=self._division.draws if self._predicts_draws() else None,
             is_apart=self._is_apart,
             is_chief=self._is_chief,
+            is_jitted=self._is_jitted,
         )
 
     def _predicts_draws(self) -> bool:
@@ -265,7 +265,7 @@ class Steps:
         function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
             return function
-        if not self._is_wholly_compiled:
+        if not (self._is_jitted or self._fixes_shapes):
             function = fusing_updates()(function)
         return tf.function(function, autograph=False, reduce_retracing=True)
 
@@ -290,7 +290,7 @@ class Steps:
         return step
 
     def _run_alone(self, kind: str, own: Any, data: Any) -> Logs:
-        if self._model.jit_compile and not self._model.run_eagerly:
+        if self._is_jitted:
             own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
         draws = self._division.draws
         with contextlib.ExitStack() as stack:

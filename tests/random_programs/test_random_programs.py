@@ -3,9 +3,10 @@
 import keras
 import pytest
 
-from tests import random_comparison
-from tests.random_comparison import DIFFERS, EQUAL, WAYS, Way, compare, reduce
-from tests.random_programs import LAYERS, make_program
+from tests.random_programs import comparison
+from tests.random_programs.comparison import DIFFERS, EQUAL, WAYS, Way, compare, reduce
+from tests.random_programs.layers import LAYERS
+from tests.random_programs.program import make_program
 
 SEEDS = range(3)
 
@@ -30,7 +31,7 @@ class _Wrong(Way):
 
 
 def test_a_difference_is_found_and_reduced_to_its_cause(float64, monkeypatch):
-    monkeypatch.setitem(random_comparison.WAYS, "wrong", _Wrong(is_exact=True))
+    monkeypatch.setitem(comparison.WAYS, "wrong", _Wrong(is_exact=True))
 
     def find(is_noisy):
         return next(
