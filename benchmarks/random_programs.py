@@ -56,8 +56,8 @@ def main() -> int:
             if outcome.kind == REFUSED:
                 refusals[outcome.text.partition(":")[0]] += 1
             if outcome.kind == DIFFERS:
-                kept = _list_choices(reduce(seed, way))
-                print(f"  {way}: {outcome.text}\n    because of: {kept}", flush=True)
+                print(f"  {way}: {outcome.text}", flush=True)
+                print(f"    because of: {_list_choices(reduce(seed, way))}", flush=True)
             if outcome.kind == NO_PROGRAM:
                 print(f"  Keras: {outcome.text}", flush=True)
                 break

@@ -241,6 +241,7 @@ LAYERS = {
     "Conv3D": ((5, 5, 5, 2), lambda k: k.Conv3D(4, 2)),
     "DepthwiseConv2D": ((7, 7, 6), lambda k: k.DepthwiseConv2D(3, padding="same")),
     "SeparableConv2D": ((7, 7, 3), lambda k: k.SeparableConv2D(5, 3, depth_multiplier=2)),
+    "causal": ((7, 5), lambda k: k.Conv1D(6, 3, dilation_rate=2, padding="causal")),
     "Conv1DTranspose": ((7, 3), lambda k: k.Conv1DTranspose(5, 3, strides=2)),
     "Conv2DTranspose": (
         (5, 5, 3),
@@ -278,6 +279,24 @@ def test_each_rule(float64, name):
     divided = sum(find_divided(v) is not None for v in trainer.model.trainable_variables)
     assert divided >= len(trainer.model.trainable_variables) - 1
     assert zoo.largest_difference(found, expected) < 1e-12
+
+
+def test_a_convolution_of_ones_own_stays_whole():
+    class Standardized(keras.layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            return super().convolution_op(inputs, kernel - keras.ops.mean(kernel))
+
+    def build():
+        layers = [keras.Input((5, 5, 2)), Standardized(4, 3), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(6)])
+        model.compile("sgd", "mse")
+        return model
+
+    trainer = tfdist.Trainer(build, placement=Shards(devices=2))
+    trainer.fit(np.ones((8, 5, 5, 2)), np.ones((8, 6)), verbose=0)
+    convolution, dense = trainer.model.layers[0], trainer.model.layers[-1]
+    assert find_divided(convolution.kernel) is None
+    assert find_divided(dense.kernel) is not None
 
 
 def test_ten_nodes_as_five_and_five():

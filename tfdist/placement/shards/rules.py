@@ -92,11 +92,27 @@ def _dense(layer: Any, x: Any, weights: Weights) -> Any:
 
 
 def _conv(layer: Any, x: Any, weights: Weights) -> Any:
-    return _add_bias(layer, layer.convolution_op(x, weights["kernel"]), weights)
+    padding = layer.padding
+    if padding == "causal":
+        pads = [[0, 0], [0, 0], [0, 0]]
+        time = 1 if _channel_axis(layer) == -1 else 2
+        pads[time][0] = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
+        x, padding = ops.pad(x, pads), "valid"
+    y = ops.conv(
+        x,
+        weights["kernel"],
+        strides=list(layer.strides),
+        padding=padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
+    return _add_bias(layer, y, weights)
 
 
 def _find_conv_axes(layer: Any) -> Axes:
-    return _with_bias(layer, kernel=-1) if layer.groups == 1 else {}
+    # One's own may need all units.
+    is_plain = layer.__class__.convolution_op is layers.Conv2D.convolution_op
+    return _with_bias(layer, kernel=-1) if is_plain and layer.groups == 1 else {}
 
 
 def _depthwise(layer: Any, x: Any, weights: Weights) -> Any:
