@@ -111,6 +111,7 @@ TRAIN = {
         "--scale=2,1",
         "--stored_size=8,8",
         "--stored_size=large",
+        "--logit_adjustment=1",
         "--color=1.5",
         "--warmup_steps=-1",
         "--profile=12,10",

@@ -12,6 +12,7 @@ import numpy as np
 import tfdist
 from tests import zoo
 from tests.random_programs.program import make_program
+from tests.random_programs.training import BATCH_CALLBACKS
 from tfdist.errors import TfdistError
 from tfdist.placement import Layers, Shards
 
@@ -54,7 +55,7 @@ WAYS = {
     "rematerialize": Way(options=lambda: {"rematerialize": True}),
     # Its callbacks follow after both steps.
     "steps_per_loop": Way(
-        options=lambda: {"steps_per_loop": 2}, skipped={"callbacks": ("rates", "logs")}
+        options=lambda: {"steps_per_loop": 2}, skipped={"callbacks": tuple(BATCH_CALLBACKS)}
     ),
     "layers": Way(options=lambda: {"placement": Layers(devices=2)}),
     "shards": Way(options=lambda: {"placement": Shards(devices=2)}),

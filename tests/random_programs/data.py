@@ -77,9 +77,9 @@ class Data:
             dataset = dataset.shuffle(self.rows, seed=3)
         dataset = dataset.batch(BATCH)
         if self.form == "endless":
-            return {"x": dataset.repeat(), "steps_per_epoch": 3}
+            return {"x": dataset.repeat(), "steps_per_epoch": 4}
         if self.form == "generator":
-            return {"x": _generate(dataset.repeat()), "steps_per_epoch": 3}
+            return {"x": _generate(dataset.repeat()), "steps_per_epoch": 4}
         return {"x": dataset}
 
 

@@ -18,6 +18,7 @@ from tests.random_programs.data import FORMS, ROWS, Data, list_fit_options
 from tests.random_programs.inputs import INPUTS
 from tests.random_programs.layers import CLASSES, LAYERS
 from tests.random_programs.training import (
+    BATCH_CALLBACKS,
     CALLBACKS,
     COMPILED,
     LOSSES,
@@ -101,7 +102,8 @@ def make_program(seed: int, plain: Collection[str] = ()) -> RandomProgram:
         fit=pick("fit", list_fit_options(form, kind, is_weighted=make_weights != weigh_nothing)),
     )
     compiled = pick("compiled", COMPILED)
-    callbacks = pick("callbacks", CALLBACKS)
+    batch_callbacks = {} if "steps_per_execution" in compiled else BATCH_CALLBACKS
+    callbacks = pick("callbacks", CALLBACKS | batch_callbacks)
     validates = pick("validation", {"no": False, "yes": True})
     uses = pick("use", USES)
 

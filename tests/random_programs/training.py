@@ -162,10 +162,13 @@ CALLBACKS: dict[str, Callable[[], list[keras.callbacks.Callback]]] = {
     "stops": lambda: [_C.EarlyStopping("loss", patience=0, min_delta=10.0)],
     "best": lambda: [_C.EarlyStopping("loss", patience=1, restore_best_weights=True)],
     "schedule": lambda: [_C.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch)],
+}
+BATCH_CALLBACKS: dict[str, Callable[[], list[keras.callbacks.Callback]]] = {
     "rates": lambda: [_Rates()],
     "logs": lambda: [_Logs()],
     "stops early": lambda: [_Stops()],
 }
+"""These do the same only if they are called after each step."""
 COMPILED: dict[str, dict[str, Any]] = {
     "plain": {},
     "XLA": {"jit_compile": True},

@@ -933,3 +933,26 @@ def test_one_device_predicts_with_xla_as_keras_does():
     trainer = tfdist.Trainer(build)
     np.testing.assert_array_equal(trainer.predict(X, batch_size=5, verbose=0), expected)
     np.testing.assert_array_equal(trainer.predict_on_batch(X[:5]), expected[:5])
+
+
+@pytest.mark.parametrize("kind", ["fit", "evaluate", "predict", "validation"])
+def test_steps_of_which_keras_would_take_more_are_refused(kind):
+    """It takes 4 steps for 3, and all 5 batches of 5, two at a time."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+
+    def use(model, data, steps):
+        if kind == "fit":
+            return model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0).history["loss"]
+        if kind == "validation":
+            options = {"validation_data": data, "validation_steps": steps}
+            fitted = model.fit(dataset, shuffle=False, verbose=0, **options)
+            return fitted.history["val_loss"]
+        return getattr(model, kind)(data, steps=steps, verbose=0)
+
+    build = lambda: dense(steps_per_execution=2)  # noqa: E731
+    for data, steps in ((dataset.repeat(), 3), (dataset, 1)):
+        with pytest.raises(TfdistError, match=r"more than . steps, .*execution=2 does not divide"):
+            use(tfdist.Trainer(build), data, steps)
+    for data, steps in ((dataset.repeat(), 4), (dataset.take(3), 3)):
+        found, expected = use(tfdist.Trainer(build), data, steps), use(build(), data, steps)
+        np.testing.assert_array_equal(found, expected)

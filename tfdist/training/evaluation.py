@@ -15,6 +15,7 @@ from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.history import list_callbacks
+from tfdist.training.schedule import check_steps_at_a_time
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ def evaluate(
     """
     model, of_model = engine.model, engine.build(adapter)
     is_whole = adapter.num_steps is not None and not steps
-    steps = _find_end(steps, adapter)
+    steps = _find_end(steps, adapter, model)
     callbacks = make_callbacks(steps)
     of_model.reset_metrics()
     adapter.on_epoch_end()
@@ -146,7 +147,7 @@ def predict(
     """
     model, predictor = engine.model, engine.build_prediction(adapter)
     is_whole = adapter.num_steps is not None and not steps
-    steps = _find_end(steps, adapter)
+    steps = _find_end(steps, adapter, model)
     batches: list[Any] = []
     model.stop_predicting = False
     callbacks.on_predict_begin()
@@ -239,8 +240,9 @@ def _read_rows(outputs: Any, is_copy: bool) -> Any:
     return outputs.numpy()[: 0 if is_copy else None]
 
 
-def _find_end(steps: int | None, adapter: DataAdapter) -> int | None:
+def _find_end(steps: int | None, adapter: DataAdapter, model: keras.Model) -> int | None:
     """Returns the number of batches to read, at most those of a pass; None if unknown."""
+    check_steps_at_a_time(steps, adapter.num_steps, model)
     if not steps or adapter.num_steps is None:
         return steps or adapter.num_steps
     return min(steps, adapter.num_steps)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+
 from tfdist.errors import TfdistError
 from tfdist.training.data_adapter import DataAdapter
 
@@ -152,6 +154,22 @@ def make_schedule(
         first_step=min(initial_epoch * steps, total),
         validation_epochs=is_validated,
     )
+
+
+def check_steps_at_a_time(steps: int | None, known: int | None, model: keras.Model) -> None:
+    """Raises a TfdistError if Keras would take more steps than it is asked for.
+
+    Args:
+      steps: those that are asked for; None for all.
+      known: the number of batches of the data; None if unknown.
+      model: a model, whose `compile` may say how many steps Keras takes at a time.
+    """
+    at_a_time = model.steps_per_execution
+    if steps and steps % at_a_time and (known is None or steps < known):
+        raise TfdistError(
+            f"Keras would take more than {steps} steps, since steps_per_execution={at_a_time} does "
+            "not divide them. Leave steps_per_execution out of `compile`."
+        )
 
 
 def check_steps(steps_per_epoch: int | None, known: int | None, epochs: int) -> None:

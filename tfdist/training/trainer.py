@@ -23,7 +23,13 @@ from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
 from tfdist.training.recovery import Recovery
-from tfdist.training.schedule import Interval, Progress, check_steps, make_schedule
+from tfdist.training.schedule import (
+    Interval,
+    Progress,
+    check_steps,
+    check_steps_at_a_time,
+    make_schedule,
+)
 from tfdist.training.single_batches import SingleBatches, drawing_alike
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers import Workers, explain_lost_worker
@@ -190,6 +196,7 @@ class Trainer(SingleBatches):
         )
         if not isinstance(x, Source):
             check_steps(steps_per_epoch, adapter.num_steps, epochs)
+            check_steps_at_a_time(steps_per_epoch, adapter.num_steps, self.model)
         schedule = make_schedule(
             adapter,
             epochs=epochs,

@@ -23,7 +23,8 @@ def test_ignored_pixels_count_nowhere(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_survives_saving(name):
-    loss = make_loss(name, ignore_label=IGNORE, class_weights=[1, 2, 3])
+    weights = {"class_weights": [1, 2, 3], "logit_adjustment": 0.5}
+    loss = make_loss(name, ignore_label=IGNORE, **weights)
     copy = keras.losses.deserialize(keras.losses.serialize(loss))
     assert float(copy(LABELS, LOGITS)) == float(loss(LABELS, LOGITS))
 
@@ -39,6 +40,16 @@ def test_class_weights_multiply_a_class_s_pixels():
     logits = LOGITS[:1, :2, :2]
     plain, weighted = PixelCrossEntropy(), PixelCrossEntropy(class_weights=[1, 1, 5])
     assert float(weighted(labels, logits)) == pytest.approx(5 * float(plain(labels, logits)))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_logits_are_adjusted_by_the_logarithm_of_the_weights(name):
+    options = {"ignore_label": IGNORE, "class_weights": [1.0, 2.0, 8.0]}
+    adjusted = make_loss(name, logit_adjustment=0.5, **options)
+    expected = make_loss(name, **options)
+    moved = LOGITS + 0.5 * np.log([1.0, 2.0, 8.0]).astype("f4")
+    assert float(adjusted(LABELS, LOGITS)) == pytest.approx(float(expected(LABELS, moved)))
+    assert float(adjusted(LABELS, LOGITS)) != float(expected(LABELS, LOGITS))
 
 
 def test_focal_without_gamma_is_cross_entropy():

@@ -10,13 +10,18 @@ from tfdist.internals import backend
 
 
 class _SegmentationLoss(keras.losses.Loss):
-    """The base class of the losses below, which handles the ignore label and class weights."""
+    """The base class of the losses below, which handles the ignore label and class weights.
+
+    The logit adjustment is that of Menon et al. 2021, arXiv:2007.07314, section 4.2, with class
+    weights instead of class frequencies.
+    """
 
     def __init__(
         self,
         *,
         ignore_label: int | None = None,
         class_weights: Sequence[float] | None = None,
+        logit_adjustment: float = 0.0,
         name: str | None = None,
         reduction: str = "sum_over_batch_size",
         dtype: str | None = None,
@@ -24,13 +29,25 @@ class _SegmentationLoss(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         self.ignore_label = ignore_label
         self.class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self.logit_adjustment = logit_adjustment
 
     def get_config(self):
         return {
             **super().get_config(),
             "ignore_label": self.ignore_label,
             "class_weights": self.class_weights,
+            "logit_adjustment": self.logit_adjustment,
         }
+
+    def call(self, y_true, y_pred):
+        if self.logit_adjustment:
+            weights = ops.convert_to_tensor(self.class_weights, y_pred.dtype)
+            y_pred += self.logit_adjustment * ops.log(weights)
+        return self._compute(*self._split_labels(y_true), y_pred)
+
+    def _compute(self, labels, valid, logits):
+        """Returns the values of int labels, of which only some are valid (bool)."""
+        raise NotImplementedError
 
     def _split_labels(self, y_true):
         """Returns int labels with the ignored ones set to 0, and which ones count (bool)."""
@@ -65,12 +82,13 @@ class PixelCrossEntropy(_SegmentationLoss):
     Args:
       ignore_label: the label of pixels that do not count.
       class_weights: one factor per class.
+      logit_adjustment: how many times the logarithm of its class weight is added to each logit. A
+        class is then predicted as often as if its weight in the loss were lower, by this exponent.
       name, reduction, dtype: see `keras.losses.Loss`.
     """
 
-    def call(self, y_true, y_pred):
-        labels, valid = self._split_labels(y_true)
-        values = keras.losses.sparse_categorical_crossentropy(labels, y_pred, from_logits=True)
+    def _compute(self, labels, valid, logits):
+        values = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         return self._mask(self._weigh(values, labels), valid)
 
 
@@ -82,7 +100,8 @@ class PixelFocal(_SegmentationLoss):
 
     Args:
       gamma: how strongly easy pixels are down-weighted; 0 gives cross-entropy.
-      ignore_label, class_weights, name, reduction, dtype: see `PixelCrossEntropy`.
+      ignore_label, class_weights, logit_adjustment, name, reduction, dtype: see
+        `PixelCrossEntropy`.
 
     Source: Lin, Goyal, Girshick, He, Dollar 2017, arXiv:1708.02002, equation 4.
     """
@@ -91,11 +110,10 @@ class PixelFocal(_SegmentationLoss):
         super().__init__(**arguments)
         self.gamma = gamma
 
-    def call(self, y_true, y_pred):
-        labels, valid = self._split_labels(y_true)
+    def _compute(self, labels, valid, logits):
         values = keras.losses.categorical_focal_crossentropy(
-            ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype),
-            y_pred,
+            ops.one_hot(labels, logits.shape[-1], dtype=logits.dtype),
+            logits,
             alpha=1.0,
             gamma=self.gamma,
             from_logits=True,
@@ -116,14 +134,14 @@ class ImageDice(_SegmentationLoss):
     Source: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, section 3, with one term per class.
     """
 
-    def call(self, y_true, y_pred):
-        labels, valid = self._split_labels(y_true)
-        counted = ops.cast(ops.expand_dims(valid, -1), y_pred.dtype)
-        truth = ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype) * counted
-        losses = keras.losses.dice(truth, ops.softmax(y_pred, -1) * counted, axis=(1, 2))
-        weights = ops.cast(ops.any(truth > 0, axis=(1, 2)), y_pred.dtype)
+    def _compute(self, labels, valid, logits):
+        dtype = logits.dtype
+        counted = ops.cast(ops.expand_dims(valid, -1), dtype)
+        truth = ops.one_hot(labels, logits.shape[-1], dtype=dtype) * counted
+        losses = keras.losses.dice(truth, ops.softmax(logits, -1) * counted, axis=(1, 2))
+        weights = ops.cast(ops.any(truth > 0, axis=(1, 2)), dtype)
         if self.class_weights is not None:
-            weights *= ops.convert_to_tensor(self.class_weights, y_pred.dtype)
+            weights *= ops.convert_to_tensor(self.class_weights, dtype)
         return ops.divide_no_nan(ops.sum(losses * weights, -1), ops.sum(weights, -1))
 
 
@@ -137,11 +155,10 @@ class CrossEntropyDice(_SegmentationLoss):
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z (cross-entropy plus Dice).
     """
 
-    def call(self, y_true, y_pred):
-        labels, valid = self._split_labels(y_true)
-        entropy = keras.losses.sparse_categorical_crossentropy(labels, y_pred, from_logits=True)
-        dice = ImageDice(ignore_label=self.ignore_label, class_weights=self.class_weights)
-        values = self._weigh(entropy, labels) + dice.call(y_true, y_pred)[:, None, None]
+    def _compute(self, labels, valid, logits):
+        entropy = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        dice = ImageDice(class_weights=self.class_weights)._compute(labels, valid, logits)
+        values = self._weigh(entropy, labels) + dice[:, None, None]
         return self._mask(values, valid)
 
 
@@ -158,6 +175,7 @@ def make_loss(
     *,
     ignore_label: int | None = None,
     class_weights: Sequence[float] | None = None,
+    logit_adjustment: float = 0.0,
 ) -> keras.losses.Loss:
     """Builds a segmentation loss on logits by name.
 
@@ -165,10 +183,16 @@ def make_loss(
       name: a key of `LOSSES`.
       ignore_label: the label of pixels that do not count.
       class_weights: one factor per class.
+      logit_adjustment: see `PixelCrossEntropy`.
 
     Raises:
       TfdistError: the name is unknown.
     """
     if name not in LOSSES:
         raise make_unknown_name_error("`loss`", name, LOSSES)
-    return LOSSES[name](ignore_label=ignore_label, class_weights=class_weights, name=name)
+    return LOSSES[name](
+        ignore_label=ignore_label,
+        class_weights=class_weights,
+        logit_adjustment=logit_adjustment,
+        name=name,
+    )

@@ -94,6 +94,12 @@ class Segmentation(Task):
         "weight classes by how rare their pixels are",
         choices=("none", "sqrt", "median_frequency"),
     )
+    logit_adjustment: float = option(
+        0.0,
+        "add this times the logarithm of the class weights to the logits in the loss, so that rare "
+        "classes are not predicted too often",
+        minimum=0,
+    )
     on_bad_example: str = option(
         "fail",
         "folder: what to do with an image or mask that cannot be used; skip reads all files at the "
@@ -137,7 +143,7 @@ class Segmentation(Task):
     )
 
     def check(self) -> None:
-        """Checks the label map, and the size of stored images."""
+        """Checks the label map, the size of stored images, and the logit adjustment."""
         parse_label_map(self.label_map)
         stored, size = self.stored_size or self.image_size, self.image_size
         if len(stored) != 2 or stored[0] < size[0] or stored[1] < size[1]:
@@ -145,6 +151,11 @@ class Segmentation(Task):
             raise TfdistError(
                 f"`stored_size={text}` must be a height and a width that are not below those of "
                 f"`image_size={size[0]},{size[1]}`."
+            )
+        if self.logit_adjustment and self.class_weights == "none":
+            raise TfdistError(
+                "`logit_adjustment` requires class weights. Set `class_weights` to sqrt or "
+                "median_frequency, or leave out `logit_adjustment`."
             )
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
@@ -228,7 +239,12 @@ class Segmentation(Task):
             weights = [1.0] * len(names)  # the data has not been read yet
         model.compile(
             optimizer=optimizer,
-            loss=make_loss(self.loss, ignore_label=ignore_label, class_weights=weights),
+            loss=make_loss(
+                self.loss,
+                ignore_label=ignore_label,
+                class_weights=weights,
+                logit_adjustment=self.logit_adjustment,
+            ),
             metrics=[SegmentationMetrics(len(names), ignore_label=ignore_label, class_names=names)],
             jit_compile=False,  # XLA is the user's choice: on a GPU, it compiled for over 90 s
         )
