@@ -43,7 +43,8 @@ class _SegmentationLoss(keras.losses.Loss):
         if self.logit_adjustment:
             weights = ops.convert_to_tensor(self.class_weights, y_pred.dtype)
             y_pred += self.logit_adjustment * ops.log(weights)
-        return self._compute(*self._split_labels(y_true), y_pred)
+        labels, valid = self._split_labels(y_true)
+        return self._compute(labels, valid, y_pred)
 
     def _compute(self, labels, valid, logits):
         """Returns the values of int labels, of which only some are valid (bool)."""
