@@ -294,6 +294,18 @@ def test_single_batches_of_replicas_are_keras_s():
     _compare(use(trainer), use(build()))
 
 
+def test_single_batches_of_a_layer_that_is_not_known_are_keras_s():
+    """The first batches are looked at before they are trained on."""
+    build = functools.partial(dense, between=keras.layers.Lambda(lambda x: 2.0 * x))
+    trainer = zoo.make_trainer(build, micro_batches=2)
+    model = build()
+    for rows in (7, 3, 32):
+        found, expected = (of.train_on_batch(X[:rows], Y[:rows]) for of in (trainer, model))
+        assert found == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(TfdistError, match="^Cannot split a replica's batch of 1 examples into 2"):
+        trainer.train_on_batch(X[:1], Y[:1])
+
+
 def test_weights_and_exports_of_replicas_are_keras_s(tmp_path):
     trainer = tfdist.Trainer(dense, strategy=zoo.STRATEGIES["mirrored-2"]())
     trainer.fit(X, Y, **FIT)

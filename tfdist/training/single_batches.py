@@ -40,6 +40,8 @@ class SingleBatches(ModelFiles):
     progress: Progress
     _seed: int
 
+    @explain_lost_worker
+    @show_user_errors()
     @drawing_alike
     def train_on_batch(
         self,
@@ -61,6 +63,9 @@ class SingleBatches(ModelFiles):
         self.progress.step += 1
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @explain_lost_worker
+    @show_user_errors()
+    @drawing_alike
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:

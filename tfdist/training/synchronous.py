@@ -122,6 +122,8 @@ class SynchronousSteps(TrainingSteps):
         num_local = max(map(len, leaves))  # a None is not per replica
         leaves = [leaf if len(leaf) == num_local else leaf * num_local for leaf in leaves]
         elements = [tf.nest.pack_sequence_as(element, part) for part in zip(*leaves, strict=True)]
+        if isinstance(iterator, Given):
+            return self._unite(elements), iterator  # it gives the same again
         first = adapter.iterate_elements(
             self._strategy,
             elements,
