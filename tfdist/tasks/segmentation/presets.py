@@ -46,6 +46,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
         "--scale=0.6,2",
         "--color=0.4",
         "--class_weights=sqrt",
+        "--logit_adjustment=0.75",
         "--model=unet",
         "--base_filters=16",
         "--depth=4",
