@@ -956,3 +956,51 @@ def test_steps_of_which_keras_would_take_more_are_refused(kind):
     for data, steps in ((dataset.repeat(), 4), (dataset.take(3), 3)):
         found, expected = use(tfdist.Trainer(build), data, steps), use(build(), data, steps)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("mirrored-2", {}),
+        ("one_device", {"micro_batches": 2}),
+        ("one_device", {"jit_compile": True}),
+    ],
+)
+def test_draws_of_xla_are_refused_where_the_step_is_divided(strategy, options):
+    def train(model, *, is_noisy):
+        layer = programs.Noise if is_noisy else keras.layers.LayerNormalization
+        keras.utils.set_random_seed(1)
+        build = lambda: dense(between=lambda x: layer()(x), jit_compile=True)  # noqa: E731
+        if model == "Keras":
+            trained = trainer = build()
+        else:
+            trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES[strategy](), **model)
+            trained = trainer.model
+        trainer.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return trained.get_weights()
+
+    found, expected = (train(model, is_noisy=False) for model in (options, "Keras"))
+    assert zoo.largest_difference(found, expected) < 1e-5
+    with pytest.raises(TfdistError, match="^The layer .* draws others than TensorFlow"):
+        train(options, is_noisy=True)
+
+
+@pytest.mark.parametrize(
+    "ways", [("mirrored-2", "one_device"), ("Keras", "mirrored-2"), ("one_device", "mirrored-3")]
+)
+def test_programs_that_take_turns_share_the_global_generator(ways):
+    """Each of them has a compiled step that draws from it."""
+
+    def train(*ways):
+        keras.utils.set_random_seed(1)
+        build = lambda: dense(between=lambda x: programs.Noise()(x))  # noqa: E731
+        trained = [
+            build() if way == "Keras" else tfdist.Trainer(build, strategy=zoo.STRATEGIES[way]())
+            for way in ways
+        ]
+        for model in trained * 2:
+            model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+        return [weight for model in trained for weight in getattr(model, "model", model).weights]
+
+    expected = [weight.numpy() for weight in train("Keras", "Keras")]
+    assert zoo.largest_difference([w.numpy() for w in train(*ways)], expected) < 1e-5

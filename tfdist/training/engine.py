@@ -37,7 +37,11 @@ from tfdist.training.model_variables import (
     make_creator,
 )
 from tfdist.training.own_functions import OwnFunctionSteps
-from tfdist.training.randomness import lend_global_generator, list_seed_generators
+from tfdist.training.randomness import (
+    lend_global_generator,
+    list_seed_generators,
+    moved_global_generator,
+)
 from tfdist.training.reduction import measure_all_reduce
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_checks import (
@@ -86,14 +90,11 @@ class Engine:
         self._traits = find_traits(strategy)
         check_strategy(options, strategy, num_workers=workers.count, placement=placement)
         self._create_variable = make_creator(strategy, options)
-        if isinstance(make_model, keras.Model):
-            self.model = make_model
-        else:
-            with self.scope():
-                self.model = make_model()
-        is_model = isinstance(self.model, keras.Model)
+        with self.scope():
+            self.model = make_model if isinstance(make_model, keras.Model) else make_model()
         # A model that was passed in need not be compiled: it may be used for prediction only.
-        if not is_model or not (self.model.compiled or self.model is make_model):
+        is_ready = getattr(self.model, "compiled", False) or self.model is make_model
+        if not (isinstance(self.model, keras.Model) and is_ready):
             raise TfdistError(
                 f"build_model returned {type(self.model).__name__}, not a compiled keras.Model. "
                 "Call model.compile(optimizer=..., loss=...) in it and return the model."
@@ -120,7 +121,7 @@ class Engine:
     @contextlib.contextmanager
     def drawing_alike(self) -> Iterator[None]:
         """Makes workers draw from one global generator, which cannot be created within a step."""
-        with contextlib.ExitStack() as stack:
+        with moved_global_generator(self._strategy), contextlib.ExitStack() as stack:
             if self.workers.count > 1:
                 with self.scope():
                     stack.enter_context(lend_global_generator())
@@ -308,10 +309,8 @@ class Engine:
         self._checked.add(kind)
         began = time.perf_counter()
         try:
-            generators = list_seed_generators(self.model)
-            Guard(
-                self.model, self._strategy, steps.steps, batch, kind=kind, generators=generators
-            ).check()
+            options: Any = {"kind": kind, "generators": list_seed_generators(self.model)}
+            Guard(self.model, self._strategy, steps.steps, batch, **options).check()
         finally:
             self.check_s += time.perf_counter() - began
         return iterator
@@ -325,8 +324,9 @@ class Engine:
         return check == "on" or (check == "auto" and not is_sure(self.model))
 
     def _check_trace(self, graph: Any) -> None:
-        if self._must_check("train"):
-            check_draws(list_operations(graph), self.model)
+        is_jitted = self.model.jit_compile and self._steps.steps.is_divided
+        if self._must_check("train") or (is_jitted and self.options.check != "off"):
+            check_draws(list_operations(graph), self.model, with_xla=is_jitted)
 
     def list_state(self) -> list[keras.Variable]:
         """Returns the variables that belong in a checkpoint."""

@@ -40,6 +40,7 @@ _DRAWS = {
     "SampleDistortedBoundingBoxV2",
     "TruncatedNormal",
 }
+_STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
 # The part of the tolerance by which weights are moved to measure the effect of rounding.
 _ROUNDING = 1e-4
 
@@ -52,24 +53,32 @@ def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -
     return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
 
 
-def check_draws(nodes: Iterable[Any], model: keras.Model) -> None:
-    """Checks that a traced step does not draw with TensorFlow's own random numbers.
+def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = False) -> None:
+    """Checks that a traced step draws the random numbers that Keras draws on one device.
 
     Args:
       nodes: the step's operations, as `tf.compat.v1.NodeDef`.
       model: the model.
+      with_xla: whether Keras would compile the step with XLA, which draws its own.
 
     Raises:
-      TfdistError: it does, and replicas or workers would draw different numbers.
+      TfdistError: replicas or workers would draw different numbers, or XLA would.
     """
-    drawing = next((node for node in nodes if node.op in _DRAWS), None)
-    if drawing is not None:
-        layer = find_layer(model, drawing.name)
+    for node in nodes:
+        if node.op in _DRAWS:
+            text = (
+                f"draws with TensorFlow's {node.op}, which differs on each part of a batch. Draw "
+            )
+            text += "with keras.random and a SeedGenerator"
+        elif with_xla and node.op.startswith(_STATELESS_DRAWS):
+            text = "draws random numbers, and XLA draws others than TensorFlow. Give `compile` "
+            text += "jit_compile=False"
+        else:
+            continue
+        layer = find_layer(model, node.name)
         name = f"The layer {describe_layer(layer)}" if layer else type(model).__name__
         raise TfdistError(
-            f"{name} draws with TensorFlow's {drawing.op}, which differs on each part of a batch. "
-            "Draw with keras.random and a SeedGenerator, train on one device, or give "
-            'check="off" to train anyway.'
+            f'{name} {text}, train on one device, or give check="off" to train anyway.'
         )
 
 

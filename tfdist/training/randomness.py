@@ -217,15 +217,48 @@ def _one_global_generator() -> Iterator[None]:
         if known is None:
             with tf.init_scope():
                 known = keras.random.SeedGenerator()
-            if hasattr(known.state.value, "_aggregation"):
-                first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-                known.state.value._aggregation = first
+            _aggregate_first(known)
         return known
 
     with replaced(keras_random, "global_seed_generator", get):
         yield
     if known is not None:
         global_state.set_global_attribute(name, known)
+
+
+def _aggregate_first(generator: keras.random.SeedGenerator) -> None:
+    if hasattr(generator.state.value, "_aggregation"):
+        generator.state.value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+@contextlib.contextmanager
+def moved_global_generator(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets a strategy draw from a generator of its own with the state of Keras's global one.
+
+    If Keras's was created elsewhere: each replica would advance the generator of one device, and a
+    generator of replicas cannot be used under another strategy. A strategy keeps its generator,
+    which its compiled steps use.
+    """
+    known = global_state.get_global_attribute(keras_random.GLOBAL_SEED_GENERATOR)
+    plain = tf.distribute.get_strategy()
+    home: Any = strategy if strategy.num_replicas_in_sync > 1 else plain
+    owner = known and (getattr(known.state.value, "distribute_strategy", None) or plain)
+    if owner in (None, home, strategy):
+        yield
+        return
+    generator = getattr(home, "_tfdist_global_generator", None)
+    if generator is None:
+        with strategy.scope():
+            generator = keras.random.SeedGenerator(0)
+        _aggregate_first(generator)
+        home._tfdist_global_generator = generator
+    generator.state.assign(known.state.numpy())
+    global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, generator)
+    try:
+        yield
+    finally:
+        known.state.assign(generator.state.numpy())
+        global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, known)
 
 
 def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf.Tensor:
