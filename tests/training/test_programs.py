@@ -1004,3 +1004,28 @@ def test_programs_that_take_turns_share_the_global_generator(ways):
 
     expected = [weight.numpy() for weight in train("Keras", "Keras")]
     assert zoo.largest_difference([w.numpy() for w in train(*ways)], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "ways", [("mirrored-2", "one_device"), ("Keras", "mirrored-2"), ("one_device", "mirrored-3")]
+)
+def test_predictions_draw_from_the_global_generator(ways):
+    class Always(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x))
+
+    build = functools.partial(dense, between=lambda x: Always()(x))
+
+    def use(*ways):
+        keras.utils.set_random_seed(1)
+        models = [
+            build() if way == "Keras" else tfdist.Trainer(build, strategy=zoo.STRATEGIES[way]())
+            for way in ways
+        ]
+        found = []
+        for model in models * 2:
+            found += [model.predict(X, batch_size=8, verbose=0), model.predict_on_batch(X[:7])]
+            found += [model.evaluate(X, Y, batch_size=8, verbose=0), model.test_on_batch(X, Y)]
+        return [np.asarray(values) for values in found]
+
+    assert zoo.largest_difference(use(*ways), use("Keras", "Keras")) < 1e-5

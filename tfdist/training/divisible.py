@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.internals import Operation
+from tfdist.training.randomness import list_seed_generators
 from tfdist.training.replica_optimizers import list_optimizers
 from tfdist.training.step_checks import overrides
 
@@ -52,6 +53,11 @@ def is_known(model: keras.Model) -> bool:
 def predicts_by_known_layers(model: keras.Model) -> bool:
     """Returns whether a model predicts by layers that are all known to be divisible."""
     return not overrides(model, "predict_step") and has_known_layers(model)
+
+
+def may_draw_in_predictions(model: keras.Model) -> bool:
+    """Returns whether a model may draw random numbers when it predicts."""
+    return bool(list_seed_generators(model)) or not predicts_by_known_layers(model)
 
 
 def has_known_layers(model: keras.Model) -> bool:

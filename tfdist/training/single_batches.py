@@ -75,6 +75,7 @@ class SingleBatches(ModelFiles):
 
     @explain_lost_worker
     @show_user_errors()
+    @drawing_alike
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the model's outputs for one global batch."""
         return self._predict(self._make_batch_adapter(x), steps=1)

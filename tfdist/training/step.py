@@ -25,6 +25,7 @@ from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
 from tfdist.training.data_adapter import is_on, take_next
+from tfdist.training.divisible import may_draw_in_predictions
 from tfdist.training.division import Division
 from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.fused_update import fusing_updates
@@ -190,7 +191,7 @@ class Steps:
 
     def _predicts_draws(self) -> bool:
         """Returns whether the replicas of a prediction draw the numbers of their examples."""
-        return not self._is_compiled and bool(list_seed_generators(self._model))
+        return not self._is_compiled and may_draw_in_predictions(self._model)
 
     def show(self, kind: str, *, is_plain: bool = False) -> Any:
         """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
@@ -280,11 +281,8 @@ class Steps:
                 # Every operation waits for the data, so that none runs when the data have ended.
                 found = self._run(kind, divided, data, place, after=_list_tensors(data))
             else:
-                found = (
-                    self._run_alone(kind, own, data),
-                    tf.zeros([0], tf.float64),
-                    tf.zeros([], tf.float64),
-                )
+                logs = self._run_alone(kind, own, data)
+                found = logs, tf.zeros([0], tf.float64), tf.zeros([], tf.float64)
             return Found(*found, came - asked)
 
         return step

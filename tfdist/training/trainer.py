@@ -284,6 +284,7 @@ class Trainer(SingleBatches):
 
     @explain_lost_worker
     @show_user_errors()
+    @drawing_alike
     def predict(
         self,
         x: Any,
