@@ -8,6 +8,7 @@ is 1 if there is one.
 
 import argparse
 import collections
+import gc
 import os
 import random
 import sys
@@ -49,6 +50,7 @@ def main() -> int:
     for seed in range(flags.first, flags.first + flags.count):
         if time.monotonic() - began > 60 * flags.minutes:
             break
+        gc.collect()
         print(f"{seed}: {_list_choices(make_program(seed).choices)}", flush=True)
         for way in ways:
             outcome = compare(seed, way)

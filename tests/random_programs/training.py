@@ -102,7 +102,6 @@ METRICS: dict[str, dict[str, Callable[[], Any]]] = {
         "accuracy": lambda: ["accuracy"],
         "crossentropy": lambda: [_M.SparseCategoricalCrossentropy(from_logits=True)],
         "IoU": lambda: [_M.MeanIoU(4, sparse_y_pred=False)],
-        "best two": lambda: [_M.SparseTopKCategoricalAccuracy(2, dtype="float32")],
     },
     "two": {
         "none": lambda: None,
