@@ -48,14 +48,16 @@ def _classes():
     return _L.SparseCategoricalCrossentropy(from_logits=True)
 
 
+def _encode(labels, like):
+    return keras.ops.one_hot(keras.ops.cast(labels, "int32"), like.shape[-1], dtype="float64")
+
+
 def _focal(y_true, y_pred):
-    y_true = keras.ops.one_hot(keras.ops.cast(y_true, "int32"), y_pred.shape[-1], dtype="float64")
-    return _L.categorical_focal_crossentropy(y_true, y_pred, from_logits=True)
+    return _L.categorical_focal_crossentropy(_encode(y_true, y_pred), y_pred, from_logits=True)
 
 
 def _dice(y_true, y_pred):
-    y_true = keras.ops.one_hot(keras.ops.cast(y_true, "int32"), y_pred.shape[-1], dtype="float64")
-    return _L.dice(y_true, keras.ops.softmax(y_pred))
+    return _L.dice(_encode(y_true, y_pred), keras.ops.softmax(y_pred))
 
 
 LOSSES: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {

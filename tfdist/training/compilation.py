@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -35,6 +35,11 @@ def compiling_as_alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     with replaced(keras.Model, "_resolve_auto_jit_compile", resolve_alone):
         yield
+
+
+def compile_with_xla(step: Callable[..., Any]) -> Any:
+    """Returns a model's own step, compiled by XLA as Keras compiles it."""
+    return tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
 
 
 def check_compilation(model: keras.Model, x_spec: Any) -> None:

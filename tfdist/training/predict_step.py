@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.training.compilation import compile_with_xla
 from tfdist.training.data_adapter import take_next
 from tfdist.training.part import make_part
 from tfdist.training.randomness import RowDraws, Rows, hide_rows
@@ -60,9 +61,7 @@ def make_predict_step(
         return [is_copy, *keras.tree.flatten(outputs)]
 
     if is_jitted:
-        replica_step = tf.function(
-            replica_step, jit_compile=True, reduce_retracing=True, autograph=False
-        )
+        replica_step = compile_with_xla(replica_step)
 
     def run(iterator: Any) -> list[tuple[Any, ...]]:
         with placing(), draws.intercept() if draws else contextlib.nullcontext():

@@ -24,6 +24,7 @@ from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.added_losses import penalties_in_floatx
 from tfdist.training.aggregation import aggregating
+from tfdist.training.compilation import compile_with_xla
 from tfdist.training.data_adapter import is_on, take_next
 from tfdist.training.divisible import may_draw_in_predictions
 from tfdist.training.division import Division
@@ -289,7 +290,7 @@ class Steps:
 
     def _run_alone(self, kind: str, own: Any, data: Any) -> Logs:
         if self._is_jitted:
-            own = tf.function(own, jit_compile=True, reduce_retracing=True, autograph=False)
+            own = compile_with_xla(own)
         draws = self._division.draws
         with contextlib.ExitStack() as stack:
             stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
