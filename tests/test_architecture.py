@@ -141,7 +141,7 @@ PUBLIC = {"fit", "make_source", "run_local_cluster", "unet", "make_backbone_unet
 def test_files_and_functions_are_short(package):
     for path in (ROOT / package).rglob("*.py"):
         text = path.read_text()
-        assert len(text.splitlines()) <= 400, path
+        assert len(text.splitlines()) <= 600, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
