@@ -23,6 +23,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 from tensorflow.python.client import device_lib
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute.distribute_lib import UpdateContext
+from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
 from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from tensorflow.python.eager import record
@@ -40,6 +41,7 @@ __all__ = [
     "MetricsList",
     "Operation",
     "PerReplica",
+    "ReplicaThread",
     "TFOptimizer",
     "TensorFlowTrainer",
     "UpdateContext",

@@ -1,19 +1,88 @@
-"""Temporarily replaces functions of other libraries."""
+"""Replaces functions of other libraries for a while, for the code that asked for it only.
+
+A replaced function is looked up in a context variable when it is called, so other threads call the
+original. The threads in which a strategy runs its replicas inherit the context. When no context
+replaces a function any more, its owner is as it was.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+from tfdist.internals import ReplicaThread
+
+_Key = tuple[int, str]
+_replacements: contextvars.ContextVar[Mapping[_Key, Any] | None] = contextvars.ContextVar(
+    "replacements", default=None
+)
+_lock = threading.Lock()
+
+
+@dataclass
+class _Place:
+    """A function of a class or module that is replaced in some contexts.
+
+    Attributes:
+      original: the function, or a property.
+      is_own: whether a class defines it itself and does not inherit it.
+      num_contexts: the number of contexts that replace it.
+    """
+
+    original: Any
+    is_own: bool
+    num_contexts: int = 0
+
+
+_places: dict[_Key, _Place] = {}
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute of a module or class within the context."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
+    """Replaces a function of a module or class within the context, or an object's attribute.
+
+    An object belongs to one thread, so its attribute is replaced for all.
+
+    Args:
+      owner: the module, class or object.
+      name: the name of the function, property or attribute.
+      value: what takes its place. If it calls what it replaces, take this from `find_function`.
+    """
+    if not isinstance(owner, (type, ModuleType)):
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
+        return
+    key = (id(owner), name)
+    _install(owner, name)
+    token = _replacements.set({**(_replacements.get() or {}), key: value})
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        _replacements.reset(token)
+        _uninstall(owner, name)
+
+
+def find_function(owner: Any, name: str) -> Any:
+    """Returns the function of a class or module that this context calls, for a replacement of it.
+
+    The attribute itself may look the function up, and so would call the replacement again.
+    """
+    with _lock:
+        for each in owner.__mro__ if isinstance(owner, type) else [owner]:
+            key = (id(each), name)
+            if key in _places:
+                return (_replacements.get() or {}).get(key, _places[key].original)
+            if name in vars(each):
+                break
+        return getattr(owner, name)
 
 
 @contextlib.contextmanager
@@ -30,7 +99,7 @@ def wrapped_in_subclasses(
         for each in [owner, *list_subclasses(owner)]:
             for name, wrap in wraps.items():
                 if name in vars(each):
-                    stack.enter_context(replaced(each, name, wrap(vars(each)[name])))
+                    stack.enter_context(replaced(each, name, wrap(find_function(each, name))))
         yield
 
 
@@ -41,3 +110,53 @@ def list_subclasses(owner: type) -> list[type]:
     for child in children:
         found |= dict.fromkeys([child, *list_subclasses(child)])
     return list(found)
+
+
+def _install(owner: Any, name: str) -> None:
+    key = (id(owner), name)
+    with _lock:
+        if key not in _places:
+            original = getattr(owner, name)
+            _places[key] = _Place(original, is_own=name in vars(owner))
+            setattr(owner, name, _make_lookup(original, key))
+        _places[key].num_contexts += 1
+        if "start" not in vars(ReplicaThread):
+            ReplicaThread.start = _start_in_context
+
+
+def _uninstall(owner: Any, name: str) -> None:
+    key = (id(owner), name)
+    with _lock:
+        place = _places[key]
+        place.num_contexts -= 1
+        if place.num_contexts:
+            return
+        if place.is_own:
+            setattr(owner, name, place.original)
+        else:
+            delattr(owner, name)
+        del _places[key]
+
+
+def _make_lookup(original: Any, key: _Key) -> Any:
+    """Returns what takes a function's place, and calls the replacement of the context, if any."""
+    if isinstance(original, property):
+        return property(lambda owner: _find(key, original).fget(owner))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _find(key, original)(*args, **kwargs)
+
+    return call
+
+
+def _find(key: _Key, original: Any) -> Any:
+    found = _replacements.get()
+    return original if found is None else found.get(key, original)
+
+
+def _start_in_context(thread: threading.Thread) -> None:
+    """Starts a replica's thread in the context of the thread that waits for it."""
+    context, run = contextvars.copy_context(), thread.run
+    thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+    threading.Thread.start(thread)

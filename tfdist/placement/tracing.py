@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.internals import Functional, backend, global_state
 from tfdist.placement.graph import Graph
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
       model: the model.
       run: (inputs, training=..., **context) -> outputs, as flat lists of tensors.
     """
-    original = Functional.call
+    original = find_function(Functional, "call")
 
     def call(
         called: Any, inputs: Any, training: Any = None, mask: Any = None, **context: Any

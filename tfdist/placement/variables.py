@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.devices import shorten
 from tfdist.placement.stages.cutting import Stage
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 Result = TypeVar("Result")
 
@@ -136,7 +136,7 @@ def updating_in_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
     OneDeviceStrategy would fetch all of them to its own device, and send them back.
     """
     kind = type(strategy.extended)
-    original = kind.update
+    original = find_function(kind, "update")
 
     def update(extended: Any, var: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         def run(variable: Any, *given: Any, **named: Any) -> Any:

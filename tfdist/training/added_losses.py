@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from tfdist.internals import TensorFlowTrainer
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 
 @contextlib.contextmanager
 def penalties_in_floatx() -> Iterator[None]:
     """Casts layers' penalties to floatx: Keras 3.15 fails to add float16 ones to a float32 loss."""
-    original = TensorFlowTrainer._aggregate_additional_loss
+    original = find_function(TensorFlowTrainer, "_aggregate_additional_loss")
 
     def aggregate(model: keras.Model, loss: Any) -> Any:
         return original(model, keras.ops.cast(loss, keras.config.floatx()))

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.internals import AggregatingVariable, DistributedVariable
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.training.replica_optimizers import list_optimizers
 
 Agree = Callable[[tf.Tensor], tf.Tensor]
@@ -64,7 +64,7 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner in (DistributedVariable, AggregatingVariable):
             for name in ("assign", "assign_add", "assign_sub"):
-                stack.enter_context(replaced(owner, name, wrap(vars(owner)[name])))
+                stack.enter_context(replaced(owner, name, wrap(find_function(owner, name))))
         yield
 
 

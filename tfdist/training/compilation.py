@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
@@ -27,7 +27,7 @@ def compiling_as_alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
     if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
         yield
         return
-    resolve = keras.Model._resolve_auto_jit_compile
+    resolve = find_function(keras.Model, "_resolve_auto_jit_compile")
 
     def resolve_alone(model: keras.Model) -> bool:
         with replaced(model, "_distribute_strategy", None):

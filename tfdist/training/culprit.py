@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import Operation, backend
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.training.compilation import describe_layer
 from tfdist.training.divisible import is_known_layer, is_of_batch, list_losses
 from tfdist.training.outcomes import differs
@@ -153,7 +153,7 @@ def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
 
     with contextlib.ExitStack() as stack:
         for owner in (keras.Layer, Operation):
-            stack.enter_context(replaced(owner, "__call__", wrap(vars(owner)["__call__"])))
+            stack.enter_context(replaced(owner, "__call__", wrap(find_function(owner, "__call__"))))
         yield calls
 
 

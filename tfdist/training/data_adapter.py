@@ -10,7 +10,7 @@ from tfdist.data.dataset_options import set_options
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
 from tfdist.data.rows import split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 SKIPPING = ", skipping the batches seen before: they are read again"
 _CREATE = "_create_device_dataset"
@@ -207,9 +207,9 @@ class DataAdapter:
         if is_one_gpu and self.with_places and has_dense_numbers(made[0]):
             return iterate_on_gpu(made[0], strategy.extended.worker_devices[0])
         # The datasets with which TensorFlow copies batches to the devices accept no options.
-        create = getattr(multi_device_iterator_ops, _CREATE, None)
-        if create is None:
+        if not hasattr(multi_device_iterator_ops, _CREATE):
             return iter(distributed)
+        create = find_function(multi_device_iterator_ops, _CREATE)
 
         def create_untuned(*arguments: Any) -> tf.data.Dataset:
             return set_options(create(*arguments))

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.training.added_losses import losses_by_thread
 from tfdist.training.global_norm import list_norm_replacements
 from tfdist.training.part import Part
@@ -144,8 +144,16 @@ class Division:
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
-            (loss_module, "apply_mask", self._make_apply_mask(loss_module.apply_mask)),
-            (loss_module, "reduce_values", self._make_reduce_values(loss_module.reduce_values)),
+            (
+                loss_module,
+                "apply_mask",
+                self._make_apply_mask(),
+            ),
+            (
+                loss_module,
+                "reduce_values",
+                self._make_reduce_values(),
+            ),
             (TensorFlowTrainer, "_aggregate_additional_loss", self._make_aggregate()),
             # For each all-reduce, TensorFlow searches the graph for variables. A function's graph
             # has none, it captures them, and the search takes minutes in deep networks.
@@ -156,7 +164,7 @@ class Division:
         if self._gather_outputs:
             owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
             wrap = self._make_compute_loss
-            places += [(c, "compute_loss", wrap(vars(c)["compute_loss"])) for c in owners]
+            places += [(c, "compute_loss", wrap(find_function(c, "compute_loss"))) for c in owners]
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
@@ -250,7 +258,9 @@ class Division:
             return number
         return self.reduce_normalizers([number])[0]
 
-    def _make_apply_mask(self, original: Any) -> Any:
+    def _make_apply_mask(self) -> Any:
+        original = find_function(loss_module, "apply_mask")
+
         def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
             part = self.part
             if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
@@ -263,7 +273,9 @@ class Division:
 
         return apply_mask
 
-    def _make_reduce_values(self, original: Any) -> Any:
+    def _make_reduce_values(self) -> Any:
+        original = find_function(loss_module, "reduce_values")
+
         def reduce_values(
             values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
         ) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.internals import backend
 from tfdist.models.batch_norm import normalize_by_batch
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.training.global_norm import make_norm_call
 
 
@@ -31,11 +31,13 @@ def fusing_layers(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
         return
     norm = keras.layers.BatchNormalization
     with contextlib.ExitStack() as stack:
-        fused = make_norm_call(norm.call, lambda: normalize_by_batch)
+        fused = make_norm_call(find_function(norm, "call"), lambda: normalize_by_batch)
         stack.enter_context(replaced(norm, "call", fused))
         # On GPUs, Keras itself uses cuDNN.
         if not is_compiled and not tf.config.list_logical_devices("GPU"):
-            stack.enter_context(replaced(backend, "lstm", _make_lstm(backend.lstm)))
+            stack.enter_context(
+                replaced(backend, "lstm", _make_lstm(find_function(backend, "lstm")))
+            )
         yield
 
 

@@ -15,6 +15,7 @@ from tfdist.models.batch_norm import (
     restore_shape,
     to_pictures,
 )
+from tfdist.replacing import find_function
 from tfdist.training.part import Part
 
 Normalize = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, float], tuple[tf.Tensor, Moments]]
@@ -35,8 +36,8 @@ def list_norm_replacements(find_part: Callable[[], Part | None]) -> list[tuple[t
         return functools.partial(normalize_by_global_batch, replicas=Replicas(part.weight))
 
     return [
-        (norm, "call", make_norm_call(norm.call, find_normalize)),
-        (norm, "_moments", _make_moments(norm._moments, find_part)),
+        (norm, "call", make_norm_call(find_function(norm, "call"), find_normalize)),
+        (norm, "_moments", _make_moments(find_function(norm, "_moments"), find_part)),
     ]
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import global_state, keras_random, random_ops
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.training import random_numbers
 
 # The operations through which `keras.random` and `tf.random.stateless_*` draw, and how many
@@ -91,7 +91,7 @@ class RowDraws:
         """
         with contextlib.ExitStack() as stack:
             for name in {**_BLOCKS, **self._compiled}:
-                draw: Any = self._compiled.get(name) or getattr(random_ops, name)
+                draw: Any = self._compiled.get(name) or find_function(random_ops, name)
                 if name in _BLOCKS:
                     draw = functools.partial(self._draw, draw, _BLOCKS[name])
                 stack.enter_context(replaced(random_ops, name, draw))
@@ -142,7 +142,7 @@ class RowDraws:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Records which generators draw, without changing anything."""
-        original = keras.random.SeedGenerator.next
+        original = find_function(keras.random.SeedGenerator, "next")
 
         def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
             self.seen[id(generator)] = generator
@@ -188,7 +188,7 @@ class RowDraws:
         Writing it would let the other replicas run in the middle of a layer. Recurrent layers
         store their dropout masks in attributes, and would mix up those of the replicas.
         """
-        original = keras.random.SeedGenerator.next
+        original = find_function(keras.random.SeedGenerator, "next")
 
         def draw_next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
             self.seen[id(generator)] = generator

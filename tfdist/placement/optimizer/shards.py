@@ -22,7 +22,7 @@ from tfdist.placement.optimizer.cutting import Piece, Weight, cut_weights
 from tfdist.placement.optimizer.values import CutVariable, Gather, WeightPiece
 from tfdist.placement.shards.elementwise import updates_elements
 from tfdist.placement.variables import call_outside_scopes, group_slots
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 
 class _Share(NamedTuple):
@@ -86,7 +86,8 @@ class OptimizerShards:
     def intercept(self) -> Iterator[None]:
         """Makes one replica update each piece of a weight, while a step is traced."""
         kind = type(self._strategy.extended)
-        original, step = kind.update, TFOptimizer._distributed_tf_update_step
+        original = find_function(kind, "update")
+        step = find_function(TFOptimizer, "_distributed_tf_update_step")
         is_optimizing = False  # otherwise, it assigns a value, such as that of a constraint
 
         def update(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import PerReplica, TFOptimizer
 from tfdist.placement.variables import call_outside_scopes, create_copies, group_slots
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 _PARTS = "_tfdist_parts"
 
@@ -221,7 +221,7 @@ def flatten_parts(gradients: Sequence[Any]) -> tuple[list[Any], Callable[[Sequen
 @contextlib.contextmanager
 def differentiating_parts() -> Iterator[None]:
     """Makes `tf.GradientTape` differentiate divided variables by parts."""
-    original = tf.GradientTape.gradient
+    original = find_function(tf.GradientTape, "gradient")
 
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = tf.nest.flatten(sources)
@@ -243,7 +243,7 @@ def building_parts(
     strategy: tf.distribute.Strategy, groups: Mapping[str, Sequence[str]]
 ) -> Iterator[None]:
     """Makes optimizers divide what they create for a divided variable, in the same way."""
-    original = TFOptimizer.add_variable_from_reference
+    original = find_function(TFOptimizer, "add_variable_from_reference")
 
     def add(optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         divided = find_divided(reference_variable)
@@ -271,7 +271,7 @@ def updating_parts(
       optimizers: the optimizers. They may be built in this context.
     """
     kind = type(strategy.extended)
-    original = kind.update
+    original = find_function(kind, "update")
     owners = {id(weight._value): id(weight) for weight in weights}
     held: dict[int, dict[int, list[keras.Variable]]] = {}  # by the number of slots
 

@@ -1,0 +1,147 @@
+"""Functions of other libraries are replaced in one context, and nothing is left replaced."""
+
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.replacing import find_function, replaced, wrapped_in_subclasses
+
+
+class Base:
+    def act(self):
+        return "Base"
+
+    @property
+    def size(self):
+        return 1
+
+
+class Derived(Base):
+    pass
+
+
+library = types.ModuleType("library")
+library.double = lambda value: 2 * value
+
+
+def in_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join(timeout=60)
+    return found[0]
+
+
+def test_another_thread_calls_the_original():
+    with replaced(Base, "act", lambda _: "replaced"), replaced(library, "double", lambda v: v):
+        assert (Base().act(), library.double(3)) == ("replaced", 3)
+        assert in_thread(lambda: (Base().act(), library.double(3))) == ("Base", 6)
+
+
+def test_a_property_and_an_inherited_method_are_replaced():
+    with (
+        replaced(Base, "size", property(lambda _: 2)),
+        replaced(Derived, "act", lambda _: "derived"),
+    ):
+        assert (Derived().size, Derived().act(), Base().act()) == (2, "derived", "Base")
+    assert (Derived().size, Derived().act(), "act" in vars(Derived)) == (1, "Base", False)
+
+
+def test_a_replacement_calls_the_one_around_it():
+    def wrap(original):
+        return lambda owner: f"({original(owner)})"
+
+    with wrapped_in_subclasses(Base, act=wrap), wrapped_in_subclasses(Base, act=wrap):
+        assert Derived().act() == "((Base))"
+        assert in_thread(lambda: find_function(Derived, "act")(Derived())) == "Base"
+
+
+def test_the_original_returns_with_the_last_context():
+    original = Base.act
+    is_open, may_close = threading.Event(), threading.Event()
+
+    def hold():
+        with replaced(Base, "act", lambda _: "held"):
+            is_open.set()
+            may_close.wait(timeout=60)
+            return Base().act()
+
+    found = []
+    thread = threading.Thread(target=lambda: found.append(hold()))
+    thread.start()
+    is_open.wait(timeout=60)
+    with replaced(Base, "act", lambda _: "replaced"):
+        assert Base().act() == "replaced"
+    assert Base().act() == "Base"
+    may_close.set()
+    thread.join(timeout=60)
+    assert found == ["held"]
+    assert Base.act is original
+
+
+def test_a_failed_context_restores_the_original():
+    original = Base.act
+    with pytest.raises(ZeroDivisionError), replaced(Base, "act", lambda _: 1 / 0):
+        Base().act()
+    assert Base.act is original
+
+
+def test_the_replicas_of_a_strategy_inherit_what_is_replaced():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with replaced(library, "double", lambda value: 10 * value):
+        found = strategy.run(lambda: library.double(tf.constant(1)))
+    assert [int(v) for v in strategy.experimental_local_results(found)] == [10, 10]
+
+
+X = np.random.default_rng(0).random((24, 4))
+Y = X.sum(1, keepdims=True)
+
+
+def make_model():
+    initializer = keras.initializers.GlorotUniform
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, kernel_initializer=initializer(1)),
+            keras.layers.Dropout(0.3, seed=3),
+            keras.layers.Dense(1, kernel_initializer=initializer(2)),
+        ]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def train(strategy):
+    trained = tfdist.Trainer(make_model, strategy=strategy) if strategy else make_model()
+    trained.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+    model = trained.model if strategy else trained
+    return np.concatenate([weight.numpy().ravel() for weight in model.weights])
+
+
+@pytest.mark.usefixtures("float64")
+def test_trainers_and_keras_train_at_the_same_time_in_threads():
+    originals = [keras.metrics.Mean.update_state, keras.random.SeedGenerator.next]
+    alone = train(None)
+    found, errors = [], []
+
+    def run(strategy):
+        try:
+            found.append(train(strategy))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(s,)) for s in ("mirrored", None) * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors
+    assert len(found) == 6
+    for weights in found:
+        np.testing.assert_allclose(weights, alone, rtol=0, atol=1e-10)
+    assert originals == [keras.metrics.Mean.update_state, keras.random.SeedGenerator.next]
