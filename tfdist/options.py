@@ -81,9 +81,11 @@ class CommandOptions:
 
     Attributes:
       rest: what follows the options on the command line, for `--help`.
+      common: the options that `--help` shows, most used first; by default all.
     """
 
     rest: ClassVar[str] = ""
+    common: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns group -> field -> value, ready for JSON."""

@@ -1,10 +1,16 @@
 import dataclasses
+import re
 
 import pytest
 
+from tfdist.cli import synonyms
 from tfdist.cli.flags import format_help, parse_flags
 from tfdist.errors import TfdistError
+from tfdist.launch.options import LaunchOptions
 from tfdist.runs.options import TrainOptions
+from tfdist.serve.options import ServeOptions
+from tfdist.tasks.commands import ExportOptions
+from tfdist.tasks.segmentation.inference.options import PredictOptions
 from tfdist.tasks.segmentation.presets import PRESETS
 from tfdist.training.options import AUTO_BATCH_SIZE
 
@@ -90,9 +96,59 @@ def test_refuses_in_one_line(argument, message):
 
 
 def test_help_names_every_flag_with_its_default():
-    text = format_help("tfdist.train", TrainOptions)
+    text = format_help("tfdist.train", TrainOptions, ["--help=all"])
     for group in TrainOptions.list_groups().values():
         for item in dataclasses.fields(group):
             assert item.name in text
     assert "[sync_batch]" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_is_short_and_says_how_to_see_all():
+    text = format_help("tfdist.train", TrainOptions)
+    assert len(text.splitlines()) <= 66
+    assert all(f"{name}" in text for name in TrainOptions.common)
+    assert "--outer_momentum" not in text
+    assert "--help=all shows all" in text
+
+
+def test_help_shows_one_flag_or_what_a_task_of_ones_own_adds():
+    text = format_help("tfdist.train", TrainOptions, ["--help=outer_momentum"])
+    assert text.startswith("  --outer_momentum=X")
+    with pytest.raises(TfdistError, match=r"Unknown flag '--lr'\. Use --learning_rate\."):
+        format_help("tfdist.train", TrainOptions, ["--help=lr"])
+    text = format_help("tfdist.train", TrainOptions, ["--help", "--task=classification"])
+    assert "--seed" in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "answer"),
+    [
+        ("--lr=1", "Use --learning_rate."),
+        ("--batch-size=8", "Use --global_batch_size."),
+        ("--gpus=2", "Use --devices."),
+        ("--data=photos", "Use --data_dir."),
+        ("--num_workers=2", "tfdist.launch --workers=N"),
+        ("--resume", "The same command with the same --run_dir continues a run."),
+        ("--output=runs", "Use --run_dir."),
+        ("--run-dir=runs", "Use --run_dir."),
+        ("train.py", "tfdist.run"),
+    ],
+)
+def test_flags_of_other_tools_are_answered_with_the_one_that_does_it(argument, answer):
+    with pytest.raises(TfdistError, match=re.escape(answer)):
+        parse_flags(TrainOptions, [argument])
+
+
+def test_every_flag_that_has_synonyms_is_one():
+    commands = [
+        TrainOptions,
+        LaunchOptions,
+        PredictOptions,
+        ExportOptions,
+        ServeOptions,
+    ]
+    known = {
+        i.name for c in commands for g in c.list_groups().values() for i in dataclasses.fields(g)
+    }
+    assert set(synonyms._WORDS) <= known

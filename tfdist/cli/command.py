@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
-from tfdist.cli.flags import format_help, name_flags, parse_flags
+from tfdist.cli.flags import format_help, is_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.memory import describe_lack
@@ -42,10 +42,10 @@ def run_command(
       say that the memory is full.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if any(argument in ("--help", "-h", "-help") for argument in arguments):
-        print_help(format_help(program, options_class, arguments))
-        return 0
     try:
+        if any(map(is_help, arguments)):
+            print_help(format_help(program, options_class, arguments))
+            return 0
         wanted = [argument for argument in arguments if argument != PRINT_CONFIG]
         options: Any = parse_flags(options_class, wanted)
         if len(wanted) < len(arguments):

@@ -1,6 +1,7 @@
 """The command line's flags, made from options; the only module that uses absl's flags."""
 
 import dataclasses
+import os
 import re
 import textwrap
 import types
@@ -13,6 +14,7 @@ from absl import flags
 from tfdist.cli.arguments import check_arguments, count_flags, find_flag
 from tfdist.cli.config import expand_config
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.cli.synonyms import find_meaning
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
 
@@ -81,17 +83,17 @@ def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagVa
     try:
         rest = values(["tfdist", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        raise make_unknown_name_error(
-            "flag",
-            f"--{error.flagname}",
-            [f"--{item.name}" for item in items],
-            where_all="See --help.",
-        ) from error
+        raise _make_unknown_flag_error(error.flagname, items) from error
     except flags.IllegalFlagValueError as error:
         raise _make_value_error(str(error), items) from error
     except flags.Error as error:
         raise _make_flag_error(error) from error
     if rest:
+        if os.path.splitext(rest[0])[1] == ".py":
+            raise TfdistError(
+                f"{rest[0]!r} is a script: run python -m tfdist.run --strategy=NAME SCRIPT, "
+                "or give a task of your own as --task=FILE:Class."
+            )
         raise TfdistError(
             f"Cannot read the argument {rest[0]!r}: flags are written --name=value. See --help."
         )
@@ -140,19 +142,38 @@ def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
 
 
 def format_help(program: str, command: type[CommandOptions], arguments: Sequence[str] = ()) -> str:
-    """Returns the help text: every flag in its group, with default and valid values.
+    """Returns the help text: the common flags by their groups, with default and valid values.
 
     Args:
       program: the module's name.
       command: the class of the command's options.
-      arguments: the command line; some values add other options.
+      arguments: the command line. `--help=all` shows all flags, `--help=FLAG` shows one of them;
+        some values of other flags add options.
+
+    Raises:
+      TfdistError: `--help=FLAG` names no flag.
     """
+    groups = _list_groups(command, arguments)
+    items = _list_items(groups)
+    topic = next((a.partition("=")[2] for a in arguments if is_help(a)), "")
+    if topic not in ("", "all"):
+        item = next((item for item in items if item.name == topic.strip("-")), None)
+        if item is None:
+            raise _make_unknown_flag_error(topic, items)
+        return "\n".join(_format_flag(item))
+    shown = {item.name for item in items}
+    if command.common and topic != "all":
+        usual = {item.name for item in _list_items(command.list_groups())}
+        shown -= usual - set(command.common)  # the flags of a task of one's own are shown
     lines = [f"usage: python -m {program} [--flag=value ...]{command.rest}", ""]
-    for group in _list_groups(command, arguments).values():
-        lines.append(group.describe().rstrip("."))
-        for item in dataclasses.fields(group):
-            lines += _format_flag(item)
-        lines.append("")
+    for group in groups.values():
+        flags_shown = [item for item in dataclasses.fields(group) if item.name in shown]
+        if flags_shown:
+            lines.append(group.describe().rstrip("."))
+            lines += [line for item in flags_shown for line in _format_flag(item)]
+            lines.append("")
+    if len(shown) < len(items):
+        lines += [f"--help=all shows all {len(items)} flags, --help=FLAG shows one.", ""]
     lines += [
         "--config=FILE reads options from TOML, YAML, JSON or a run's options.json; flags override",
         "them. --print_config prints all options. --flagfile=FILE reads flags, one per line.",
@@ -219,6 +240,25 @@ def _read(values: flags.FlagValues, item: dataclasses.Field) -> Any:
             f"--{item.name}={','.join(value)} is not {item.metadata['metavar']}. "
             f"Write {'numbers' if many else 'two numbers'}{example}."
         ) from error
+
+
+def is_help(argument: str) -> bool:
+    """Returns whether an argument asks for help.
+
+    >>> [is_help(argument) for argument in ("-h", "--help", "--help=all", "--helper")]
+    [True, True, True, False]
+    """
+    return argument == "-h" or argument.partition("=")[0] in ("--help", "-help")
+
+
+def _make_unknown_flag_error(name: str, items: Sequence[dataclasses.Field]) -> TfdistError:
+    meaning = find_meaning(name, [item.name for item in items])
+    if meaning is not None:
+        return TfdistError(f"Unknown flag '--{name.strip('-')}'. {meaning}")
+    valid = [f"--{item.name}" for item in items]
+    return make_unknown_name_error(
+        "flag", f"--{name.strip('-')}", valid, where_all="See --help=all."
+    )
 
 
 class _IntegerOrAutoParser(flags.IntegerParser):

@@ -22,7 +22,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli.arguments import check_arguments, print_help
-from tfdist.cli.flags import expand_flag_files, format_help, name_flags, parse_flags, split_command
+from tfdist.cli.flags import (
+    expand_flag_files,
+    format_help,
+    is_help,
+    name_flags,
+    parse_flags,
+    split_command,
+)
 from tfdist.cluster import parse_hosts
 from tfdist.errors import TfdistError
 from tfdist.launch.options import LaunchOptions, LocalClusterOptions
@@ -49,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     given, rest = split_command(LaunchOptions, argv)
-    if any(argument in ("--help", "-h", "-help") for argument in given):
-        print_help(f"{__doc__.strip()}\n\n{format_help('tfdist.launch', LaunchOptions)}")
+    if any(map(is_help, given)):
+        print_help(f"{__doc__.strip()}\n\n{format_help('tfdist.launch', LaunchOptions, given)}")
         return 0
     try:
         options = parse_flags(LaunchOptions, given)

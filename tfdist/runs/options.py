@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tfdist.errors import TfdistError
 from tfdist.options import CommandOptions
@@ -23,6 +24,34 @@ class TrainOptions(CommandOptions):
     Attributes:
       strategy, placement, task, training, step, run: the groups.
     """
+
+    common: ClassVar[tuple[str, ...]] = (
+        "strategy",
+        "virtual_devices",
+        "devices",
+        "task",
+        "preset",
+        "dataset",
+        "data_dir",
+        "num_classes",
+        "image_size",
+        "model",
+        "loss",
+        "optimizer",
+        "learning_rate",
+        "epochs",
+        "max_steps",
+        "early_stopping",
+        "init_from",
+        "global_batch_size",
+        "micro_batches",
+        "precision",
+        "seed",
+        "run_dir",
+        "checkpoint_every",
+        "dry_run",
+        "quiet",
+    )
 
     strategy: StrategyOptions = _ANY_STRATEGY
     placement: PlacementOptions = _PLACEMENT
