@@ -1,72 +1,81 @@
-# Everything runs in .venv, which is created from setup.cfg and pyproject.toml.
-PYTHON ?= python3
+# Everything runs in .venv, which is created from setup.cfg and pyproject.toml: each target installs what it needs, with
+# uv where there is one.
+PYTHON  ?= python3
 PYTORCH ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
+VENV    := .venv
+BIN     := $(VENV)/bin
+INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .PHONY: setup train test test-all test-vertex errors faults random-programs compare docs docs-links lint format types check clean
 
-setup: $(VENV)/installed
+# For training and serving, for the tests, and for the documentation.
+RUN  := $(VENV)/with-serve
+TEST := $(VENV)/with-dev
+DOCS := $(VENV)/with-docs
 
-$(VENV)/installed: setup.cfg pyproject.toml
+setup: $(TEST) $(DOCS)
+
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,docs]
+
+$(VENV)/with-%: setup.cfg pyproject.toml | $(BIN)/python
+	$(INSTALL) -e .[$*]
 	touch $@
 
-train: setup
+train: $(RUN)
 	$(BIN)/python -m tfdist.train --strategy=mirrored --virtual_devices=2 --dataset=shapes \
 	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
 # On two cores. Clusters and the other variants of thorough tests are in test-all.
-test: setup
+test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster" --quick
 
-test-all: setup
+test-all: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster"
 	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
 
-errors: setup
+errors: $(TEST)
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
 
 # Kills processes at random moments, at least 60 times, for up to 20 minutes.
-faults: setup
+faults: $(TEST)
 	$(BIN)/python -m benchmarks.faults
 
 # Trains programs made at random with Keras and under every strategy, for up to 30 minutes.
-random-programs: setup
+random-programs: $(TEST)
 	$(BIN)/python -m benchmarks.random_programs
 
 # Compares with Keras, with PyTorch, and between two hosts: some 90 minutes with no other work. PYTORCH is a Python that
 # has PyTorch; the hosts are network namespaces, which need root.
-compare: setup
+compare: $(TEST)
 	$(BIN)/python -m benchmarks.users_models
 	$(BIN)/python -m benchmarks.against_pytorch --python=$(PYTORCH)
 	$(BIN)/python -m benchmarks.two_hosts --rate=1 --python=$(PYTORCH)
 	$(BIN)/python -m benchmarks.two_hosts --rate=0.2 --python=$(PYTORCH)
 
 # Installs Google's client library, which takes 190 MB.
-test-vertex: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .[dev,vertex-test]
+test-vertex: $(TEST)
+	$(INSTALL) -e .[dev,vertex-test]
 	$(BIN)/python -m pytest tests/jobs/test_vertex.py
 
 # Fails on a broken reference, an undocumented public name or any other warning.
-docs: setup
+docs: $(TEST) $(DOCS)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 # Checks over the network that the links to other sites still work.
-docs-links: setup
+docs-links: $(TEST) $(DOCS)
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/docs-links
 
-lint: setup
+lint: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: setup
+format: $(TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: setup
+types: $(TEST)
 	$(BIN)/mypy
 
 check: lint types docs test-all
