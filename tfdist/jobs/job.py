@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.jobs.options import ClusterOptions, JobsOptions
+from tfdist.jobs.patching import Patch, read_patches
 from tfdist.jobs.vertex_machines import BUILT_IN, TPU_TOPOLOGIES, check_machine
 from tfdist.jobs.work import Work, make_work
 from tfdist.strategies.base import Traits
@@ -36,6 +37,7 @@ class Job:
       cluster: the number of tasks and the resources of each.
       accelerator: the kind of accelerator, as the target names it.
       work: what every task runs.
+      patches: what is merged into the job's files; see `tfdist.jobs.patching`.
     """
 
     target: str
@@ -44,6 +46,7 @@ class Job:
     cluster: ClusterOptions
     accelerator: str
     work: Work
+    patches: Sequence[Patch] = ()
 
     @property
     def num_tasks(self) -> int:
@@ -83,6 +86,7 @@ def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
         cluster=cluster,
         accelerator=cluster.accelerator or _find_default_accelerator(cluster),
         work=make_work(arguments),
+        patches=read_patches(options.files.patch),
     )
     _check_numbers(cluster)
     _check_name(job.name)

@@ -9,6 +9,7 @@ policy, success policy) and https://www.kubeflow.org/docs/components/trainer/leg
 from typing import Any
 
 from tfdist.jobs.job import Job
+from tfdist.jobs.patching import check_kinds, patch_objects
 from tfdist.jobs.pods import (
     PORT,
     make_environment,
@@ -29,24 +30,35 @@ _CONTAINER = "tensorflow"  # the TFJob's operator looks for this name
 def make_kubernetes_files(job: Job) -> tuple[dict[str, str], Submission]:
     """Returns file name -> text, and how to submit them; there is one file per kind of job."""
     guards = [make_network_policy(job), make_disruption_budget(job)]
-    texts = {
-        _JOB: dump_documents(
+    files = {
+        _JOB: (
             "An indexed Job, for any cluster (Kubernetes 1.31 or later).",
             [*guards, make_service(job), make_indexed_job(job)],
         ),
-        _TF_JOB: dump_documents(
+        _TF_JOB: (
             "A TFJob, for clusters with Kubeflow's training operator; it replaces job.yaml.",
             [*guards, make_tf_job(job)],
         ),
-        _TRAIN_JOB: dump_documents(
+        _TRAIN_JOB: (
             "A TrainJob, for clusters with Kubeflow Trainer 2; it replaces job.yaml.",
             [*guards, make_training_runtime(job), make_train_job(job)],
         ),
     }
     storage = ""
     if needs_volume(job) and not job.cluster.claim:
-        texts[_STORAGE] = dump_documents("Deleting this deletes the runs.", [make_claim(job)])
+        comment = "Deleting this deletes the runs."
+        if not job.cluster.storage_class:
+            comment += (
+                "\nIt names no storage class: the cluster's default class must support "
+                "ReadWriteMany,\nor the volume stays pending. Name one with --storage_class."
+            )
+        files[_STORAGE] = (comment, [make_claim(job)])
         storage = f"-f {{output}}/{_STORAGE} "
+    check_kinds([each["kind"] for _, objects in files.values() for each in objects], job.patches)
+    texts = {
+        name: dump_documents(comment, patch_objects(objects, job.patches))
+        for name, (comment, objects) in files.items()
+    }
     apply = [f"kubectl apply {storage}-f {{output}}/{name}" for name in (_JOB, _TF_JOB, _TRAIN_JOB)]
     logs = f"kubectl logs --follow --all-pods --pod-running-timeout=1h job/{job.name}"
     return texts, Submission(tuple(apply), followed=(apply[0], logs))

@@ -64,6 +64,12 @@ class FileOptions(OptionGroup):
         metavar="IMAGE",
     )
     output: str = option("jobs", "directory for the job's files", metavar="DIR")
+    patch: str = option(
+        "",
+        "YAML with what your cluster needs besides: parts of its objects, which are merged into "
+        "the job's; see docs/jobs.md",
+        metavar="FILE",
+    )
     submit: bool = option(False, "also submit the job, with the target's command line tool")
     follow: bool = option(False, "with --submit: follow the job to its end")
     quiet: bool = option(False, "print nothing but errors")

@@ -5,9 +5,11 @@ Source: the manual pages sbatch(1) and srun(1), https://slurm.schedmd.com
 
 import math
 import shlex
+from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.job import Job
+from tfdist.jobs.patching import SlurmPatch, format_option, make_script_patch, merge
 from tfdist.jobs.submission import Submission
 
 _FILE = "train.sbatch"
@@ -27,7 +29,8 @@ def make_slurm_files(job: Job) -> tuple[dict[str, str], Submission]:
 def make_script(job: Job) -> str:
     """Returns the script: a task per worker; parameter servers come last and add a chief, first."""
     cluster = job.cluster
-    directives: dict[str, str | int] = {
+    added: SlurmPatch = make_script_patch(SlurmPatch, job.patches)
+    directives: dict[str, Any] = {
         "job-name": job.name,
         "ntasks": job.num_tasks,
         "cpus-per-task": cluster.cpus_per_worker,
@@ -43,7 +46,10 @@ def make_script(job: Job) -> str:
     if cluster.accelerators_per_worker:
         kind = f"{job.accelerator}:" if job.accelerator else ""
         directives["gpus-per-task"] = f"{kind}{cluster.accelerators_per_worker}"
-    head = "\n".join(_make_directive(name, str(value)) for name, value in directives.items())
+    directives = merge(directives, added.sbatch)
+    head = "\n".join(_make_directive(name, value) for name, value in directives.items())
+    setup = f"{added.setup.rstrip()}\n" if added.setup else ""
+    options = "".join(f"{format_option(*each)} " for each in added.srun.items())
     command = " \\\n  ".join(map(shlex.quote, job.work.arguments))
     return f"""#!/bin/bash
 # The tasks use the environment from which this is submitted, and a directory that all nodes see.
@@ -52,10 +58,10 @@ def make_script(job: Job) -> str:
 #SBATCH --requeue
 
 export TFDIST_NUM_PS={cluster.ps}
-
+{setup}
 srun --ntasks={job.num_tasks} --cpus-per-task={cluster.cpus_per_worker} --distribution=block \\
-  --kill-on-bad-exit=0 --wait={_WAIT_S} \\
-  {shlex.join(job.work.command)} \\
+  --kill-on-bad-exit=0 --wait={_WAIT_S} {options}\\
+  {shlex.join([*map(str, added.prefix), *job.work.command])} \\
   {command}
 status=$?
 
@@ -73,14 +79,14 @@ exit "$status"
 """
 
 
-def _make_directive(name: str, value: str) -> str:
+def _make_directive(name: str, value: Any) -> str:
     """Returns a line for sbatch, which reads quotes as a shell does, but no multi-line values.
 
     Raises:
       TfdistError: the value has a line break; the rest would become part of the script.
     """
-    if len(f"{value}.".splitlines()) > 1:
+    if len(f"{name}{value}.".splitlines()) > 1:
         raise TfdistError(
             f"Cannot write #SBATCH --{name}={value!r}: it has a line break. Give one line."
         )
-    return f"#SBATCH --{name}={shlex.quote(value)}"
+    return f"#SBATCH {format_option(name, value)}"

@@ -7,10 +7,12 @@ https://cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/crea
 import shlex
 
 from tfdist.jobs.job import Job
+from tfdist.jobs.patching import TpuVmPatch, format_option, make_script_patch
 from tfdist.jobs.submission import Submission
 
 _FILE = "tpu_vm.sh"
 _POLL_S = 30
+_MOST_FAILURES = 10  # in a row, of reading the state of a request
 
 
 def make_tpu_vm_files(job: Job) -> tuple[dict[str, str], Submission]:
@@ -22,6 +24,7 @@ def make_tpu_vm_files(job: Job) -> tuple[dict[str, str], Submission]:
 def make_script(job: Job) -> str:
     """Returns the script, which starts again on a new TPU as the Slurm script does."""
     cluster = job.cluster
+    added: TpuVmPatch = make_script_patch(TpuVmPatch, job.patches)
     where = f"{job.name} --zone={shlex.quote(cluster.zone)}"
     request = [
         f"--node-id={job.name}",
@@ -33,14 +36,22 @@ def make_script(job: Job) -> str:
             if cluster.service_account
             else []
         ),
+        *(format_option(*each) for each in added.create.items()),
     ]
     # TPUs can be reached only from a privileged container on the host's network.
     container = ["sudo", "docker", "run", "--rm", "--privileged", "--network=host"]
     command = shlex.join(
-        [*container, "--entrypoint=", job.image, *job.work.command, *job.work.arguments]
+        [
+            *container,
+            *map(str, added.docker),
+            "--entrypoint=",
+            job.image,
+            *job.work.command,
+            *job.work.arguments,
+        ]
     )
     registry = job.image.partition("/")[0]
-    if registry.endswith("docker.pkg.dev"):
+    if registry.endswith(("docker.pkg.dev", "gcr.io")):
         command = f"sudo gcloud auth configure-docker {shlex.quote(registry)} --quiet && {command}"
     return f"""#!/bin/bash
 # Requests a TPU VM, trains on it, and deletes it. Status 0: done. 2: bad input.
@@ -52,8 +63,14 @@ trap 'delete; exit 130' INT TERM
 for start in $(seq 0 {cluster.retries}); do
   gcloud compute tpus queued-resources create {where} \\
     {" ".join(request)} || exit 1
+  failures=0
   while true; do
-    state=$(gcloud compute tpus queued-resources describe {where} --format='value(state.state)')
+    if state=$(gcloud compute tpus queued-resources describe {where} --format='value(state.state)')
+    then
+      failures=0
+    elif [ "$((failures += 1))" -ge {_MOST_FAILURES} ]; then
+      delete; echo "The request cannot be read: gcloud failed {_MOST_FAILURES} times." >&2; exit 1
+    fi
     case "$state" in
       ACTIVE) break ;;
       FAILED | SUSPENDED) delete; echo "The request is $state." >&2; exit 1 ;;

@@ -7,12 +7,14 @@ Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec 
 https://cloud.google.com/vertex-ai/docs/training/distributed-training
 """
 
+import functools
 import shlex
 from typing import Any
 
 from tfdist.cli.flags import drop_flag
 from tfdist.jobs.job import Job
 from tfdist.jobs.options import ClusterOptions
+from tfdist.jobs.patching import merge
 from tfdist.jobs.submission import Submission
 from tfdist.jobs.vertex_machines import BUILT_IN, TPU_TOPOLOGIES
 from tfdist.jobs.yaml_text import dump_documents
@@ -28,7 +30,8 @@ def make_vertex_files(job: Job) -> tuple[dict[str, str], Submission]:
         f"--display-name={job.name} --config={{output}}/{_FILE}"
     )
     stream = f"gcloud ai custom-jobs stream-logs {{id}} --region={region}"
-    text = dump_documents("Vertex AI CustomJobSpec", [make_custom_job(job)])
+    spec = functools.reduce(merge, job.patches, make_custom_job(job))
+    text = dump_documents("Vertex AI CustomJobSpec", [spec])
     return {_FILE: text}, Submission(
         (create,), followed=(f"{create} --format='value(name)'", stream)
     )
