@@ -43,6 +43,17 @@ def test_another_thread_calls_the_original():
         assert in_thread(lambda: (Base().act(), library.double(3))) == ("Base", 6)
 
 
+def test_a_function_can_be_replaced_for_the_whole_process():
+    with replaced(library, "double", lambda v: 10 * v, in_all_threads=True):
+        assert in_thread(lambda: library.double(3)) == 30
+        with replaced(library, "double", lambda v: v):
+            assert (library.double(3), in_thread(lambda: library.double(3))) == (3, 30)
+        with replaced(library, "double", lambda v: 0, in_all_threads=True):
+            assert in_thread(lambda: library.double(3)) == 0
+        assert library.double(3) == 30
+    assert library.double(3) == 6
+
+
 def test_a_property_and_an_inherited_method_are_replaced():
     with (
         replaced(Base, "size", property(lambda _: 2)),

@@ -1,8 +1,8 @@
 """Replaces functions of other libraries for a while, for the code that asked for it only.
 
 A replaced function is looked up in a context variable when it is called, so other threads call the
-original. The threads in which a strategy runs its replicas inherit the context. When no context
-replaces a function any more, its owner is as it was.
+original, unless it is replaced for the whole process. The threads in which a strategy runs its
+replicas inherit the context. When no context replaces a function any more, its owner is as it was.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ _replacements: contextvars.ContextVar[Mapping[_Key, Any] | None] = contextvars.C
     "replacements", default=None
 )
 _lock = threading.Lock()
+_in_all_threads: dict[_Key, Any] = {}
 
 
 @dataclass
@@ -42,7 +43,7 @@ _places: dict[_Key, _Place] = {}
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False) -> Iterator[None]:
     """Replaces a function of a module or class within the context, or an object's attribute.
 
     An object belongs to one thread, so its attribute is replaced for all.
@@ -51,6 +52,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
       owner: the module, class or object.
       name: the name of the function, property or attribute.
       value: what takes its place. If it calls what it replaces, take this from `find_function`.
+      in_all_threads: whether the whole process calls it.
     """
     if not isinstance(owner, (type, ModuleType)):
         before = getattr(owner, name)
@@ -62,11 +64,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         return
     key = (id(owner), name)
     _install(owner, name)
-    token = _replacements.set({**(_replacements.get() or {}), key: value})
     try:
-        yield
+        with _in_process(key, value) if in_all_threads else _in_context(key, value):
+            yield
     finally:
-        _replacements.reset(token)
         _uninstall(owner, name)
 
 
@@ -79,7 +80,7 @@ def find_function(owner: Any, name: str) -> Any:
         for each in owner.__mro__ if isinstance(owner, type) else [owner]:
             key = (id(each), name)
             if key in _places:
-                return (_replacements.get() or {}).get(key, _places[key].original)
+                return _find(key, _places[key].original)
             if name in vars(each):
                 break
         return getattr(owner, name)
@@ -110,6 +111,29 @@ def list_subclasses(owner: type) -> list[type]:
     for child in children:
         found |= dict.fromkeys([child, *list_subclasses(child)])
     return list(found)
+
+
+@contextlib.contextmanager
+def _in_context(key: _Key, value: Any) -> Iterator[None]:
+    token = _replacements.set({**(_replacements.get() or {}), key: value})
+    try:
+        yield
+    finally:
+        _replacements.reset(token)
+
+
+@contextlib.contextmanager
+def _in_process(key: _Key, value: Any) -> Iterator[None]:
+    missing = object()
+    before = _in_all_threads.get(key, missing)
+    _in_all_threads[key] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del _in_all_threads[key]
+        else:
+            _in_all_threads[key] = before
 
 
 def _install(owner: Any, name: str) -> None:
@@ -152,7 +176,9 @@ def _make_lookup(original: Any, key: _Key) -> Any:
 
 def _find(key: _Key, original: Any) -> Any:
     found = _replacements.get()
-    return original if found is None else found.get(key, original)
+    if found is not None and key in found:
+        return found[key]
+    return _in_all_threads.get(key, original)
 
 
 def _start_in_context(thread: threading.Thread) -> None:
