@@ -27,6 +27,7 @@ from tfdist.serve.server import GracefulServer
 from tfdist.tasks.commands import run_task_command
 
 IMAGES = [np.random.default_rng(i).integers(0, 256, (40, 30 + i, 3), np.uint8) for i in range(4)]
+DEEP_PNG = tf.io.encode_png(np.full((4, 4, 3), 800, np.uint16)).numpy()
 PNGS = [tf.io.encode_png(image).numpy() for image in IMAGES]
 
 
@@ -142,6 +143,7 @@ BAD = {
     "no base64": ({"instances": [{"b64": "?"}]}, 400, "image_bytes is not string"),
     "deep lists": (b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "image_bytes is not"),
     "a truncated image": ({"instances": [encode(PNGS[0][:-800])]}, 400, "cannot be read"),
+    "16 bits": ({"instances": [encode(DEEP_PNG)]}, 400, "16 bits per channel"),
     "an animation": ({"instances": [encode(make_animation())]}, 400, "an animation"),
     "a bomb": ({"instances": [encode(make_bomb(50000, 50000))]}, 413, "too large"),
     "a large image": ({"instances": [encode(make_bomb(400, 400))]}, 413, "400x400 pixels"),

@@ -12,6 +12,7 @@ from tensorflow_datasets.core.download import downloader
 from tests.tasks.pets import SIZE, TEST, TRAIN, make_trimap
 from tfdist.data.cache import cache_source
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.tfds import make_builder
 from tfdist.tasks.segmentation.tfds_source import make_tfds
 
 
@@ -102,6 +103,29 @@ def test_unknown_name_gives_the_closest(path_with_spaces):
 def test_data_set_without_masks_is_refused(path_with_spaces):
     with pytest.raises(TfdistError, match=r"tfds:mnist: it has no segmentation_mask, only image"):
         make_tfds("mnist", "train", SIZE, data_dir=str(path_with_spaces))
+
+
+def test_images_of_16_bits_are_refused_instead_of_cut(path_with_spaces):
+    features = {
+        "image": tfds.features.Image(dtype=np.uint16),
+        "label": tfds.features.Scalar(np.int64),
+    }
+    examples = [{"image": np.full((2, 2, 3), 800, np.uint16), "label": 1}]
+    signature = {
+        "image": tf.TensorSpec((2, 2, 3), tf.uint16),
+        "label": tf.TensorSpec((), tf.int64),
+    }
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="deep",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        split_datasets={
+            "train": tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
+        },
+        data_dir=str(path_with_spaces),
+    )
+    with pytest.raises(TfdistError, match="images are uint16, not uint8"):
+        make_builder("deep", str(path_with_spaces), features=("image", "label"), advice="Or not.")
 
 
 def test_no_network_is_one_line(path_with_spaces, monkeypatch):

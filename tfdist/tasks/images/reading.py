@@ -10,6 +10,10 @@ from tfdist.tasks.images.orientation import apply_orientation, find_orientation
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"
 
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_BITS_OFFSET = 24  # of the byte that holds the bits per channel
+DEEP_IMAGE = "it has 16 bits per channel, whose range a file does not say: scale it to 8 bits"
+
 
 class ImageFormatError(ValueError):
     """Raised for bytes that are not a readable image; the message says why."""
@@ -25,8 +29,11 @@ def decode_image(data: bytes) -> np.ndarray:
       uint8 [height, width, 3].
 
     Raises:
-      ImageFormatError: the bytes cannot be decoded.
+      ImageFormatError: the bytes cannot be decoded, or have more than 8 bits per channel.
     """
+    if data.startswith(PNG_SIGNATURE) and data[PNG_BITS_OFFSET : PNG_BITS_OFFSET + 1] > b"\x08":
+        # TensorFlow would keep the upper 8 bits, which are 0 in a picture of 0 to 255.
+        raise ImageFormatError(DEEP_IMAGE)
     if data.startswith(bitmaps.SIGNATURE):
         try:
             return bitmaps.decode_bmp(data)

@@ -29,12 +29,13 @@ def make_builder(
     Args:
       name: such as "oxford_iiit_pet" or "oxford_iiit_pet:4.0.0".
       data_dir: the directory of the data sets; ~/tensorflow_datasets by default.
-      features: the features that its examples must have.
+      features: the features that its examples must have, `image` among them.
       advice: the sentence with which error messages end.
       known: more names to suggest for a mistyped one.
 
     Raises:
-      TfdistError: tensorflow_datasets is missing or has no such data set; a feature is missing.
+      TfdistError: tensorflow_datasets is missing or has no such data set; a feature is missing;
+        the images are not uint8.
     """
     try:
         import tensorflow_datasets as tfds
@@ -60,6 +61,11 @@ def make_builder(
             raise TfdistError(
                 f"Cannot use tfds:{name}: it has no {feature}, only {', '.join(found)}. {advice}"
             )
+    if tf.as_dtype(found["image"].dtype) != tf.uint8:  # others would be cut to 0..255
+        raise TfdistError(
+            f"Cannot use tfds:{name}: its images are {tf.as_dtype(found['image'].dtype).name}, "
+            f"not uint8. {advice}"
+        )
     return builder
 
 

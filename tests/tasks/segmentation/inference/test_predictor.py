@@ -92,3 +92,9 @@ def test_zooms_each_axis_by_its_own_factor_or_every_image_to_a_window(run):
 def test_refuses_what_cannot_be(run, options, message):
     with pytest.raises(TfdistError, match=message):
         tfdist.Predictor(run.model, window=run.image_size, **options)
+
+
+def test_images_of_another_dtype_are_refused_instead_of_cut(run):
+    predictor = tfdist.Predictor(run.model, window=run.image_size)
+    with pytest.raises(TfdistError, match="image of uint16"):
+        predictor.predict_mask(IMAGES[1].astype(np.uint16) * 4)

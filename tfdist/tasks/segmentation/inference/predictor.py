@@ -98,6 +98,9 @@ class Predictor:
 
         Args:
           images: (key, image uint8 [height, width, 3]); the key is returned with the result.
+
+        Raises:
+          TfdistError: an image has another dtype.
         """
         started: deque[tuple[Key, tuple[int, ...], Canvas]] = deque()
         waiting: list[tuple[Canvas, tuple[int, int]]] = []
@@ -117,6 +120,11 @@ class Predictor:
             yield self._finish(*started.popleft())
 
     def _make_canvas(self, image: np.ndarray) -> Canvas:
+        if image.dtype != np.uint8:
+            raise TfdistError(
+                f"Cannot predict an image of {image.dtype}: the model expects uint8, 0 to 255. "
+                "Scale and convert it."
+            )
         size = self._window
         if self._factors is not None:
             height, width = (

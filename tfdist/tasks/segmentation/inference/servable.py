@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import shorten_error
 from tfdist.tasks.divided_signature import DividedSignature
+from tfdist.tasks.images.reading import DEEP_IMAGE, PNG_BITS_OFFSET, PNG_SIGNATURE
 from tfdist.tasks.segmentation.inference.run import TrainedRun
 from tfdist.tasks.segmentation.inference.warmup import encode_predict_request
 
@@ -94,7 +95,8 @@ def _make_answer(model: keras.Model, image_size: tuple[int, int]) -> Answer:
 def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> DividedSignature:
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="image_bytes")])
     def read(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        image = tf.io.decode_image(image_bytes, channels=3, expand_animations=False)
+        with tf.control_dependencies([_check_bits(image_bytes)]):
+            image = tf.io.decode_image(image_bytes, channels=3, expand_animations=False)
         image = tf.ensure_shape(image, [None, None, 3])
         pixels = tf.cast(_resize(image, image_size), tf.uint8)  # exact, and small in queues
         return {"image": pixels, "size": tf.shape(image)[:2]}
@@ -122,6 +124,14 @@ def _make_encoded_signature(answer: Answer, image_size: tuple[int, int]) -> Divi
         return answers
 
     return DividedSignature(ENCODED_SIGNATURE, read, answer_read)
+
+
+def _check_bits(image_bytes: tf.Tensor) -> tf.Operation:
+    """Returns the operation that refuses a PNG file of 16 bits, as `decode_image` does."""
+    head = tf.strings.substr(image_bytes, 0, PNG_BITS_OFFSET + 1)
+    bits = tf.io.decode_raw(head, tf.uint8)[PNG_BITS_OFFSET:]  # empty if the file is shorter
+    is_png = tf.strings.substr(head, 0, len(PNG_SIGNATURE)) == PNG_SIGNATURE
+    return tf.debugging.Assert(tf.reduce_all(bits <= 8) | ~is_png, [DEEP_IMAGE])
 
 
 def _make_tensor_signature(answer: Answer, image_size: tuple[int, int]) -> Any:
