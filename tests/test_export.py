@@ -108,6 +108,10 @@ def test_an_export_of_nothing_costs_one_line(run_dir, tmp_path, capfd):
     assert "it has no options.json" in capfd.readouterr().err
     assert export(f"--run_dir={run_dir}") == 2
     assert "Cannot export without --output" in capfd.readouterr().err
+    for name in ("e[1]", "e\\1"):  # TensorFlow could not load it
+        assert export(f"--run_dir={run_dir}", f"--output={tmp_path}/{name}") == 2
+        assert f"--output={tmp_path}/{name}: TensorFlow cannot load" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
     assert export(f"--run_dir={run_dir}", "--output=/proc/a") == 1
     assert "Cannot write to --output=/proc/a" in capfd.readouterr().err
 

@@ -51,6 +51,16 @@ def start(*arguments, **options):
     )
 
 
+def test_names_that_look_like_patterns(tmp_path, capfd):
+    run = tmp_path / "unet[v2]"
+    flags = [*SMALL, "--strategy=one_device", f"--run_dir={run}", "--quiet"]
+    assert train(*flags) == 0
+    assert train(*flags, "--epochs=3") == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["epochs"], summary["resumed_from_step"]) == (3, 10)
+    assert not capfd.readouterr().err
+
+
 def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     run = path_with_spaces / "run"
     assert train(*SMALL, *TWO_CPUS, "--profile=7,8", f"--run_dir={run}") == 0

@@ -65,6 +65,12 @@ def files(path_with_spaces):
     return {path.name: path.read_text() for path in output.iterdir()} | {"model": model}
 
 
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(capfd):
+    arguments = ["--model=/models/e[1]"]
+    assert run_command("tfdist.serve", run_serving, arguments, options_class=ServeOptions) == 2
+    assert "--model=/models/e[1]: TensorFlow cannot load" in capfd.readouterr().err
+
+
 def test_the_server_reads_its_configuration(files):
     messages = make_messages()
     batching = text_format.Parse(files["batching.config"], messages["test.BatchingParameters"]())

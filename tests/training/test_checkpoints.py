@@ -44,6 +44,17 @@ def test_gives_back_the_newest(store):
         np.testing.assert_array_equal(found.arrays[name], array)
 
 
+@pytest.mark.parametrize("name", ["unet[v2]", "[", "[!a]", "a*", "what?", "back\\slash", "{a,b}"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_names_that_look_like_patterns(tmp_path, name, is_local):
+    parent = tmp_path if is_local else f"ram://{tmp_path.name}"
+    store = CheckpointStore(f"{parent}/{name}/checkpoints")
+    store.write(_make_checkpoint(3))
+    np.testing.assert_array_equal(
+        store.read_newest().arrays["variable/0"], _make_checkpoint(3).arrays["variable/0"]
+    )
+
+
 def test_tensorflow_reads_it(store):
     path = store.write(_make_checkpoint(4))
     assert tf.train.load_checkpoint(f"{path}/variables").get_tensor("variable/0").max() == 4

@@ -53,12 +53,14 @@ def run_serving(options: ServeOptions) -> int:
     from tfdist import devices
     from tfdist.serve.server import run_server
     from tfdist.serve.tuning import make_tuning
+    from tfdist.training.pattern_paths import check_saved_model_path
 
     devices.set_virtual_devices(options.model.virtual_devices)
     devices.configure_memory_growth()
     chosen = devices.resolve_devices(options.model.devices, purpose="a server")
     work = make_tuning(options) if options.run.tune else None
     if options.model.model:
+        check_saved_model_path("model", options.model.model)
         return run_server(options, options.model.model, chosen, work)
     with tempfile.TemporaryDirectory(prefix="tfdist-serve-") as directory:
         arguments = [f"--run_dir={options.model.run_dir}", f"--output={directory}", "--quiet"]

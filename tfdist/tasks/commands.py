@@ -268,11 +268,13 @@ def run_export(options: ExportOptions) -> int:
     import tensorflow as tf
 
     from tfdist.tasks.finished import read_finished
+    from tfdist.training.pattern_paths import check_saved_model_path
 
     chosen = options.run
     output = chosen.find_output()
     if chosen.format != SAVED_MODEL:
         return export_file(chosen)
+    check_saved_model_path("output", output)
     run = read_finished(chosen.run_dir)
     gfile = tf.io.gfile
     there = gfile.listdir(output) if gfile.exists(output) else []

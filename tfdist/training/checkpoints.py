@@ -16,6 +16,7 @@ from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.training.durable_files import make_directories, sync_to_disk, write_atomically
+from tfdist.training.pattern_paths import name_literally
 from tfdist.training.structure import Structure
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
@@ -296,12 +297,13 @@ def _read(path: str) -> Checkpoint:
             raise ValueError(f"{name} has changed since it was written")
     structure = record.get("structure")
     names = list(record["arrays"])
-    tensors = tf.raw_ops.RestoreV2(
-        prefix=f"{path}/variables",
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        dtypes=[tf.as_dtype(dtype) for dtype in record["arrays"].values()],
-    )
+    with name_literally(path) as literal:
+        tensors = tf.raw_ops.RestoreV2(
+            prefix=f"{literal}/variables",
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            dtypes=[tf.as_dtype(dtype) for dtype in record["arrays"].values()],
+        )
     return Checkpoint(
         step=record["step"],
         arrays={name: t.numpy() for name, t in zip(names, tensors, strict=True)},

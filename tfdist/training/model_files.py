@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.durable_files import sync_to_disk
 from tfdist.training.engine import Engine
+from tfdist.training.pattern_paths import check_saved_model_path
 
 
 class ModelFiles:
@@ -40,7 +41,13 @@ class ModelFiles:
             self.model.load_weights(path, **kwargs)
 
     def export(self, path: str, **kwargs: Any) -> None:
-        """Exports the model for serving as `keras.Model.export` does, on the chief only."""
+        """Exports the model for serving as `keras.Model.export` does, on the chief only.
+
+        Raises:
+          TfdistError: TensorFlow could not load a SavedModel from the path.
+        """
+        if kwargs.get("format", "tf_saved_model") == "tf_saved_model":
+            check_saved_model_path("path", str(path))
         if self.is_chief:
             self.model.export(path, **kwargs)
 

@@ -15,6 +15,12 @@ def test_lists_images_and_says_what_is_skipped(path_with_spaces, caplog):
     ]
 
 
+def test_a_file_is_not_taken_for_a_pattern(tmp_path):
+    path = tmp_path / "a[1].png"
+    path.write_bytes(b"")
+    assert list_images(str(path)) == {"a[1]": str(path)}
+
+
 def test_a_directory_without_images_is_refused(path_with_spaces, caplog):
     (path_with_spaces / "c.tif").touch()
     with pytest.raises(TfdistError, match=r"it has no .* file, only 1 \.tif\."):

@@ -172,11 +172,13 @@ def run_export(options: ExportOptions) -> int:
         TENSOR_SIGNATURE,
         export_servable,
     )
+    from tfdist.training.pattern_paths import check_saved_model_path
 
     chosen = options.run
     output = chosen.find_output()
     if chosen.format != SAVED_MODEL:
         return export_file(chosen)
+    check_saved_model_path("output", output)
     run = assembly.load_run(chosen.run_dir)
     path = export_servable(run, output)
     if not chosen.quiet:

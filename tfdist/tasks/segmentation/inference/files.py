@@ -30,7 +30,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
 
     Args:
       directory_or_pattern: a directory, whose JPEG, PNG, BMP, GIF and WebP files are listed
-        while all others are skipped and counted in a warning; or a pattern of
+        while all others are skipped and counted in a warning; or a file; or a pattern of
         `tf.io.gfile.glob`, for which every matching file is listed.
 
     Raises:
@@ -45,6 +45,8 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
         paths = [gfile.join(directory_or_pattern, name) for name in listing.names]
         if paths:
             listing.warn_of_skipped()
+    elif gfile.exists(directory_or_pattern):  # its name may look like a pattern
+        paths = [directory_or_pattern]
     else:
         paths = [path for path in _glob(directory_or_pattern) if not gfile.isdir(path)]
         problem = "no file matches, and no directory has that name"
