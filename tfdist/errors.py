@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -41,6 +42,30 @@ def make_unknown_name_error(
         return TfdistError(f"Unknown {kind} {name!r}.{meant} {where_all}".rstrip())
     ordered = close + [other for other in names if other not in close]
     return TfdistError(f"Unknown {kind} {name!r}. Valid: {', '.join(ordered)}.")
+
+
+# Control characters, separators of lines and paragraphs, and bytes that are not UTF-8.
+NOT_TEXT = frozenset({"Cc", "Zl", "Zp", "Cs"})
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def make_printable(text: str, *, limit: int = 10_000) -> str:
+    """Returns a text from elsewhere as a line that no terminal obeys: control characters escaped.
+
+    Args:
+      text: what somebody else has chosen, such as a name.
+      limit: the most characters; of a longer text, the rest is left out.
+
+    >>> make_printable("a\x1b[2Jb größer")
+    'a\\x1b[2Jb größer'
+    """
+    shown = text if len(text) <= limit else f"{text[:limit]}..."
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if character in _DIRECTIONS or unicodedata.category(character) in NOT_TEXT
+        else character
+        for character in shown
+    )
 
 
 # Keras colors the messages of its layers, and TensorFlow lists the errors of a graph.

@@ -163,6 +163,7 @@ def test_a_proxy_between_the_tasks():
 
 PEER = """
 import sys, time
+{}
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.table import CHECKS
 machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=2, {})
@@ -170,11 +171,12 @@ print(*(finding.text for finding in CHECKS["peers"](machine)), sep="\\n")
 """
 
 
-def peers(*machines):
+def peers(*machines, before=""):
     """Returns what each task of a cluster finds if all of them run the check at once.
 
     Args:
       *machines: the further arguments of each task's `Machine`, as code.
+      before: code that each task runs first.
     """
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in machines]
@@ -183,7 +185,7 @@ def peers(*machines):
         hosts = ",".join(f"127.0.0.1:{holder.getsockname()[1]}" for holder in held)
     tasks = [
         subprocess.Popen(
-            [sys.executable, "-c", PEER.format(machine), hosts, f"worker:{index}"],
+            [sys.executable, "-c", PEER.format(before, machine), hosts, f"worker:{index}"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -197,6 +199,27 @@ def test_tasks_that_agree(path_with_spaces):
     agree = f"all tasks agree: versions, clocks, the directory {path_with_spaces}"
     assert peers(machine, machine, machine) == [agree] * 3
     assert not list(path_with_spaces.iterdir())
+
+
+STRANGER = """
+def shout():
+    while True:
+        try:
+            with socket.create_connection(split_address(sys.argv[1].split(",")[0])) as stranger:
+                stranger.sendall(b"null\\n")
+                stranger.recv(1)
+                return
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+import socket, threading
+from tfdist.cluster import split_address
+threading.Thread(target=shout).start()
+"""
+
+
+def test_a_stranger_between_the_tasks():
+    first, second = peers("", "", before=STRANGER)
+    assert first == second == "all tasks agree: versions, clocks"
 
 
 def test_a_clock_that_is_wrong():

@@ -635,6 +635,29 @@ def test_logs_are_below_the_home_directory(script, path_with_spaces, monkeypatch
     assert result.tasks[0].log == path_with_spaces / "run" / "logs" / "worker-0.log"
 
 
+def test_the_tasks_share_a_token_of_their_own(script):
+    command = script("print(os.environ.get('TFDIST_TOKEN'))")
+    found = []
+    for _ in range(2):
+        result = run_local_cluster(workers=2, command=command, stream=False, timeout_s=30)
+        first, second = (task.log.read_text().strip() for task in result.tasks)
+        assert first == second
+        assert len(bytes.fromhex(first)) == 32
+        found.append(first)
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("kind", ["TFDIST_TOKEN", "TFDIST_TOKEN_FILE"])
+def test_a_token_of_the_users_is_kept(script, kind):
+    result = run_local_cluster(
+        workers=1,
+        command=script("print({k: v for k, v in os.environ.items() if 'TFDIST_TOKEN' in k})"),
+        environ=dict(os.environ) | {kind: "mine"},
+        timeout_s=30,
+    )
+    assert result.tasks[0].log.read_text() == f"{ ({kind: 'mine'}) }\n"
+
+
 # Joining by hand, and bad input.
 
 

@@ -6,10 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
-from tfdist.errors import TfdistError
-
-# Control characters, line and paragraph separators, and bytes that are not UTF-8.
-_NOT_TEXT = frozenset({"Cc", "Zl", "Zp", "Cs"})
+from tfdist.errors import NOT_TEXT, TfdistError
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -23,7 +20,7 @@ def check_arguments(arguments: Iterable[str]) -> None:
     """
     for argument in arguments:
         for character in argument:
-            if unicodedata.category(character) in _NOT_TEXT:
+            if unicodedata.category(character) in NOT_TEXT:
                 raise TfdistError(
                     f"Cannot use the argument {argument!r}: it contains {character!r}, which is "
                     "not printable text. Remove that character."

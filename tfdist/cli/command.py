@@ -8,7 +8,7 @@ from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, is_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, make_printable
 from tfdist.memory import describe_lack
 from tfdist.options import CommandOptions
 from tfdist.stopping import EXIT_INTERRUPTED
@@ -56,7 +56,7 @@ def run_command(
         return run(options)
     except (TfdistError, OSError) as error:
         text = name_flags(error, options_class, *others)
-        print(f"tfdist: {' '.join(text.split())}", file=sys.stderr)
+        print(f"tfdist: {make_printable(' '.join(text.split()))}", file=sys.stderr)
         return error.exit_status if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -11,9 +11,11 @@ tfdist's own environment variables for Slurm and Kubernetes, with their defaults
     TFDIST_SERVICE       the headless Service through which the pods find one another (Kubernetes)
     TFDIST_JOB           the Job's name (Kubernetes; derived from HOSTNAME)
 
-tfdist.launch sets one more for its tasks:
+tfdist.launch sets two more for its tasks:
 
     TFDIST_LAUNCH_DIR    directory of the logs, the step reached and the record of restarts
+    TFDIST_TOKEN         the secret by which the tasks know one another; on several hosts, the user
+                         sets it, or TFDIST_TOKEN_FILE, the path of a file that holds it
 """
 
 from tfdist.cluster.config import (
@@ -25,10 +27,13 @@ from tfdist.cluster.config import (
 )
 from tfdist.cluster.environment import (
     LAUNCH_DIR,
+    TOKEN,
+    TOKEN_FILE,
     can_redraw,
     find_launch_dir,
     find_metadata_host,
     find_tf_config,
+    find_token,
     has_peers,
     quiet_environment,
     read_environment,

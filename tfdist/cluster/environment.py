@@ -7,8 +7,11 @@ from typing import TextIO
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.errors import TfdistError
 
 LAUNCH_DIR = "TFDIST_LAUNCH_DIR"
+TOKEN, TOKEN_FILE = "TFDIST_TOKEN", "TFDIST_TOKEN_FILE"
+_MAX_TOKEN = 4096
 
 
 def read_environment() -> Mapping[str, str]:
@@ -45,6 +48,30 @@ def has_peers() -> bool:
 def find_launch_dir() -> str | None:
     """Returns the directory of this task's launcher, or None without a launcher."""
     return os.environ.get(LAUNCH_DIR)
+
+
+def find_token() -> str:
+    """Returns the secret by which the tasks of this cluster know one another, "" if there is none.
+
+    Raises:
+      TfdistError: TFDIST_TOKEN_FILE names a file that cannot be read, or an empty one.
+    """
+    token = os.environ.get(TOKEN, "").strip()
+    path = os.environ.get(TOKEN_FILE, "")
+    if token or not path:
+        return token
+    found, problem = "", "it is empty"
+    try:
+        with open(path, "rb") as file:
+            found = file.read(_MAX_TOKEN).decode(errors="surrogateescape").strip()
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if not found:
+        raise TfdistError(
+            f"Cannot read the token of the cluster from {TOKEN_FILE}={path}: {problem}. Write 32 "
+            "random bytes to it, as `openssl rand -hex 32` prints them, the same on every host."
+        )
+    return found
 
 
 def can_redraw(stream: TextIO) -> bool:

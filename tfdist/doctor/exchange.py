@@ -1,13 +1,12 @@
 """What the tasks of a cluster tell one another while the doctor runs on all of them.
 
-The first task listens at its address. Each other task sends a line of JSON with its versions. The
-first task answers with its own, its clock and the name of a file that it has written to the shared
-directory. The other task compares, and sends what it finds, so that both report it.
+The first task listens at its address. Each other task sends its name, as `tfdist.cluster.messages`
+describes. The first task answers with its versions, its clock and the name of a file that it has
+written to the shared directory. The other task compares, and sends what it finds, so that both
+report it.
 """
 
 import contextlib
-import dataclasses
-import json
 import socket
 import time
 import uuid
@@ -15,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import ClusterConfig, split_address
+from tfdist.cluster import ClusterConfig, find_token, split_address
+from tfdist.cluster.messages import RETRY_S, Peer, Visitor, Visitors
 from tfdist.doctor.findings import Finding, wrong
 from tfdist.doctor.machine import Machine
+from tfdist.errors import make_printable
 
 _TIMEOUT_S = 10.0  # of one message, and of a task that takes longer to get here
-_RETRY_S = 0.1
 _FILE_S = 3.0  # NFS shows a new file after some seconds at most
 _MOST_APART_S = 2.0
 _VERSIONS = ("tfdist", "tensorflow", "keras", "nvidia-cudnn-cu12", "nvidia-nccl-cu12")
@@ -56,30 +56,32 @@ class _Host:
     def hear(self, others: list[str]) -> list[Finding]:
         """Answers every other task once, and returns what they have found."""
         missing = set(others)
-        with _shared_file(self._machine) as file, self._listen() as listener:
-            while missing and (left := self._deadline - time.monotonic()) > 0:
-                listener.settimeout(left)
-                with contextlib.suppress(OSError, ValueError, KeyError):
-                    connection, _ = listener.accept()
-                    with connection:
-                        missing.discard(self._answer(connection, file))
+        with _shared_file(self._machine) as file, self._listen() as visitors:
+            asking: dict[Visitor, str] = {}
+            while missing and time.monotonic() < self._deadline:
+                for visitor, message in visitors.poll():
+                    if visitor not in asking and str(message.get("task")) in missing:
+                        asking[visitor] = str(message["task"])
+                        answer = {"versions": _list_versions(self._machine), "file": file}
+                        visitor.send({**answer, "time": self._machine.clock()})
+                    elif visitor in asking and isinstance(message.get("found"), list):
+                        self._found += [wrong(make_printable(str(x))) for x in message["found"]]
+                        missing.discard(asking[visitor])
+                        visitors.close(visitor)
+                    else:
+                        visitors.refuse(visitor, "is no task of this cluster")
         missing_text = "did not compare itself. Run the doctor on all machines at the same time."
         return self._found + [wrong(f"{name} {missing_text}") for name in sorted(missing)]
 
-    def _listen(self) -> socket.socket:
+    @contextlib.contextmanager
+    def _listen(self) -> Iterator[Visitors]:
         host, port = split_address(self._address)
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-
-    def _answer(self, connection: socket.socket, file: str) -> str:
-        connection.settimeout(_TIMEOUT_S)
-        lines = connection.makefile("rw", encoding="utf-8")
-        name = json.loads(lines.readline())["task"]
-        answer = {"versions": _list_versions(self._machine), "file": file}
-        _send(lines, {**answer, "time": self._machine.clock()})
-        for finding in json.loads(lines.readline())["found"]:
-            self._found.append(Finding(**finding))
-        return name
+        with (
+            socket.create_server((host, port), family=family) as listener,
+            Visitors(listener, find_token(), most=2) as visitors,
+        ):
+            yield visitors
 
 
 def _tell(machine: Machine, own: str, first: tuple[str, str], deadline: float) -> list[Finding]:
@@ -87,19 +89,20 @@ def _tell(machine: Machine, own: str, first: tuple[str, str], deadline: float) -
     name, address = first
     while True:
         try:
-            with socket.create_connection(split_address(address), _TIMEOUT_S) as connection:
-                lines = connection.makefile("rw", encoding="utf-8")
+            with Peer(address, find_token(), until=deadline) as peer:
                 sent = machine.clock()
-                _send(lines, {"task": own})
-                answer = json.loads(lines.readline())
+                peer.send({"task": own})
+                answer = peer.receive(until=time.monotonic() + _TIMEOUT_S)
                 received = machine.clock()
+                if answer is None:
+                    raise ConnectionError("it does not answer")
                 found = list(_compare(machine, own, name, answer, sent=sent, received=received))
-                _send(lines, {"found": [dataclasses.asdict(finding) for finding in found]})
+                peer.send({"found": [finding.text for finding in found]})
                 return found
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if time.monotonic() > deadline:
                 return [wrong(f"{name} does not compare itself ({error}). Run the doctor there.")]
-            time.sleep(_RETRY_S)
+            time.sleep(RETRY_S)
 
 
 def _compare(
@@ -117,8 +120,8 @@ def _compare(
     for package, theirs in answer["versions"].items():
         if versions[package] != theirs:
             yield wrong(
-                f"{own} has {package} {versions[package]}, {first} has {theirs}. Install the same "
-                "version everywhere."
+                f"{own} has {package} {versions[package]}, {first} has "
+                f"{make_printable(str(theirs))}. Install the same version everywhere."
             )
     # The answer was written between the two, so the difference is certain beyond half of them.
     apart = (sent + received) / 2 - answer["time"]
@@ -142,7 +145,7 @@ def _find_file(directory: str, name: str) -> bool:
             return False
         with contextlib.suppress(OSError):
             list(Path(directory).iterdir())  # lets NFS look again
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
     return True
 
 
@@ -165,8 +168,3 @@ def _shared_file(machine: Machine) -> Iterator[str]:
 
 def _list_versions(machine: Machine) -> dict[str, str]:
     return {name: machine.versions.get(name, _NONE) for name in _VERSIONS}
-
-
-def _send(lines: Any, message: Any) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()

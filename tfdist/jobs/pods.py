@@ -32,6 +32,8 @@ def make_pod_template(
         "command": list(job.work.command),
         "args": list(job.work.arguments),
         "ports": [{"name": "tfjob-port", "containerPort": PORT, "protocol": "TCP"}],
+        # The secret by which the tasks know one another, TFDIST_TOKEN, if there is one.
+        "envFrom": [{"secretRef": {"name": job.name, "optional": True}}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

@@ -58,6 +58,8 @@ def make_script(job: Job) -> str:
 #SBATCH --requeue
 
 export TFDIST_NUM_PS={cluster.ps}
+# The secret by which the tasks know one another.
+export TFDIST_TOKEN="${{TFDIST_TOKEN:-$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \\n')}}"
 {setup}
 srun --ntasks={job.num_tasks} --cpus-per-task={cluster.cpus_per_worker} --distribution=block \\
   --kill-on-bad-exit=0 --wait={_WAIT_S} {options}\\

@@ -1,9 +1,10 @@
 """Where tasks run: all of a cluster on this machine, or one of a cluster of several machines."""
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
-from tfdist.cluster import ClusterConfig
+from tfdist.cluster import TOKEN, TOKEN_FILE, ClusterConfig
 from tfdist.errors import TfdistError
 from tfdist.launch.agent_client import AgentProcess, agent_process
 from tfdist.launch.logs import Logs
@@ -60,6 +61,8 @@ class LocalCluster:
                 ports = stack.enter_context(hold_ports(number))
             configs = make_configs(self._counts, ports, evaluator=self._evaluator)
             announce(configs, agent, logs, isolate=self._isolate, stream=stream)
+            if not (environ.get(TOKEN) or environ.get(TOKEN_FILE)):
+                environ = {**environ, TOKEN: secrets.token_hex(32)}
             yield configs, divide_machine(configs, environ)
 
     def resize(self, workers: int) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.cluster import ClusterConfig
+from tfdist.errors import make_printable
 from tfdist.launch.agent_client import AgentProcess
 from tfdist.launch.logs import Logs, last_lines
 from tfdist.launch.restarts import Failure, Restarts
@@ -14,7 +15,7 @@ _NO_NETWORK = ("name resolution", "Name or service not known", "Network is unrea
 
 def say(text: str) -> None:
     """Prints a line to standard error."""
-    print(f"tfdist.launch: {text}", file=sys.stderr, flush=True)
+    print(f"tfdist.launch: {make_printable(text)}", file=sys.stderr, flush=True)
 
 
 def announce(
@@ -82,7 +83,7 @@ def _report_first_failed(result: ClusterResult, logs: Logs) -> list[str]:
     where = f" Its last lines (full log: {task.log}):" if lines and task.status != 2 else ""
     say(f"{task.name} failed first: it {result.cause}.{where}")
     for line in lines:
-        print(f"[{task.name}] {line}", file=sys.stderr)
+        print(f"[{task.name}] {make_printable(line)}", file=sys.stderr)
     sys.stderr.flush()
     return lines
 

@@ -4,26 +4,25 @@ By themselves, TensorFlow's collectives hang forever, without a message, if a wo
 started or runs another number of steps.
 
 The first peer, the chief, listens at its address. The others connect, and each sends its name and
-the values it was started with in a line of JSON. When all have connected, the chief tells them all
-to continue. A TensorFlow server left from an earlier start is not mistaken for a peer.
+the values it was started with, as `tfdist.cluster.messages` describes. When all have connected, the
+chief tells them all to continue. Neither side believes one that does not know the cluster's token.
+A TensorFlow server left from an earlier start is not mistaken for a peer.
 """
 
 import contextlib
 import errno
-import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from tfdist.cluster import ClusterConfig, split_address
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.cluster import TOKEN, ClusterConfig, find_token, split_address
+from tfdist.cluster.messages import CONNECT_TIMEOUT_S, RETRY_S, Peer, Visitor, Visitors
+from tfdist.errors import TfdistError, TrainingError, make_printable
 
-_CONNECT_TIMEOUT_S = 2.0
-_RETRY_S = 0.1
 # The others wait longer than the chief, which then tells them who is missing.
 _VERDICT_S = 5.0
-_MAX_LINE = 1 << 16
+_LAST_S = 1.0  # for an attempt that begins just before the deadline
 
 
 def wait_for_peers(
@@ -83,7 +82,7 @@ def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
             return
         if time.monotonic() > deadline:
             raise _make_missing_error(missing, timeout_s)
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
 
 
 def check_own_address(config: ClusterConfig) -> None:
@@ -100,7 +99,7 @@ def check_own_address(config: ClusterConfig) -> None:
 def find_problem(address: str) -> str | None:
     """Returns None if something answers at an address, else what is wrong."""
     try:
-        with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S):
+        with socket.create_connection(split_address(address), CONNECT_TIMEOUT_S):
             return None
     except TimeoutError:
         return "no answer"
@@ -115,54 +114,44 @@ class _Meeting:
         self._name = name
         self._others = others
         self._alike = alike
-        self._connections: dict[str, socket.socket] = {}
+        self._present: dict[str, Visitor] = {}
         self._values: dict[str, Mapping[str, str]] = {}
 
     def hold(self, listener: socket.socket, *, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        listener.settimeout(_RETRY_S)
-        try:
+        with Visitors(listener, find_token()) as visitors:
             while missing := self._find_missing():
                 if time.monotonic() > deadline:
-                    error = _make_missing_error(missing, timeout_s)
+                    error = _make_missing_error(missing, timeout_s, distrusted=visitors.distrusted)
                     self._tell_all(failed=str(error))
                     raise error
-                self._let_in(listener)
+                for visitor, message in visitors.poll():
+                    self._let_in(visitors, visitor, message)
             if problem := self._describe_difference():
                 self._tell_all(refused=problem)
                 raise TfdistError(problem)
             self._tell_all(go=True)
-        finally:
-            for connection in self._connections.values():
-                connection.close()
 
     def _find_missing(self) -> dict[str, str]:
-        for name, connection in list(self._connections.items()):
-            if _is_closed(connection):
-                connection.close()
-                del self._connections[name]
-        return {n: a for n, a in self._others.items() if n not in self._connections}
+        self._present = {name: one for name, one in self._present.items() if one.is_open}
+        return {n: a for n, a in self._others.items() if n not in self._present}
 
-    def _let_in(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return  # no connection: check the time
-        message = _read_line(connection, timeout_s=_CONNECT_TIMEOUT_S) or {}
-        name = str(message.get("name"))
-        if name not in self._others:
-            connection.close()
+    def _let_in(self, visitors: Visitors, visitor: Visitor, message: Mapping[str, Any]) -> None:
+        name, values = message.get("name"), message.get("alike")
+        is_known = isinstance(name, str) and name in self._others
+        if not is_known or not isinstance(values, dict):
+            visitors.refuse(visitor, "is no task of this cluster")
             return
-        before = self._connections.pop(name, None)
+        before = self._present.pop(name, None)
         if before is not None:
-            before.close()
-        self._connections[name] = connection
-        self._values[name] = message.get("alike", {})
+            visitors.close(before)
+        self._present[name] = visitor
+        self._values[name] = {key: str(value) for key, value in values.items()}
 
     def _describe_difference(self) -> str | None:
         for name, values in self._values.items():
             differences = [
-                f"{key} {values.get(key, 'missing')} ({self._name}: "
+                f"{_shorten(key)} {_shorten(values.get(key, 'missing'))} ({self._name}: "
                 f"{self._alike.get(key, 'missing')})"
                 for key in sorted({*values, *self._alike})
                 if values.get(key) != self._alike.get(key)
@@ -177,9 +166,8 @@ class _Meeting:
         return None
 
     def _tell_all(self, **message: Any) -> None:
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):
-                connection.sendall(json.dumps(message).encode() + b"\n")
+        for visitor in self._present.values():
+            visitor.send(message)
 
 
 def _attend(
@@ -187,77 +175,56 @@ def _attend(
 ) -> None:
     """Waits until the chief says that all tasks have connected."""
     deadline = time.monotonic() + timeout_s
-    hello = json.dumps({"name": own, "alike": dict(alike)}).encode() + b"\n"
+    token = find_token()
     while True:
         problem = "it answers, but does not accept workers yet"
         reply = None
         try:
-            with socket.create_connection(split_address(address), _CONNECT_TIMEOUT_S) as chief_side:
-                chief_side.sendall(hello)
-                time_left_s = deadline - time.monotonic()
-                reply = _read_line(chief_side, timeout_s=max(0.0, time_left_s) + _VERDICT_S)
+            with Peer(address, token, until=deadline + _LAST_S) as peer:
+                peer.send({"name": own, "alike": dict(alike)})
+                reply = peer.receive(until=deadline + _VERDICT_S)
         except TimeoutError:
             problem = "no answer"
         except OSError as error:
             problem = error.strerror or str(error)
         if reply and "refused" in reply:
-            raise TfdistError(reply["refused"])
+            raise TfdistError(_shorten(reply["refused"], 2000))
         if reply and "failed" in reply:
-            raise TrainingError(reply["failed"])
+            raise TrainingError(_shorten(reply["failed"], 2000))
         if reply and "go" in reply:
             return
         if time.monotonic() > deadline:
             raise _make_missing_error({chief: address}, timeout_s, problem)
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
+
+
+def _shorten(value: Any, limit: int = 200) -> str:
+    """Returns what another task has sent as a text to print."""
+    return make_printable(str(value), limit=limit)
 
 
 def _make_missing_error(
-    missing: Mapping[str, str], timeout_s: float, problem: str = ""
+    missing: Mapping[str, str],
+    timeout_s: float,
+    problem: str = "",
+    *,
+    distrusted: Collection[str] = (),
 ) -> TrainingError:
     named = ", ".join(
         f"{name} at {address} ({problem or find_problem(address) or 'it cannot reach this task'})"
         for name, address in missing.items()
     )
+    hint = ""
+    if distrusted:
+        hint = (
+            f" Something at {', '.join(list(distrusted)[:3])} connected with another "
+            f"{TOKEN}: give all tasks the same."
+        )
     return TrainingError(
         f"Timed out after {timeout_s:g} s waiting for {named}. Start every task of the cluster; "
         "python -m tfdist.launch --check says what is wrong with an address."
+        f"{hint}"
     )
-
-
-def _read_line(connection: socket.socket, *, timeout_s: float) -> dict[str, Any] | None:
-    """Returns the JSON object in a line; None if something else arrives, or nothing in time."""
-    deadline = time.monotonic() + timeout_s
-    data = b""
-    # Wait in short intervals: the launcher treats a task whose threads all sleep as hanging.
-    connection.settimeout(_RETRY_S)
-    while not data.endswith(b"\n") and len(data) < _MAX_LINE:
-        try:
-            more = connection.recv(4096)
-        except TimeoutError:
-            if time.monotonic() > deadline:
-                return None
-            continue
-        except OSError:
-            return None
-        if not more:
-            return None
-        data += more
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Returns whether the other side, which sends nothing more, has closed the connection."""
-    connection.settimeout(0)
-    try:
-        return not connection.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 @contextlib.contextmanager
