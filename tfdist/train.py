@@ -36,6 +36,7 @@ def run_training(options: TrainOptions) -> int:
         print(describe_dry_run(options))
         return 0
     from tfdist.auto.choice import choose_strategy
+    from tfdist.launch.pulse import SERVE, open_pulse
     from tfdist.runs.plan import make_plan
     from tfdist.runs.training import TrainingRun
     from tfdist.strategies.servers import run_server
@@ -43,6 +44,7 @@ def run_training(options: TrainOptions) -> int:
     started = time.perf_counter()
     plan = make_plan(options)
     if plan.traits.has_servers and plan.cluster and not plan.cluster.is_chief:
+        open_pulse().show(SERVE)
         run_server(plan.cluster)
         return 0 if plan.run.is_finished else EXIT_TERMINATED
     plan, data = choose_strategy(plan)

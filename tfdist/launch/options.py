@@ -73,8 +73,9 @@ class TaskOptions(OptionGroup):
     )
     stall_timeout_s: float | None = option(
         None,
-        "kill a task that hangs: none of its threads has run for this many seconds; 0: never; by "
-        f"default {STALL_TIMEOUT_S:g}, or 0 with --command, which may sleep",
+        "kill a task that hangs: none of its threads has run for this many seconds, or no step, "
+        "batch of an evaluation or callback of a trainer has ended; 0: never; by default, only "
+        f"threads count, for {STALL_TIMEOUT_S:g} seconds, or 0 with --command, which may sleep",
         metavar="S",
     )
     command: str = option(

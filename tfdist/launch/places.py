@@ -31,6 +31,8 @@ class LocalCluster:
       isolate: one of `ISOLATION`.
     """
 
+    is_whole = True
+
     def __init__(self, counts: Mapping[str, int], *, evaluator: bool, isolate: str):
         self._counts = dict(counts)
         self._evaluator = evaluator
@@ -75,10 +77,14 @@ class OneTask:
 
     Args:
       config: the cluster, and which task it is.
+
+    Attributes:
+      is_whole: whether it is the cluster's only task.
     """
 
     def __init__(self, config: ClusterConfig):
         self._config = config
+        self.is_whole = sum(map(len, config.tasks.values())) == 1
 
     def agent(self) -> contextlib.AbstractContextManager[AgentProcess]:
         """Starts an agent in the machine's own network."""

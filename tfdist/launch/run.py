@@ -16,6 +16,7 @@ from tfdist.launch.places import ISOLATION, LocalCluster, OneTask
 from tfdist.launch.report import report_failure, report_restart, say
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.results import ClusterResult, TaskResult
+from tfdist.launch.stalls import StallWatch
 from tfdist.launch.supervise import Outcome, Supervisor
 from tfdist.launch.tasks import make_configs
 from tfdist.strategies.registry import STRATEGIES, validate_cluster
@@ -80,6 +81,14 @@ class _Launch:
         """Returns the part of the environment that all tasks share."""
         environ = read_environment() if self.environ is None else self.environ
         return {**environ, LAUNCH_DIR: str(logs.directory)}
+
+    def make_stall_watch(
+        self, logs: Logs, tasks: Sequence[str], *, is_whole: bool
+    ) -> StallWatch | None:
+        """Returns a watch over the tasks' steps if the user says how long one may take."""
+        if not self.stall_timeout_s:
+            return None
+        return StallWatch(logs, tasks, timeout_s=self.stall_timeout_s, is_whole=is_whole)
 
     def find_time_left(self, began: float) -> float | None:
         """Returns the seconds until the timeout, or None without one."""
@@ -146,8 +155,9 @@ def run_local_cluster(
         none.
       min_workers: the fewest workers to continue with; by default all of them, or 1 with
         parameter servers.
-      stall_timeout_s: seconds that a task may hang, with none of its threads running, before it is
-        killed; 0 for no limit. By default 120 s, or no limit with a `command`, which may sleep.
+      stall_timeout_s: seconds that a task may hang before it is killed: none of its threads runs,
+        or, if a value is given, the next sign of life of its trainer does not come; 0 for no limit.
+        By default 120 s without a running thread, or no limit with a `command`, which may sleep.
       stream: whether to show the chief's output and what failed.
       environ: the tasks' environment; this process's own by default.
 
@@ -242,6 +252,7 @@ def _run(
                     directory=logs.directory,
                 )
             with cluster.place(agent, logs, environ, stream=launch.stream) as (configs, places):
+                names = [config.task_name for config in configs]
                 supervisor = Supervisor(
                     agent,
                     configs,
@@ -250,6 +261,7 @@ def _run(
                     logs,
                     restarts,
                     stall_timeout_s=launch.hang_timeout_s,
+                    stalls=launch.make_stall_watch(logs, names, is_whole=cluster.is_whole),
                     stream=launch.stream,
                 )
                 outcome = supervisor.run(

@@ -14,6 +14,7 @@ from tfdist.launch.report import report_replacement, say
 from tfdist.launch.restarts import Failure, Restarts
 from tfdist.launch.results import describe_status
 from tfdist.launch.signals import signal_number
+from tfdist.launch.stalls import StallWatch
 from tfdist.launch.tasks import is_essential, is_replaceable
 
 _POLL_S = 0.05
@@ -48,6 +49,7 @@ class Supervisor:
       logs: the logs of the tasks.
       restarts: decides what follows a failure.
       stall_timeout_s: seconds that a task may hang before it is killed; 0 for no limit.
+      stalls: finds tasks whose steps do not come; None not to look for them.
       stream: whether to show the first task's output.
     """
 
@@ -61,6 +63,7 @@ class Supervisor:
         restarts: Restarts,
         *,
         stall_timeout_s: float,
+        stalls: StallWatch | None,
         stream: bool,
     ):
         self._agent = agent
@@ -81,6 +84,7 @@ class Supervisor:
         self._restarts = restarts
         self._hangs = HangWatch()
         self._stall_timeout_s = stall_timeout_s
+        self._stalls = stalls
         self._stalled: dict[str, str] = {}
         self._told: set[str] = set()
         self._exits: dict[str, dict[str, Any]] = {}
@@ -111,6 +115,8 @@ class Supervisor:
                     self._agent.send(kill=True)
                 stop = stop or interrupt
         self._show(last=True)
+        if self._stalls:
+            self._stalls.remove()
         if stop is not None:
             raise stop
         if not self._finished:
@@ -140,6 +146,8 @@ class Supervisor:
         report_replacement(failure, then, self._restarts)
         if then == "replaced":
             self._told.discard(name)
+            if self._stalls:
+                self._stalls.forget(name)
             self._agent.send(start=self._tasks[name])
         elif then == "ended":
             self._failure = failure
@@ -157,7 +165,8 @@ class Supervisor:
     def _watch_hangs(self) -> None:
         if not self._stall_timeout_s:
             return
-        for name, seconds in self._hangs.measure(self._agent.pids).items():
+        still = self._hangs.measure(self._agent.pids)
+        for name, seconds in still.items():
             if seconds >= min(_REPORT_HANG_S, self._stall_timeout_s) and name not in self._told:
                 self._told.add(name)
                 say(
@@ -169,6 +178,15 @@ class Supervisor:
                 say(f"{name} is running again.")
             if seconds >= self._stall_timeout_s and name not in self._stalled:
                 self._stalled[name] = f"hung for {seconds:.0f} s"
+                self._agent.send(kill_task=name)
+
+        # A task none of whose threads run is to blame for what the others wait for.
+        if self._stalls and not self._stalled and max(still.values(), default=0) < _BLAME_HANG_S:
+            found = self._stalls.find(self._agent.pids)
+            if found is not None:
+                name, how = found
+                self._stalled[name] = how
+                say(f"{name} {how}, and no step has come. It will be killed.")
                 self._agent.send(kill_task=name)
 
     def _show(self, *, last: bool = False) -> None:

@@ -71,6 +71,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     import tensorflow as tf
 
     from tfdist import devices
+    from tfdist.launch.pulse import SERVE, open_pulse
     from tfdist.run.routing import Routing
     from tfdist.runs import processes
     from tfdist.strategies.servers import run_server
@@ -80,6 +81,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     devices.configure_devices(options.strategy.virtual_devices)
     options = processes.resolve_strategy(options, cluster)
     if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:
+        open_pulse().show(SERVE)
         return run_server(cluster)
     strategy = processes.build_strategy(options)
     script, *arguments = command

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.launch.pulse import BUSY, OWN, STEP, Pulse
 from tfdist.training.averaging import exchange_divided
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
@@ -58,7 +59,7 @@ def _explained(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def call(engine: Engine, adapter: DataAdapter, **options: Any) -> T:
-        with explain_data_errors(adapter.batch_spec):
+        with explain_data_errors(adapter.batch_spec), engine.workers.pulse.at(OWN):
             return function(engine, adapter, **options)
 
     return call
@@ -117,6 +118,7 @@ def evaluate(
         steps=steps,
         is_stopped=lambda: model.stop_evaluating or is_stopped(),
         is_ahead=of_model.runs_ahead and callbacks.may_be_late("test"),
+        pulse=engine.workers.pulse,
     )
     if is_stopped():
         callbacks.on_test_end(None)
@@ -175,6 +177,7 @@ def predict(
         steps=steps,
         is_stopped=lambda: model.stop_predicting,
         is_ahead=predictor.runs_ahead and callbacks.may_be_late("predict"),
+        pulse=engine.workers.pulse,
     )
     if not model.stop_predicting:
         if is_whole:
@@ -194,6 +197,7 @@ def _run_steps(
     steps: int | None,
     is_stopped: Callable[[], bool],
     is_ahead: bool,
+    pulse: Pulse,
 ) -> int:
     """Runs steps until no batch is left; returns their number.
 
@@ -204,18 +208,22 @@ def _run_steps(
       steps: the most steps; None for all.
       is_stopped: returns whether to stop; called before each step.
       is_ahead: whether a step starts before the results of the last one are read.
+      pulse: tells the launcher what this process is doing.
     """
     started: list[Callable[[], T]] = []
     count = 0
 
     def end_started() -> None:
         while started:
-            end(count - 1, started.pop()())
+            with pulse.at(STEP if count > 1 else BUSY):
+                found = started.pop()()
+            end(count - 1, found)
 
     while (steps is None or count < steps) and not is_stopped():
         begin(count)
         try:
-            read = start()
+            with pulse.at(STEP if count else BUSY):
+                read = start()
         except (tf.errors.OutOfRangeError, StopIteration):
             break
         end_started()

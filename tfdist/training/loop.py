@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.launch.pulse import BUSY, OWN, STEP
 from tfdist.training.agreement import agree, check_data
 from tfdist.training.averaging import finalize_weights
 from tfdist.training.callback_list import CallbackList
@@ -61,6 +62,8 @@ class FitLoop:
         self._steps: TrainingSteps = engine.build(adapter)
         self._progress = progress
         self._workers = engine.workers
+        self._pulse = engine.workers.pulse
+        self._is_compiled = False
         self._recovery = recovery
         self._schedule = schedule
         self._history = find_history(callbacks)
@@ -79,7 +82,7 @@ class FitLoop:
     def run(self, *, verbose: int) -> None:
         """Trains to the end of the schedule, or until it is stopped."""
         try:
-            with explain_data_errors(self._adapter.batch_spec):
+            with explain_data_errors(self._adapter.batch_spec), self._pulse.at(OWN):
                 self._run(verbose=verbose)
         except BaseException:
             if self._recovery:
@@ -105,10 +108,11 @@ class FitLoop:
             if progress.was_stopped or not self._end_epoch(epoch):
                 self._save()
                 break
-        self._steps.wait()
-        if self._recovery:
-            self._recovery.wait()
-        self._finalize()
+        with self._pulse.at(BUSY):
+            self._steps.wait()
+            if self._recovery:
+                self._recovery.wait()
+            self._finalize()
         self._callbacks.on_train_end(self._logs)
 
     def _run_epoch(self, epoch: int) -> bool:
@@ -137,6 +141,7 @@ class FitLoop:
 
     def _open(self) -> None:
         self._opened_at = self._progress.step
+        self._is_compiled = False  # and the first step may fill a buffer
         self._iterator = self._steps.iterate_train(
             self._adapter,
             start_step=self._progress.step,
@@ -202,12 +207,13 @@ class FitLoop:
         self._model.stop_training = False
         self._adapter.on_epoch_end()
         found = None
-        if self._recovery:
-            self._steps.prepare(self._adapter)
-            found = self._recovery.restore(
-                self._engine.list_state(), optimizer=self._model.optimizer
-            )
-        self._steps.begin(restored=found is not None)
+        with self._pulse.at(BUSY):
+            if self._recovery:
+                self._steps.prepare(self._adapter)
+                found = self._recovery.restore(
+                    self._engine.list_state(), optimizer=self._model.optimizer
+                )
+            self._steps.begin(restored=found is not None)
         if found is None:
             self._callbacks.on_train_begin()
             restored_epoch = self._model._initial_epoch or 0  # set by BackupAndRestore
@@ -292,10 +298,12 @@ class FitLoop:
 
     def _start_steps(self, batch: int, num_steps: int, last: int) -> None:
         """Starts to train on some batches of an epoch with `last` batches; ends those before."""
-        self._iterator = self._engine.check_division("train", self._iterator, self._adapter)
+        with self._pulse.at(BUSY):
+            self._iterator = self._engine.check_division("train", self._iterator, self._adapter)
         self._callbacks.on_train_batch_begin(batch)
         began = time.perf_counter()
-        read = self._steps.start(self._iterator, num_steps)
+        with self._pulse.at(STEP if self._is_compiled else BUSY):
+            read = self._steps.start(self._iterator, num_steps)
         self._progress.steps_s += time.perf_counter() - began
         self._end_started()
         self._started = (batch, last, read)
@@ -316,7 +324,9 @@ class FitLoop:
         (batch, last, read), self._started = self._started, None
         progress = self._progress
         began = time.perf_counter()
-        found = read()
+        with self._pulse.at(STEP if self._is_compiled else BUSY):
+            found = read()
+        self._is_compiled = True
         progress.steps_s += time.perf_counter() - began
         for index, trained in enumerate(found, start=batch):
             if index > batch:
@@ -325,7 +335,8 @@ class FitLoop:
             loss = trained.logs.get("loss", 0.0)
             if not np.all(np.isfinite(loss)):
                 self._fail(f"The loss of step {progress.step} is {loss}.")
-            is_synced = self._steps.sync(progress.step, is_last=index + 1 == last)
+            with self._pulse.at(STEP):
+                is_synced = self._steps.sync(progress.step, is_last=index + 1 == last)
             self._logs = self._steps.read_training_logs(trained)
             self._callbacks.on_train_batch_end(index, self._logs)
         return is_synced
@@ -368,13 +379,16 @@ class FitLoop:
 
     def _save(self) -> None:
         """Starts writing a checkpoint of the current step, if checkpoints are kept."""
-        if self._recovery is None:
-            return
+        if self._recovery is not None:
+            with self._pulse.at(BUSY):
+                self._save_to(self._recovery)
+
+    def _save_to(self, recovery: Recovery) -> None:
         if name := find_nonfinite(self._model.trainable_variables):
             self._fail(f"The weight {name} is not finite after step {self._progress.step}.")
         self._steps.prepare_checkpoint()
         callbacks, arrays = read_callbacks(self._callbacks.callbacks)
-        self._recovery.save(
+        recovery.save(
             step=self._progress.step,
             variables=self._engine.list_state(),
             arrays=arrays,

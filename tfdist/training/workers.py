@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.devices import measure_peak_memory_per_device
 from tfdist.errors import TrainingError
+from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
 
 # The errors that TensorFlow raises when a peer is lost.
@@ -30,11 +31,13 @@ class Workers:
       count: the number of workers.
       index: the index of this worker; 0 is the chief.
       num_replicas: the number of replicas over all workers.
+      pulse: tells the launcher what this worker is doing.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         channel = strategy.channel if find_traits(strategy).trains_apart else strategy
         self.count, self.index = _find_place(channel)
+        self.pulse = open_pulse()
         self._channel = channel
         # Under local SGD, each worker has its own strategy, which does not know the others.
         self._has_own_strategy = channel is not strategy
@@ -57,7 +60,8 @@ class Workers:
         """Returns the sum of the workers' vectors: [n], of the same n and dtype on each."""
         if self.count == 1:
             return np.asarray(values)
-        return self._sum(tf.convert_to_tensor(values)).numpy()
+        with self.pulse.at(STEP):
+            return self._sum(tf.convert_to_tensor(values)).numpy()
 
     def sum_in_graph(self, values: tf.Tensor) -> tf.Tensor:
         """Returns `sum` as a tensor, for several workers; called in a `tf.function`."""
