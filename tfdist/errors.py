@@ -1,6 +1,8 @@
 """Errors with one-line messages for the user."""
 
 import difflib
+import errno
+import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -66,6 +68,24 @@ def make_printable(text: str, *, limit: int = 10_000) -> str:
         else character
         for character in shown
     )
+
+
+_FILE_ERROR = re.compile(r"^(?P<path>[^\n]+?); (?P<problem>[^;\n]+)$")
+_PROBLEMS = frozenset(os.strerror(number) for number in errno.errorcode)
+
+
+def describe_file_error(error: BaseException) -> str | None:
+    """Returns one line about an error of TensorFlow's file systems, None for another error.
+
+    >>> describe_file_error(RuntimeError("/disk/a.json; No space left on device"))
+    'Cannot use /disk/a.json: No space left on device. Free space there, or choose another place.'
+    """
+    match = _FILE_ERROR.match(getattr(error, "message", "") or str(error))
+    if match is None or match["problem"] not in _PROBLEMS:
+        return None
+    is_full = match["problem"] in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    advice = "Free space there, or choose another place." if is_full else "Check the path."
+    return f"Cannot use {match['path']}: {match['problem']}. {advice}"
 
 
 # Keras colors the messages of its layers, and TensorFlow lists the errors of a graph.

@@ -21,7 +21,8 @@ _ASK_TIMEOUT_S = 5.0
 class StopSignals:
     """Requests a stop at the first Ctrl-C or SIGTERM; a context manager.
 
-    A second Ctrl-C interrupts at once. After SIGTERM, the process exits when the grace period is
+    SIGHUP, the end of a terminal, counts as SIGTERM, unless it is ignored as by nohup. A second
+    Ctrl-C interrupts at once. After SIGTERM, the process exits when the grace period is
     over, whatever it is doing; the last complete checkpoint remains.
 
     Args:
@@ -36,7 +37,9 @@ class StopSignals:
         self._deadline: threading.Timer | None = None
 
     def __enter__(self) -> Self:
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as by nohup
+            numbers.append(signal.SIGHUP)
         self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 

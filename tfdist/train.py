@@ -7,13 +7,15 @@ import sys
 import time
 
 from tfdist.cli.command import run_command
+from tfdist.cli.output import lenient_output
 from tfdist.runs.options import TrainOptions
 from tfdist.stopping import EXIT_TERMINATED
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    return run_command("tfdist.train", run_training, options_class=TrainOptions)
+    with lenient_output():
+        return run_command("tfdist.train", run_training, options_class=TrainOptions)
 
 
 def run_training(options: TrainOptions) -> int:

@@ -199,9 +199,12 @@ class Callback(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
         time.sleep(1.5)  # a long validation, which makes progress
 
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-trainer = tfdist.Trainer(lambda: model, strategy="multi_worker_mirrored")
+def make_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+trainer = tfdist.Trainer(make_model, strategy="multi_worker_mirrored")
 trainer.fit(Data(), validation_data=Data(), epochs=2, verbose=0, callbacks=[Callback()])
 """
 

@@ -1,11 +1,11 @@
 """Functions for all command lines: checks and searches of arguments, and printing of help."""
 
-import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
+from tfdist.cli.output import discard
 from tfdist.errors import NOT_TEXT, TfdistError
 
 
@@ -66,6 +66,4 @@ def print_help(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Otherwise the buffered data would fail again when the interpreter exits.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        discard(sys.stdout)

@@ -8,7 +8,7 @@ from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, is_help, name_flags, parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, make_printable
+from tfdist.errors import TfdistError, describe_file_error, make_printable
 from tfdist.memory import describe_lack
 from tfdist.options import CommandOptions
 from tfdist.stopping import EXIT_INTERRUPTED
@@ -39,7 +39,7 @@ def run_command(
     Returns:
       What `run` returns; 2 after bad input; 1 after a failure that has its own message; 130 if
       Ctrl-C interrupts the command. Unexpected exceptions keep their traceback, but not those that
-      say that the memory is full.
+      say that the memory is full, or what is wrong with a file.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -61,7 +61,7 @@ def run_command(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        lack = describe_lack(error)
+        lack = describe_file_error(error) or describe_lack(error)
         if lack is None:
             raise
         print(f"tfdist: {name_flags(TfdistError(lack), options_class, *others)}", file=sys.stderr)

@@ -30,6 +30,7 @@ from tfdist.cli.flags import (
     parse_flags,
     split_command,
 )
+from tfdist.cli.output import lenient_output
 from tfdist.cluster import parse_hosts
 from tfdist.errors import TfdistError
 from tfdist.launch.options import LaunchOptions, LocalClusterOptions
@@ -44,14 +45,15 @@ __all__ = ["ClusterResult", "TaskResult", "main", "run_local_cluster", "run_task
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    try:
-        with signals_as_exceptions():
-            return _run_command(list(sys.argv[1:] if argv is None else argv))
-    except TfdistError as error:
-        say(name_flags(error, LaunchOptions, TrainOptions))
-        return error.exit_status
-    except KeyboardInterrupt as interrupt:
-        return 128 + signal_number(interrupt)
+    with lenient_output():
+        try:
+            with signals_as_exceptions():
+                return _run_command(list(sys.argv[1:] if argv is None else argv))
+        except TfdistError as error:
+            say(name_flags(error, LaunchOptions, TrainOptions))
+            return error.exit_status
+        except KeyboardInterrupt as interrupt:
+            return 128 + signal_number(interrupt)
 
 
 def _run_command(argv: Sequence[str]) -> int:

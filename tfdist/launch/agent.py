@@ -26,7 +26,7 @@ import struct
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import IO, Any
 
 _END_GRACE_S = 5.0  # for the other tasks, once the cluster is done or the time is up
 _FAILED_GRACE_S = 2.0  # for the other tasks, once one has failed: they would hang forever
@@ -179,7 +179,7 @@ class _Agent:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
 
-        with open(task["log"], "ab", buffering=0) as log:
+        with _open_log(task) as log:
             try:
                 process = subprocess.Popen(
                     task["argv"],
@@ -191,7 +191,8 @@ class _Agent:
                     preexec_fn=prepare,
                 )
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                log.write(f"Cannot start {task['argv'][0]!r}: {error}\n".encode())
+                with contextlib.suppress(OSError):
+                    log.write(f"Cannot start {task['argv'][0]!r}: {error}\n".encode())
                 _report(event="exited", task=task["name"], status=127, ended=False)
                 return False
         self._running[task["name"]] = process
@@ -244,6 +245,15 @@ class _Agent:
                         os.kill(pid, number)
                 signaled |= left
                 time.sleep(0.01)
+
+
+def _open_log(task: dict[str, Any]) -> IO[bytes]:
+    """Opens a task's log; if that fails, the task runs without one."""
+    try:
+        return open(task["log"], "ab", buffering=0)
+    except OSError as error:
+        _report(event="unlogged", log=task["log"], problem=error.strerror)
+        return open(os.devnull, "ab", buffering=0)
 
 
 def _isolate() -> str:

@@ -3,15 +3,23 @@
 import codecs
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tfdist.errors import TfdistError
+from tfdist.cli.output import discard
+from tfdist.errors import TfdistError, make_printable
 
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
+_PART_BYTES = 1 << 20
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# Colors, the first group, and what a terminal must not see; bars use \b and \r.
+_OBEYED = re.compile(r"(\x1b\[[0-9;]{0,32}m)|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_UNFINISHED = re.compile(r"\x1b(\[[0-9;]{0,32})?$")
 
 
 class Logs:
@@ -33,9 +41,10 @@ class Logs:
             self._parents = [path for path in parents if not path.exists()]
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            where = error.filename or "a temporary directory"
             raise TfdistError(
-                f"Cannot write logs to {error.filename}: {error.strerror}. Choose another "
-                "--run_dir."
+                f"Cannot write logs to {where}: {error.strerror or error}. Choose another "
+                f"--run_dir{'' if run_dir else ', or another directory in TMPDIR'}."
             ) from None
 
     def path(self, name: str) -> Path:
@@ -67,51 +76,76 @@ class Logs:
             return b""
 
     def follow(self, path: Path) -> Iterator[bytes]:
-        """Yields what was added to a log since the last time, possibly nothing."""
-        with path.open("rb") as file:
-            file.seek(self._offsets[path])
-            while True:
-                data = file.read()
-                self.shown = (self.shown + data)[-(_LAST_BYTES):]
-                yield data
+        """Yields the next part of what was added to a log, empty if there is nothing new."""
+        position = self._offsets[path]
+        while True:
+            data = b""
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(position)
+                data = file.read(_PART_BYTES)
+            position += len(data)
+            self.shown = (self.shown + data)[-(_LAST_BYTES):]
+            yield data
+
+    def find_problem(self) -> str | None:
+        """Returns why nothing can be written beside the logs, which then lack the last lines."""
+        try:
+            with tempfile.TemporaryFile(dir=self.directory, buffering=0) as file:
+                file.write(bytes(_LAST_BYTES))
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
 
     def remove_new(self) -> None:
         """Removes the files and directories that these logs created."""
         for path in self._new:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             for path in self._parents:
                 path.rmdir()
 
 
 class Output:
-    """Writes bytes to a text stream, unchanged (carriage returns included) if it has a buffer."""
+    """Shows a log in a text stream; carriage returns and colors have their effect, as for bars.
+
+    Other sequences that terminals obey are escaped: whoever chose a name that a task prints, such
+    as a file's, could otherwise write what the user believes to be from this program.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._binary: IO[bytes] | None = getattr(stream, "buffer", None)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Writes and flushes; a reader that closes the pipe must not stop the training."""
-        if not data and not last:
+        """Writes and flushes. If that fails, the training goes on and no more is written."""
+        if self._stream is None or not (data or last):
             return
+        text = self._held + self._decoder.decode(data, last)
+        start = None if last else _UNFINISHED.search(text)
+        text, self._held = (text[: start.start()], start[0]) if start else (text, "")
+        shown = _OBEYED.sub(_escape, text)
+        binary = getattr(self._stream, "buffer", None)
         try:
-            if self._binary is not None:
+            if binary is None:
+                self._stream.write(shown)
+            else:  # whatever the encoding of the stream
                 self._stream.flush()
-                self._binary.write(data)
-                self._binary.flush()
-            else:
-                self._stream.write(self._decoder.decode(data, last))
-                self._stream.flush()
-        except BrokenPipeError:
-            # Otherwise the buffered data would fail again when the interpreter exits.
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
+                binary.write(shown.encode())
+            self._stream.flush()
+        except (OSError, ValueError):
+            discard(self._stream)
+            self._stream = None
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0] if match[1] else make_printable(match[0])
 
 
 def last_lines(data: bytes) -> list[str]:
     """Returns the last lines as a terminal would show them, without overwritten ones."""
-    lines = data.decode("utf-8", "replace").replace("\b", "").splitlines(keepends=True)
+    plain = _COLOR.sub("", data.decode("utf-8", "replace"))
+    lines = plain.replace("\b", "").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.endswith("\r"))
     return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]

@@ -40,9 +40,10 @@ class StepFile:
 
     def write(self, step: int) -> None:
         """Writes a step in place, which takes microseconds but may not survive a system crash."""
-        if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
-        os.pwrite(self._file, b"%020d\n" % step, 0)
+        with contextlib.suppress(OSError):  # a full disk must not end a run
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+            os.pwrite(self._file, b"%020d\n" % step, 0)
 
 
 def append_record(directory: str | os.PathLike[str], line: Mapping[str, Any]) -> None:

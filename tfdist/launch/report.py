@@ -1,5 +1,6 @@
 """The launcher's messages."""
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ _NO_NETWORK = ("name resolution", "Name or service not known", "Network is unrea
 
 def say(text: str) -> None:
     """Prints a line to standard error."""
-    print(f"tfdist.launch: {make_printable(text)}", file=sys.stderr, flush=True)
+    _print(f"tfdist.launch: {make_printable(text)}")
 
 
 def announce(
@@ -80,12 +81,20 @@ def _report_first_failed(result: ClusterResult, logs: Logs) -> list[str]:
     if task is None:
         return []
     lines = _select_lines(task, logs)
+    if problem := logs.find_problem():
+        say(f"the logs in {logs.directory} lack what was written last: {problem}.")
     where = f" Its last lines (full log: {task.log}):" if lines and task.status != 2 else ""
     say(f"{task.name} failed first: it {result.cause}.{where}")
     for line in lines:
-        print(f"[{task.name}] {make_printable(line)}", file=sys.stderr)
-    sys.stderr.flush()
+        _print(f"[{task.name}] {make_printable(line)}")
     return lines
+
+
+def _print(line: str) -> None:
+    # Without anyone who reads it, the cluster goes on all the same.
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def _select_lines(task: TaskResult, logs: Logs) -> list[str]:

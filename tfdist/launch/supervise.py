@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from tfdist.launch.stalls import StallWatch
 from tfdist.launch.tasks import is_essential, is_replaceable
 
 _POLL_S = 0.05
+_MAX_PARTS = 8  # of the log at once, so that the tasks are watched meanwhile
+# An agent that does not end the tasks in time is stopped or hangs, and is killed with them.
+_KILL_S = 3.0
+_STOP_S = 10.0
 _REPORT_HANG_S = 10.0
 # TensorFlow gives up on a worker after about 7 s without a heartbeat, and then the others fail. So
 # a task that has hung for this long when another one fails is to blame.
@@ -100,6 +105,7 @@ class Supervisor:
           timeout_s: seconds until all tasks are ended.
         """
         stop: KeyboardInterrupt | None = None
+        kill_at = float("inf")
         tasks = list(self._tasks.values())
         self._agent.send(tasks=tasks, grace_s=grace_s, timeout_s=timeout_s)
         while not self._agent.done:
@@ -108,11 +114,16 @@ class Supervisor:
                     self._handle(event)
                 self._watch_hangs()
                 self._show()
+                if time.monotonic() > kill_at:
+                    self._agent.process.kill()
             except KeyboardInterrupt as interrupt:
+                now = time.monotonic()
                 if stop is None:
                     self._agent.send(signal=signal_number(interrupt))
+                    kill_at = now + grace_s + _STOP_S
                 else:
                     self._agent.send(kill=True)
+                    kill_at = min(kill_at, now + _KILL_S)
                 stop = stop or interrupt
         self._show(last=True)
         if self._stalls:
@@ -128,6 +139,8 @@ class Supervisor:
             self._exits[event["task"]] = event
             if event["status"] and not event["ended"]:
                 self._handle_failure(event["task"], event["status"])
+        elif event["event"] == "unlogged":
+            say(f"cannot write {event['log']}: {event['problem']}. The task runs without a log.")
         elif event["event"] == "killed":
             say(f"{', '.join(event['tasks'])} did not stop in time and had to be killed.")
         elif event["event"] == "timed_out":
@@ -190,5 +203,10 @@ class Supervisor:
                 self._agent.send(kill_task=name)
 
     def _show(self, *, last: bool = False) -> None:
-        if self._output:
-            self._output.write(next(self._shown), last=last)
+        """Shows what is new in the first task's log, a part at a time."""
+        for number, data in enumerate(self._shown):
+            is_over = not data or (number >= _MAX_PARTS and not last)
+            if self._output:
+                self._output.write(data, last=last and is_over)
+            if is_over:
+                return

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -30,6 +29,7 @@ from tfdist.training import callbacks
 from tfdist.training.averaging import make_averaging
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.display import make_display
+from tfdist.training.durable_files import temporary_directory
 from tfdist.training.initial_weights import InitialWeights
 from tfdist.training.model_variables import hash_weights
 from tfdist.training.progress import ReportSteps
@@ -234,7 +234,7 @@ class TrainingRun:
             recovery.restore_best(state, optimizer=trainer.model.optimizer) if recovery else None
         )
         metrics = task.evaluate(trainer, self._data, global_batch_size=training.global_batch_size)
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_directory() as directory:
             # Saving may need all workers, which do not know whether the chief already has a model.
             path = f"{directory}/model.keras" if is_kept else self._run.model
             trainer.save(path, convert=task.to_portable)

@@ -53,8 +53,8 @@ def make_coordinator(
 def run_server(cluster: ClusterConfig | None = None) -> int:
     """Serves the chief as a worker or parameter server, until the chief is gone.
 
-    Signals meant for the whole cluster reach this task too. After SIGINT or SIGTERM, it serves for
-    up to 30 s more, for the chief's last checkpoint; a second signal ends it at once.
+    Signals meant for the whole cluster reach this task too. After SIGINT, SIGTERM or SIGHUP, it
+    serves for up to 30 s more, for the chief's last checkpoint; a second signal ends it at once.
 
     Args:
       cluster: the cluster and this process's task; the environment describes them by default.
@@ -76,7 +76,9 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
             raise KeyboardInterrupt
         end_at = time.monotonic() + _GRACE_S
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # as by nohup
         signal.signal(number, prepare_to_end)
     server = tf.distribute.Server(
         _make_cluster_spec(config),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
+from tfdist.training.durable_files import FullTemporaryError, temporary_directory
 from tfdist.training.run_directory import RunDirectory
 
 
@@ -61,6 +61,8 @@ def read_finished(path: str) -> FinishedRun:
         task = options.task.select()  # First: its module may register the model's layers.
         summary = _read_json(f"{path}/summary.json")
         model, digest = _load_model(run.model)
+    except FullTemporaryError:
+        raise
     except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
         raise TfdistError(
             f"Cannot read the run in `run_dir={path}`: {type(error).__name__}: {error} "
@@ -76,7 +78,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 def _load_model(path: str) -> tuple[keras.Model, str]:
     """Returns the model and the SHA-256 of its file."""
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         local = f"{directory}/model.keras"
         tf.io.gfile.copy(path, local)
         with open(local, "rb") as file:

@@ -9,10 +9,15 @@ closed.
 import contextlib
 import errno
 import os
+import tempfile
+from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfdist.errors import TrainingError
+
 # The errors of a file system that cannot sync a file or a directory.
+_SMALL = 1 << 19
 _CANNOT_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 
 
@@ -63,6 +68,55 @@ def make_directories(path: str) -> None:
     tf.io.gfile.makedirs(path)
     for made in missing:
         sync_to_disk(_find_parent(made))
+
+
+class FullTemporaryError(TrainingError):
+    """Temporary files cannot be written."""
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[str]:
+    """Makes a directory that is removed at the end; an error names TMPDIR if its disk is full.
+
+    Libraries that write there raise whatever they like, and do not name the file.
+
+    Raises:
+      FullTemporaryError: the directory cannot be made, or an error occurs and no space is left.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="tfdist-")
+    except OSError as error:
+        raise _make_temporary_error(error.strerror or str(error)) from error
+    with made as path:
+        try:
+            yield path
+        except Exception as error:
+            problem = _find_lack(path)
+            if problem is None:
+                raise
+            raise _make_temporary_error(problem) from error
+
+
+def _find_lack(directory: str) -> str | None:
+    """Returns why a small file cannot be written to a directory, None if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(bytes(_SMALL))
+            file.write(bytes(_SMALL))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _make_temporary_error(problem: str) -> FullTemporaryError:
+    try:
+        where = tempfile.gettempdir()
+    except OSError:
+        where = "any temporary directory"
+    return FullTemporaryError(
+        f"Cannot write temporary files to {where}: {problem}. Free space there, or name another "
+        "directory in the environment variable TMPDIR."
+    )
 
 
 def sync_to_disk(path: str) -> None:

@@ -1,13 +1,13 @@
 """The weights of a finished run, with which another run begins."""
 
 import collections
-import tempfile
 from collections.abc import Iterable, Iterator
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.training.durable_files import FullTemporaryError, temporary_directory
 
 
 class InitialWeights:
@@ -28,10 +28,12 @@ class InitialWeights:
                 f"`init_from={run_dir}` has no model.keras. Name a finished run, or a .keras file."
             )
         try:
-            with tempfile.TemporaryDirectory() as directory:
+            with temporary_directory() as directory:
                 local = f"{directory}/model.keras"
                 tf.io.gfile.copy(path, local)
                 saved = keras.models.load_model(local, compile=False)
+        except FullTemporaryError:
+            raise
         except Exception as error:  # another program's file may hold anything
             raise TfdistError(
                 f"Cannot read `init_from={run_dir}`: {shorten_error(error)}"

@@ -1,13 +1,12 @@
 """Saves and loads the model of a trainer."""
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.training.durable_files import sync_to_disk
+from tfdist.training.durable_files import sync_to_disk, temporary_directory
 from tfdist.training.engine import Engine
 from tfdist.training.pattern_paths import check_saved_model_path
 
@@ -32,7 +31,7 @@ class ModelFiles:
     def save_weights(self, path: str) -> None:
         """Saves the weights as Keras does. All workers must call this; the chief's file remains."""
         # Reading a variable may require all workers, and so may creating one, as Keras does here.
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_directory() as directory:
             self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
 
     def load_weights(self, path: str, **kwargs: Any) -> None:
@@ -62,7 +61,7 @@ class ModelFiles:
           path: the path of the file.
           convert: model -> the model to save.
         """
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_directory() as directory:
             local = f"{directory}/model.keras"
             convert(self.model).save(local)
             if not self.is_chief:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from tfdist.tasks.exporting.scoring import (
 )
 from tfdist.tasks.finished import FinishedRun, read_finished
 from tfdist.tasks.sources import to_sources
-from tfdist.training.durable_files import make_directories, write_atomically
+from tfdist.training.durable_files import make_directories, temporary_directory, write_atomically
 
 if TYPE_CHECKING:
     from tfdist.tasks.commands import ExportRunOptions
@@ -56,7 +55,7 @@ def run_file_export(options: "ExportRunOptions") -> int:
     data = to_sources(run.task.make_data(seed=run.options.training.seed, quiet=options.quiet))
     model = to_float32(run.model)
     run.task.compile_model(model, keras.optimizers.SGD(), data.info)
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         path = f"{directory}/{os.path.basename(output)}"
         if not options.quiet:
             print(f"Converting the model to {options.format}, which takes a while.", flush=True)

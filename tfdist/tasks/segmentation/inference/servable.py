@@ -1,7 +1,6 @@
 """Exports a finished run as a SavedModel for plain TensorFlow and TensorFlow Serving."""
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tfdist.tasks.divided_signature import DividedSignature
 from tfdist.tasks.images.reading import DEEP_IMAGE, PNG_BITS_OFFSET, PNG_SIGNATURE
 from tfdist.tasks.segmentation.inference.run import TrainedRun
 from tfdist.tasks.segmentation.inference.warmup import encode_predict_request
+from tfdist.training.durable_files import temporary_directory
 
 ENCODED_SIGNATURE = "serving_default"
 TENSOR_SIGNATURE = "tensors"
@@ -53,7 +53,7 @@ def export_servable(run: TrainedRun, output: str) -> str:
     try:
         tf.io.gfile.makedirs(output)
         path = f"{output}/{_find_next_version(output)}"
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_directory() as directory:
             _save(run, f"{directory}/servable")
             _publish(f"{directory}/servable", path)
     except tf.errors.OpError as error:
@@ -164,7 +164,7 @@ def _find_next_version(output: str) -> int:
 def _save(run: TrainedRun, path: str) -> None:
     answer = _make_answer(run.model, run.image_size)
     encoded = _make_encoded_signature(answer, run.image_size)
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         names = Path(directory) / "class_names.txt"
         names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
         tf.saved_model.save(

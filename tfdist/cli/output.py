@@ -1,0 +1,97 @@
+"""Standard output and error of a command that goes on without them."""
+
+import contextlib
+import io
+import os
+import select
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+@contextlib.contextmanager
+def lenient_output() -> Iterator[None]:
+    """Lets a run go on when nobody can read what it prints; sets `sys.stdout` and `sys.stderr`.
+
+    A terminal is closed, the reader of a pipe ends, the disk of a log is full: none of that is a
+    reason to end hours of training. What cannot be written is lost, and standard error says so.
+    """
+    _open_closed_descriptors()
+    before = sys.stdout, sys.stderr
+    made = [_make_lenient(stream, number) for number, stream in enumerate(before, start=1)]
+    sys.stdout, sys.stderr = (new or old for new, old in zip(made, before, strict=True))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in filter(None, made):
+            stream.flush()
+            if stream.buffer.raw.has_failed:
+                discard(stream)
+
+
+def discard(stream: TextIO) -> None:
+    """Discards what is written to a stream's descriptor from now on.
+
+    Otherwise, buffered data that could not be written would fail again when the interpreter exits,
+    which then exits with status 120.
+    """
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+class _LenientFile(io.FileIO):
+    """A file that loses what it cannot write."""
+
+    def __init__(self, descriptor: int):
+        super().__init__(descriptor, "wb", closefd=False)
+        self.has_failed = False
+
+    def write(self, data: Any) -> int:
+        """Writes, and returns how many bytes the caller need not write again."""
+        try:
+            while (count := super().write(data)) is None:
+                select.select([], [self.fileno()], [])  # another process made it non-blocking
+            return count
+        except OSError as error:
+            if not self.has_failed and self.fileno() == 1:
+                text = f"tfdist: cannot write to standard output: {error.strerror}. Going on.\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, text.encode())
+            self.has_failed = True
+            return memoryview(data).nbytes
+
+
+def _make_lenient(stream: Any, number: int) -> Any:
+    """Returns a lenient stream in place of one of the process's own; None for another."""
+    if stream is None:  # its descriptor was closed
+        return io.TextIOWrapper(io.BufferedWriter(_LenientFile(number)), encoding="utf-8")
+    try:
+        if type(stream) is not io.TextIOWrapper or stream.fileno() != number:
+            return None
+        with contextlib.suppress(OSError):
+            stream.flush()
+    except (OSError, ValueError):
+        return None
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LenientFile(number)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _open_closed_descriptors() -> None:
+    """Opens the standard descriptors that are closed, or a file of the run would get their numbers.
+
+    Libraries that print would then write into that file, such as a checkpoint.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
