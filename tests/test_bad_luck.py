@@ -123,18 +123,18 @@ def test_a_second_run_in_the_same_place_is_refused(tmp_path):
         first.communicate()
 
 
-def in_mount(options, directory, *flags):
+def in_mount(options, directory, *flags, command=("tfdist.train", *RUN), env=ENVIRONMENT):
     """Runs with a small tmpfs on the directory, which only this run sees."""
     mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(directory))}"
     if subprocess.run(
         ["unshare", "-m", "sh", "-c", mount], check=False, capture_output=True
     ).returncode:
         pytest.skip("no right to mount a tmpfs")
-    command = shlex.join([sys.executable, "-m", "tfdist.train", *RUN, *map(str, flags)])
+    line = shlex.join([sys.executable, "-m", *command, *map(str, flags)])
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"{mount} && exec {command}"],
+        ["unshare", "-m", "sh", "-c", f"{mount} && exec {line}"],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env=env,
         capture_output=True,
         text=True,
         timeout=240,
@@ -156,6 +156,49 @@ def test_a_full_disk(path_with_spaces):
     assert all("report.html was not written" in other for other in others)
     assert line.startswith("tfdist: Cannot write")  # a checkpoint, or a picture before it
     assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("where", [">/dev/full 2>&1", ">&- 2>&- <&-", "2>&1 | head -n 1"])
+def test_output_that_nobody_gets(path_with_spaces, twin, where):
+    """The redirection is a shell's; `pipefail` makes its status that of the run."""
+    flags = [*RUN, *SHAPES, f"--run_dir={path_with_spaces}", "--notensorboard"]
+    line = shlex.join([sys.executable, "-m", "tfdist.train", *flags])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} {where}"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    assert read_summary(path_with_spaces)["weights_sha256"] == twin["weights_sha256"]
+
+
+def test_a_full_directory_for_temporary_files(path_with_spaces):
+    temporary, run_dir = path_with_spaces / "tmp", path_with_spaces / "run"
+    temporary.mkdir()
+    flags = [*SHAPES, f"--run_dir={run_dir}", "--max_steps=2", "--quiet"]
+    environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
+    found = in_mount("size=16k", temporary, *flags, env=environment)
+    message = f"tfdist: Cannot write temporary files to {temporary}: No space left on device. Free"
+    assert found.returncode == 1
+    (line,) = found.stderr.strip().splitlines()
+    assert line.startswith(message)
+    assert finish(*flags)[0] == 0  # the same command continues
+    export = ("tfdist.export", f"--run_dir={run_dir}", f"--output={path_with_spaces / 'out'}")
+    found = in_mount("size=16k", temporary, command=export, env=environment)
+    assert found.returncode == 1
+    assert found.stderr.startswith(message)
+    full = path_with_spaces / "full"
+    full.mkdir()
+    export = (*export[:2], f"--output={full / 'a.tflite'}", "--format=litert", "--max_lost=1")
+    found = in_mount("size=16k", full, command=export)
+    assert found.returncode == 1
+    line = found.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"tfdist: Cannot use {full / 'a.tflite'}")
+    assert "No space left on device. Free space there" in line
+    assert "Traceback" not in found.stderr
 
 
 def write_folder(path, examples=12):

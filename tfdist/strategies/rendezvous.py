@@ -138,8 +138,7 @@ class _Meeting:
 
     def _let_in(self, visitors: Visitors, visitor: Visitor, message: Mapping[str, Any]) -> None:
         name, values = message.get("name"), message.get("alike")
-        is_known = isinstance(name, str) and name in self._others
-        if not is_known or not isinstance(values, dict):
+        if not isinstance(name, str) or name not in self._others or not isinstance(values, dict):
             visitors.refuse(visitor, "is no task of this cluster")
             return
         before = self._present.pop(name, None)
