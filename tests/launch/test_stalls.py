@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 TASK = """
-from tfdist.launch.pulse import BUSY, OUT, OWN, STEP, open_pulse
+from tfdist.launch.pulse import BUSY, OUT, OWN, SERVE, STEP, open_pulse
 import threading
 pulse = open_pulse()
 def wait_in_a_step():
@@ -121,6 +121,23 @@ def test_work_is_no_hang(script, code):
         """,
     )
     assert result.status == 0, result.cause
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_chief_that_waits_while_a_server_compiles(script, works):
+    result = launch(
+        script,
+        f"""
+        def serve():
+            time.sleep(60)
+        pulse.show(BUSY if index == 0 else SERVE)
+        until = time.monotonic() + 4
+        while time.monotonic() < until and index == 1:
+            sum(range(1_000_000)) if {works} else serve()
+        wait_for("done") if index == 0 else (here / "done").touch()
+        """,
+    )
+    assert (result.status == 0) is works, result.cause
 
 
 def test_without_the_flag_only_threads_count(script):

@@ -7,7 +7,8 @@ What a task does decides what counts as a sign of life:
     step   a step, or waiting for other tasks: the file must change
     busy   the first step, which is compiled, the guard, a checkpoint: it must compute or transfer
     out    outside of `fit`, `evaluate` and `predict`: as above, if another task waits in a step
-    serve  a worker of parameter servers, which waits for the chief
+    serve  a worker of parameter servers, which waits for the chief: it must compute or transfer,
+           while the chief is busy
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from tfdist.cluster import find_launch_dir, find_tf_config
 OWN, STEP, BUSY, OUT, SERVE = "own", "step", "busy", "out", "serve"
 STACK_SIGNAL = getattr(signal, "SIGQUIT", None)
 
+_WORKS = (BUSY, OUT, SERVE)
 _SAMPLE_S = 0.5
 _LEAST_CPU = 0.05  # of a core
 _LEAST_BYTES = 1 << 17
@@ -159,9 +161,9 @@ class PulseWatch:
             return
         before = self.signs.get(name)
         if before is None or before.text != text:
-            work = _measure_work(int(pid)) if what in (BUSY, OUT) else (0.0, 0)
+            work = _measure_work(int(pid)) if what in _WORKS else (0.0, 0)
             self.signs[name] = Sign(what, int(pid), now, text, work)
-        elif what in (BUSY, OUT):
+        elif what in _WORKS:
             work = _measure_work(before.pid)
             cpu_s, num_bytes = work[0] - before.work[0], work[1] - before.work[1]
             if cpu_s >= _LEAST_CPU * (now - before.since) or num_bytes >= _LEAST_BYTES:

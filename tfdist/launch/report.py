@@ -1,9 +1,9 @@
 """The launcher's messages."""
 
-import contextlib
 import sys
 from collections.abc import Sequence
 
+from tfdist.cli.output import discard
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import make_printable
 from tfdist.launch.agent_client import AgentProcess
@@ -93,8 +93,10 @@ def _report_first_failed(result: ClusterResult, logs: Logs) -> list[str]:
 def _print(line: str) -> None:
     # Without anyone who reads it, the cluster goes on all the same.
     if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             print(line, file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            discard(sys.stderr)
 
 
 def _select_lines(task: TaskResult, logs: Logs) -> list[str]:

@@ -68,7 +68,9 @@ class StallWatch:
             return sorted(own, key=lambda name: -idle[name])
         if not any(doing[name] in (STEP, BUSY) for name in late):
             return []
-        if any(name not in late and doing[name] != SERVE for name in idle):
+        # What the chief of parameter servers compiles, a worker compiles, too.
+        is_compiling = any(doing[name] == BUSY for name in late)
+        if any(name not in late and (is_compiling or doing[name] != SERVE) for name in idle):
             return []
         return list(idle)
 
