@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -39,13 +40,37 @@ def start(grace_period_s, work_s, **options):
     return process
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def set_hangup(handler):
+    return lambda: signal.signal(signal.SIGHUP, handler)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_the_first_signal_asks(number, status):
-    process = start(20, 0)
+    process = start(20, 0, preexec_fn=set_hangup(signal.SIG_DFL))
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Stopping" in err
+
+
+def test_nohup_keeps_a_run_from_the_end_of_its_terminal():
+    process = start(20, 0, preexec_fn=set_hangup(signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
+def test_a_stop_needs_nobody_who_reads_about_it():
+    process = start(0.5, 20)
+    process.stderr.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 143
+    process.stdout.close()
 
 
 def test_a_second_ctrl_c_interrupts_at_once():

@@ -1,5 +1,6 @@
 """Stops a run on Ctrl-C, on SIGTERM, or when a cloud takes its machine away."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -117,4 +118,7 @@ def _ask(host: str, key: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"\n{text}", file=sys.stderr, flush=True)
+    # A stop must not fail because its message does: the terminal may be gone, and a handler may
+    # interrupt another message (RuntimeError).
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        print(f"\n{text}", file=sys.stderr, flush=True)

@@ -70,7 +70,8 @@ class Pulse:
 @functools.cache
 def open_pulse() -> Pulse:
     """Returns this task's pulse; if the launcher asks for it, its signal prints all stacks."""
-    directory, config = find_launch_dir(), find_tf_config()
+    directory = find_launch_dir()
+    config = find_tf_config() if directory else None
     if directory is None or config is None or STACK_SIGNAL is None:
         return Pulse()
     try:
