@@ -190,6 +190,10 @@ def test_a_full_directory_for_temporary_files(path_with_spaces):
     found = in_mount("size=16k", temporary, command=export, env=environment)
     assert found.returncode == 1
     assert found.stderr.startswith(message)
+    line = shlex.join([sys.executable, "-m", *export])
+    lost = ["sh", "-c", f"{line} >/dev/full"]
+    subprocess.run(lost, cwd=ROOT, env=ENVIRONMENT, capture_output=True, timeout=240, check=True)
+    assert list((path_with_spaces / "out").iterdir())
     full = path_with_spaces / "full"
     full.mkdir()
     export = (*export[:2], f"--output={full / 'a.tflite'}", "--format=litert", "--max_lost=1")

@@ -2,12 +2,14 @@
 
 import sys
 
+from tfdist.cli.output import lenient_output
 from tfdist.tasks.commands import run_task_command
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    return run_task_command("export")
+    with lenient_output():
+        return run_task_command("export")
 
 
 if __name__ == "__main__":
