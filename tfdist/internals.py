@@ -8,7 +8,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, potentially_ragged_concat
 from keras.src.losses import loss as loss_module
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models.functional import Functional
@@ -60,6 +60,7 @@ __all__ = [
     "loss_module",
     "make_class_weight_map_fn",
     "multi_device_iterator_ops",
+    "potentially_ragged_concat",
     "random_ops",
     "record",
 ]

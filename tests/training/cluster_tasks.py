@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from tests import zoo
 from tests.training.programs import PROGRAMS, DrawsAlways, X, Y, build_lazily, dense
+from tests.training.test_outputs import Outputs, compiled, list_values
+from tests.training.test_outputs import X as ROWS
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training import local
@@ -133,6 +135,10 @@ def check_evaluation(task):
 def check_single_batches(task):
     """Batches with examples for all workers, and with one example for all of them."""
     task.found["single batches"] = use_single_batches(task.strategy)
+    trainer = zoo.make_trainer(compiled(Outputs), strategy=task.strategy)
+    task.found["kinds of outputs"] = [
+        repr(list_values(trainer.predict(ROWS[:rows], batch_size=4))) for rows in (1, 5)
+    ]
 
 
 def use_single_batches(strategy):

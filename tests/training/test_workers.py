@@ -13,6 +13,7 @@ import pytest
 
 from tests import zoo
 from tests.training import cluster_tasks as tasks
+from tests.training import test_outputs
 from tfdist.launch import run_local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(450)]
@@ -222,6 +223,16 @@ def test_single_batches_of_workers(request, name):
         assert ours.keys() == whole.keys()
         for key, value in whole.items():
             np.testing.assert_allclose(ours[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("name", ["two", "two_of_two", "local_sgd"])
+def test_outputs_of_every_kind_are_those_of_one_device(request, name):
+    expected = [
+        repr(test_outputs.list_values(test_outputs.Outputs().predict(rows, batch_size=4)))
+        for rows in (test_outputs.X[:1], test_outputs.X)
+    ]
+    assert request.getfixturevalue(name)[1]["kinds of outputs"] == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
@@ -16,6 +15,7 @@ from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.history import list_callbacks
+from tfdist.training.outputs import join_replicas
 from tfdist.training.schedule import check_steps_at_a_time
 
 T = TypeVar("T")
@@ -162,11 +162,7 @@ def predict(
         return predictor.start_prediction(iterator)
 
     def end(batch: int, replicas: list[tuple[Any, bool]]) -> None:
-        parts = [
-            keras.tree.map_structure(lambda t, copied=is_copy: _read_rows(t, copied), outputs)
-            for outputs, is_copy in replicas
-        ]
-        outputs = keras.tree.map_structure(concatenate, *parts)
+        outputs = join_replicas(replicas)
         callbacks.on_predict_batch_end(batch, {"outputs": outputs})
         batches.append(outputs)
 
@@ -233,19 +229,6 @@ def _run_steps(
             end_started()
     end_started()
     return count
-
-
-def concatenate(*leaves: Any) -> Any:
-    """Returns the rows of arrays, or of ragged or sparse tensors, one after the other."""
-    if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, leaves)
-    return tf.concat(leaves, 0) if tf.is_tensor(leaves[0]) else np.concatenate(leaves)
-
-
-def _read_rows(outputs: Any, is_copy: bool) -> Any:
-    if isinstance(outputs, (tf.RaggedTensor, tf.SparseTensor)):
-        return outputs
-    return outputs.numpy()[: 0 if is_copy else None]
 
 
 def _find_end(steps: int | None, adapter: DataAdapter, model: keras.Model) -> int | None:

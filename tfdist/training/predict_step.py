@@ -72,6 +72,7 @@ def make_predict_step(
 
     def pack(found: Any) -> list[tuple[Any, bool]]:
         copies, *leaves = found
+        leaves = [leaf * (len(copies) // len(leaf)) for leaf in leaves]  # a None is not per replica
         return [
             (keras.tree.pack_sequence_as(structure, outputs), bool(is_copy))
             for is_copy, *outputs in zip(copies, *leaves, strict=True)

@@ -13,6 +13,7 @@ from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.inputs import count_rows, make_data_adapter
 from tfdist.training.model_files import ModelFiles
+from tfdist.training.outputs import join_batches, join_workers
 from tfdist.training.schedule import Progress
 from tfdist.training.workers import explain_lost_worker
 
@@ -140,5 +141,4 @@ class SingleBatches(ModelFiles):
             steps=steps or adapter.num_steps,
         )
         batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
-        batches = [keras.tree.map_structure(self.engine.workers.gather, batch) for batch in batches]
-        return keras.tree.map_structure(evaluation.concatenate, *batches)
+        return join_batches([join_workers(batch, self.engine.workers) for batch in batches])

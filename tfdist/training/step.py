@@ -31,6 +31,7 @@ from tfdist.training.division import Division
 from tfdist.training.fused_layers import fusing_layers
 from tfdist.training.fused_update import fusing_updates
 from tfdist.training.gradient import OwnStep
+from tfdist.training.outputs import is_composite, summarize_rows
 from tfdist.training.part import make_part
 from tfdist.training.predict_step import Pack, make_predict_step
 from tfdist.training.randomness import hide_rows, list_seed_generators
@@ -231,7 +232,9 @@ class Steps:
             part = make_part(data, None if isinstance(place, tuple) else place)
             with self._division.of(part, draws_rows=draws_rows):
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
-                return [self._division.gather(t) for t in leaves if t.dtype != tf.string]
+                leaves = [summarize_rows(t) if is_composite(t) else t for t in leaves]
+                dense = [t for t in leaves if t is not None and t.dtype != tf.string]
+                return [self._division.gather(t) for t in dense]
 
         drawing = self._division.draws.intercept() if draws_rows else contextlib.nullcontext()
         with self._with_placement(), drawing:

@@ -105,6 +105,8 @@ class Workers:
         lengths = np.zeros(self.count, "f8")
         lengths[self.index] = len(rows)
         ends = np.cumsum(self.sum(lengths)).astype(int)
+        if not ends[-1]:
+            return rows
         table = np.zeros((ends[-1], *rows.shape[1:]), rows.dtype)
         table[ends[self.index] - len(rows) : ends[self.index]] = rows
         return self.sum(table.reshape(-1)).reshape(table.shape)
