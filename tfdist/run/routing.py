@@ -13,18 +13,11 @@ import tensorflow as tf
 
 from tfdist.placement.options import Placement
 from tfdist.replacing import replaced
+from tfdist.training.own_methods import call_inner, open_route
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
 from tfdist.training.workers import Workers
 
-_TRAINING = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
 _WRITING = ("save", "save_weights", "export")
 
 
@@ -58,8 +51,7 @@ class Routing:
             stack.enter_context(self._directory)
             # Keras's `clear_session` would end the session that the strategy's scope lives in.
             stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", lambda: None))
-            for name in _TRAINING:
-                stack.enter_context(_replaced_method(name, self._route))
+            stack.enter_context(open_route(self, for_all_threads=True))
             for name in _WRITING if self._workers.count > 1 else ():
                 stack.enter_context(_replaced_method(name, self._write))
             yield
@@ -77,8 +69,11 @@ class Routing:
             )
         return self._trainers[model]
 
-    def _route(
-        self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
+    def takes(self, model: keras.Model) -> bool:
+        return True
+
+    def call(
+        self, name: str, original: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
     ) -> Any:
         if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)
@@ -86,7 +81,10 @@ class Routing:
             kwargs["callbacks"] = [
                 self._redirect(callback) for callback in _list_callbacks(kwargs["callbacks"])
             ]
-        return getattr(self.find_trainer(model), name)(*args, **kwargs)
+        return call_inner(self.find_trainer(model), name, args, kwargs)
+
+    def refuse(self, name: str, model: keras.Model) -> None:
+        pass  # a script looks up Keras's methods after the route was opened
 
     def _write(
         self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any

@@ -133,6 +133,11 @@ class Engine:
         return self.workers.count > 1 and self._traits.trains_apart
 
     @property
+    def is_divided(self) -> bool:
+        """Whether several replicas or workers compute the steps."""
+        return self.workers.num_replicas > 1 or self._traits.has_servers
+
+    @property
     def seconds_of_input(self) -> float | None:
         """The seconds that training steps waited for this process's part of their batches.
 

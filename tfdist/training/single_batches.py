@@ -14,6 +14,7 @@ from tfdist.training.engine import Engine
 from tfdist.training.inputs import count_rows, make_data_adapter
 from tfdist.training.model_files import ModelFiles
 from tfdist.training.outputs import join_batches, join_workers
+from tfdist.training.own_methods import run_own_first
 from tfdist.training.schedule import Progress
 from tfdist.training.workers import explain_lost_worker
 
@@ -41,6 +42,7 @@ class SingleBatches(ModelFiles):
     progress: Progress
     _seed: int
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike
@@ -64,6 +66,7 @@ class SingleBatches(ModelFiles):
         self.progress.step += 1
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike
@@ -74,6 +77,7 @@ class SingleBatches(ModelFiles):
         logs = self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike

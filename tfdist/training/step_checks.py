@@ -21,8 +21,12 @@ FUNCTION_METHODS = ("make_train_function", "make_test_function", "make_predict_f
 
 
 def overrides(model: keras.Model, *names: str) -> list[str]:
-    """Returns which of some methods of `keras.Model` a model's class overrides."""
-    return [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
+    """Returns which of some methods of `keras.Model` a model's class, or the model, overrides."""
+    return [
+        name
+        for name in names
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
 
 
 def check_names(model: keras.Model) -> None:

@@ -17,11 +17,13 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
 from tfdist.training import evaluation
 from tfdist.training.agreement import agree_on_data
+from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
+from tfdist.training.own_methods import TrainerRoute, find_own_method, open_route, run_own_first
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import (
     Interval,
@@ -95,13 +97,15 @@ class Trainer(SingleBatches):
         self.progress = Progress()
         self.history = keras.callbacks.History()
         self._step_options = step_options or StepOptions()
-        self.engine = Engine(
-            build_model,
-            strategy=self.strategy,
-            workers=workers,
-            options=self._step_options,
-            placement=placement,
-        )
+        self._validate: Callable[..., Any] | None = None
+        with open_route(TrainerRoute(self)):  # `fit = model.fit` within build_model gets the route
+            self.engine = Engine(
+                build_model,
+                strategy=self.strategy,
+                workers=workers,
+                options=self._step_options,
+                placement=placement,
+            )
         self.model = self.engine.model
         self._seed = seed
         self._num_fits = 0
@@ -113,6 +117,7 @@ class Trainer(SingleBatches):
             else None
         )
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike
@@ -235,12 +240,12 @@ class Trainer(SingleBatches):
             data={"train": data, "batch_size": batch_size},
             evaluate=None
             if validation_adapter is None
-            else lambda is_stopped: evaluation.evaluate(
-                self.engine,
+            else self._make_validation(
+                validation_data,
                 validation_adapter,
+                batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
-                make_callbacks=lambda steps: callback_list,
-                is_stopped=is_stopped,
+                callbacks=callback_list,
             ),
         )
         loop.run(verbose=verbose)
@@ -248,6 +253,7 @@ class Trainer(SingleBatches):
         self._num_fits += 1
         return self.history
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike
@@ -263,6 +269,7 @@ class Trainer(SingleBatches):
         return_dict: bool = False,
         *,
         global_batch_size: int | None = None,
+        _use_cached_eval_dataset: bool = False,
     ) -> Any:
         """Returns the losses and metrics over a dataset, with every example counted once.
 
@@ -274,14 +281,18 @@ class Trainer(SingleBatches):
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
         batch_size = batch_size or global_batch_size or 32
-        logs = self._evaluate(
-            self._make_adapter(x, y, sample_weight, global_batch_size=batch_size),
-            steps=steps,
-            callbacks=callbacks,
-            verbose=verbose,
-        )
+        if _use_cached_eval_dataset and self._validate is not None:
+            logs = self._validate(is_stopped=lambda: False)
+        else:
+            logs = self._evaluate(
+                self._make_adapter(x, y, sample_weight, global_batch_size=batch_size),
+                steps=steps,
+                callbacks=callbacks,
+                verbose=verbose,
+            )
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @run_own_first
     @explain_lost_worker
     @show_user_errors()
     @drawing_alike
@@ -347,6 +358,51 @@ class Trainer(SingleBatches):
                 "or (x, y, sample_weight)."
             ) from error
         return self._make_adapter(*parts, global_batch_size=batch_size or 32)
+
+    def _make_validation(
+        self,
+        data: Any,
+        adapter: DataAdapter,
+        *,
+        batch_size: int | None,
+        steps: int | None,
+        callbacks: CallbackList,
+    ) -> Callable[[Callable[[], bool]], Any]:
+        """Returns a function that validates; with the model's own `evaluate`, as in Keras."""
+
+        def validate(is_stopped: Callable[[], bool]) -> Any:
+            return evaluation.evaluate(
+                self.engine,
+                adapter,
+                steps=steps,
+                make_callbacks=lambda _: callbacks,
+                is_stopped=is_stopped,
+            )
+
+        own = find_own_method(self.model, "evaluate")
+        if own is None:
+            return validate
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+
+        def run_own(is_stopped: Callable[[], bool]) -> Any:
+            self._validate = validate
+            try:
+                return own(
+                    **arguments,
+                    steps=steps,
+                    callbacks=callbacks,
+                    return_dict=True,
+                    _use_cached_eval_dataset=True,  # as Keras passes it
+                )
+            finally:
+                self._validate = None
+
+        return run_own
+
+    def make_other(self, model: keras.Model) -> "Trainer":
+        """Returns a trainer for another model of the strategy, which the model's methods use."""
+        return Trainer(model, strategy=self.strategy, step_options=self._step_options)
 
     def _make_recovery(self) -> Recovery | None:
         """Returns the recovery for this call of `fit`."""
