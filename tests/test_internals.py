@@ -60,6 +60,7 @@ SIGNATURES = [
         "_create_device_dataset",
         ["prototype_ds", "incarnation_id", "prefetch_buffer_size", "experimental_slack"],
     ),
+    (internals, "global_seed", []),
     (internals, "is_op_determinism_enabled", []),
     (internals.device_lib, "list_local_devices", ["session_config"]),
     (internals.record, "stop_recording", []),

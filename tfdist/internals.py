@@ -27,6 +27,7 @@ from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as 
 from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from tensorflow.python.eager import record
+from tensorflow.python.eager.context import global_seed
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
@@ -54,6 +55,7 @@ __all__ = [
     "data_adapters",
     "device_lib",
     "get_stateless_scope",
+    "global_seed",
     "global_state",
     "is_op_determinism_enabled",
     "keras_random",

@@ -273,6 +273,9 @@ def _describe_order(
 ) -> str | None:
     if before["shuffle"] != after["shuffle"]:
         return f"shuffle is {after['shuffle']} instead of {before['shuffle']}"
+    if before.get("by") != after.get("by"):
+        orders = [f"that of {part.get('by', 'tfdist')}" for part in (after, before)]
+        return f"the order of the arrays is {' instead of '.join(orders)}"
     return f"the seed of the order is {after.get('seed')} instead of {before.get('seed')}"
 
 

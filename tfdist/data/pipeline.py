@@ -29,6 +29,9 @@ _SHUFFLE_ROUNDS = 4
 _ENDLESS = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
+Shuffle = bool | str | tf.Tensor
+
+
 class BatchAugmentation(Protocol):
     """The augmentation that `make_train_dataset` calls."""
 
@@ -62,7 +65,7 @@ def make_train_dataset(
     num_replicas: int = 1,
     replicas: Sequence[int] | None = None,
     augmentation: BatchAugmentation | None = None,
-    shuffle: bool | str = True,
+    shuffle: Shuffle = True,
     ends_epochs: bool = False,
     with_places: bool = False,
 ) -> tf.data.Dataset:
@@ -80,7 +83,8 @@ def make_train_dataset(
       replicas: the ids of this process's replicas, by default all of them.
       augmentation: the augmentation of the examples, if any.
       shuffle: whether to shuffle every epoch, rather than to keep the order of the indices;
-        `"batch"` shuffles within each batch, and requires `ends_epochs`.
+        `"batch"` shuffles within each batch, and requires `ends_epochs`; an int64 tensor
+        [num_examples] is the order of every epoch.
       ends_epochs: whether the last batch of an epoch holds only the remaining examples, as in
         Keras, rather than extending into the next epoch.
       with_places: whether each batch comes with its place, as from `split_batches`.
@@ -117,7 +121,7 @@ def make_train_reader(
     global_batch_size: int,
     seed: int,
     augmentation: BatchAugmentation | None = None,
-    shuffle: bool | str = True,
+    shuffle: Shuffle = True,
     ends_epochs: bool = False,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from a step's number, an int64 scalar, to its global batch.
@@ -193,7 +197,7 @@ def _make_position_reader(
     global_batch_size: int,
     seed: int,
     augmentation: BatchAugmentation | None,
-    shuffle: bool | str,
+    shuffle: Shuffle,
 ) -> Callable[[tf.Tensor], Any]:
     """Returns a function from positions in the training stream, int64 [batch], to a batch."""
     if not 0 <= seed <= MAX_SEED:
@@ -202,7 +206,9 @@ def _make_position_reader(
 
     def read(positions: tf.Tensor) -> Any:
         epochs, offsets = positions // num_examples, positions % num_examples
-        if shuffle == "batch":
+        if tf.is_tensor(shuffle):
+            indices = tf.gather(shuffle, offsets)
+        elif shuffle == "batch":
             numbers = offsets // global_batch_size
             firsts = numbers * global_batch_size
             sizes = tf.minimum(num_examples - firsts, global_batch_size)

@@ -138,6 +138,11 @@ class Engine:
         return self.workers.num_replicas > 1 or self._traits.has_servers
 
     @property
+    def is_one_process(self) -> bool:
+        """Whether a single process reads the data."""
+        return self.workers.count == 1 and not self._traits.has_servers
+
+    @property
     def seconds_of_input(self) -> float | None:
         """The seconds that training steps waited for this process's part of their batches.
 

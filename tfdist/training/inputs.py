@@ -26,6 +26,7 @@ from tfdist.internals import (
     make_class_weight_map_fn,
 )
 from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.example_order import ORDER_OF_SEED_0, ExampleOrder, draw_keras_order
 from tfdist.training.python_data import make_python_adapter
 
 
@@ -36,7 +37,7 @@ def make_data_adapter(
     *,
     global_batch_size: int,
     num_replicas: int,
-    seed: int = 0,
+    order: ExampleOrder = ORDER_OF_SEED_0,
     shuffle: bool | str = True,
     class_weight: dict[int, float] | None = None,
     augmentation: BatchAugmentation | None = None,
@@ -53,7 +54,7 @@ def make_data_adapter(
       global_batch_size: examples per step, over all replicas; ignored for datasets and functions,
         which make their own batches.
       num_replicas: replicas that share a global batch.
-      seed: seed of the order and the augmentation.
+      order: the order of training, and with it the seed of the augmentation.
       shuffle: whether training sees sources and arrays in a new order each epoch; `"batch"`
         changes the order within each batch of arrays only.
       class_weight: as in Keras: class -> the weight of its examples.
@@ -67,9 +68,9 @@ def make_data_adapter(
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
     ]
-    order = {
+    reading = {
         "global_batch_size": global_batch_size,
-        "seed": seed,
+        "seed": order.own_seed,
         "shuffle": shuffle,
         "augmentation": augmentation,
     }
@@ -82,7 +83,8 @@ def make_data_adapter(
                 "the epochs. Give shuffle=True, or arrays."
             )
         check_global_batch(global_batch_size, **parts)
-        return _make_source_adapter(x, {**order, "ends_epochs": False})
+        described = order.describe(of_arrays=False)
+        return _make_source_adapter(x, {**reading, "ends_epochs": False}, described)
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
         return _make_dataset_adapter(_weigh_classes(x, class_weight))
@@ -91,7 +93,7 @@ def make_data_adapter(
         return _make_function_adapter(x)
     if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         return make_python_adapter(
-            x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=seed
+            x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, order=order
         )
     source = _make_array_source(x, y, sample_weight, class_weight)
     if isinstance(source, SparseSource) and num_replicas > 1:
@@ -101,7 +103,8 @@ def make_data_adapter(
         )
     if micro_batches > 1:
         check_global_batch(min(global_batch_size, source.num_examples), **parts)
-    return _make_source_adapter(source, {**order, "ends_epochs": True})
+    described = order.describe(of_arrays=True)
+    return _make_source_adapter(source, {**reading, "ends_epochs": True}, described)
 
 
 def check_order(x: Any) -> None:
@@ -173,8 +176,23 @@ def _make_array_source(
     return SparseSource(num_examples=adapter._num_samples, arrays=arrays)
 
 
-def _make_source_adapter(source: Source | SparseSource, order: dict[str, Any]) -> DataAdapter:
-    global_batch_size = order["global_batch_size"]
+def _make_source_adapter(
+    source: Source | SparseSource, reading: dict[str, Any], order: dict[str, Any]
+) -> DataAdapter:
+    global_batch_size = reading["global_batch_size"]
+
+    @functools.cache  # only training needs it
+    def find_reading() -> dict[str, Any]:
+        if not reading["shuffle"] or order.get("by") != "keras":
+            return reading
+        chosen = draw_keras_order(
+            source.num_examples, global_batch_size, reading["shuffle"], order["seed"]
+        )
+        return {**reading, "shuffle": chosen}
+
+    @functools.cache
+    def make_reader() -> Callable[[tf.Tensor], Any]:
+        return make_train_reader(source, **find_reading())
 
     @functools.cache  # every epoch's validation reads the same dataset
     def make_eval(num_replicas: int, replicas: range) -> tf.data.Dataset:
@@ -192,20 +210,22 @@ def _make_source_adapter(source: Source | SparseSource, order: dict[str, Any]) -
         num_steps=steps_per_epoch(source.num_examples, global_batch_size),
         num_examples=source.num_examples,
         make_train=lambda context, start_step: make_train_dataset(
-            source, start_step=start_step, with_places=True, **order, **find_place(context)
+            source, start_step=start_step, with_places=True, **find_reading(), **find_place(context)
         ),
         make_eval=lambda context: make_eval(**find_place(context)),
-        read_train=make_train_reader(source, **order),
+        read_train=lambda step: make_reader()(step),
         read_eval=make_eval_reader(source, global_batch_size=global_batch_size),
-        make_fingerprint=lambda: {**source.make_fingerprint(), "order": _describe_order(order)},
+        make_fingerprint=lambda: {
+            **source.make_fingerprint(),
+            "order": _describe_order(reading, order),
+        },
     )
 
 
-def _describe_order(order: dict[str, Any]) -> dict[str, Any]:
+def _describe_order(reading: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     """Returns what determines the order of a source's examples, and their augmentation."""
-    is_seeded = order["shuffle"] or order["augmentation"] is not None
-    seed = {"seed": order["seed"]} if is_seeded else {}
-    return {"shuffle": order["shuffle"], **seed}
+    is_seeded = reading["shuffle"] or reading["augmentation"] is not None
+    return {"shuffle": reading["shuffle"], **(order if is_seeded else {})}
 
 
 def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:

@@ -20,6 +20,7 @@ from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
+from tfdist.training.example_order import ExampleOrder, read_order
 from tfdist.training.history import find_history, keep_epochs, read_history, write_history
 from tfdist.training.model_variables import keeping_values
 from tfdist.training.recovery import Recovery
@@ -41,6 +42,8 @@ class FitLoop:
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;
         None for no validation.
+      reorder: order -> the data in this order, and their fingerprint; None if the order of a
+        checkpoint must be that of the data.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class FitLoop:
         interval: Interval,
         data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
+        reorder: Callable[[ExampleOrder], tuple[DataAdapter, dict[str, Any]]] | None = None,
     ):
         self._engine = engine
         self._adapter = adapter.begin_at(schedule.first_step)
@@ -70,6 +74,7 @@ class FitLoop:
         self._callbacks = callbacks
         self._interval = interval
         self._evaluate = evaluate
+        self._reorder = reorder
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
@@ -223,6 +228,7 @@ class FitLoop:
         progress.step, state, arrays = found
         if self._ends_with_data and state.get("steps_per_epoch"):
             self._schedule = self._schedule.learn(state["steps_per_epoch"])
+        self._take_order(state.get("data", {}).get("train", {}))
         check_data(state.get("data", {}), self._data, step=progress.step)
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
@@ -256,6 +262,14 @@ class FitLoop:
         # A run that a callback ended continues if it is asked for a different number of steps.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
+
+    def _take_order(self, before: Mapping[str, Any]) -> None:
+        """Continues with the order that the data of a checkpoint have, if it may be another one."""
+        recorded, own = (data.get("order", {}) for data in (before, self._data["train"]))
+        if self._reorder is None or "seed" not in recorded or recorded == own:
+            return
+        self._adapter, train = self._reorder(read_order(recorded))
+        self._data = {**self._data, "train": train}
 
     def _begin_again(self, epoch: int, restore_callbacks: Callable[[], None]) -> None:
         """Calls `on_epoch_begin` for an epoch that continues, without changing any variable."""

@@ -12,6 +12,7 @@ from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
 from tfdist.internals import data_adapters
 from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.example_order import ExampleOrder
 
 
 def make_python_adapter(
@@ -21,7 +22,7 @@ def make_python_adapter(
     *,
     class_weight: dict[int, float] | None,
     shuffle: bool | str,
-    seed: int,
+    order: ExampleOrder,
 ) -> DataAdapter:
     """Returns the data adapter for a generator, a `keras.utils.PyDataset` or a loader.
 
@@ -29,7 +30,7 @@ def make_python_adapter(
       x, y, sample_weight, class_weight: as in Keras.
       shuffle: whether training reads the batches of a `PyDataset` in a new order each pass. As in
         Keras, other data, and those without a length, keep their order.
-      seed: the seed of the order.
+      order: that order.
 
     Raises:
       TfdistError: Keras does not accept the data.
@@ -44,10 +45,13 @@ def make_python_adapter(
         """Yields the batches of a pass, in the order of training's pass `number` if given."""
         source = keras_adapter
         if hooks is x:  # threads and processes that read ahead belong to one pass
-            data = x
+            data, by_keras = x, False
             if is_shuffled and number is not None:
-                data = _Reordered(x, np.random.default_rng([seed, number]).permutation(num_batches))
-            source = _make_keras_adapter(data, y, sample_weight, class_weight)
+                by_keras = order.by_python
+                if not by_keras:
+                    rng = np.random.default_rng([order.own_seed, number])
+                    data = _Reordered(x, rng.permutation(num_batches))
+            source = _make_keras_adapter(data, y, sample_weight, class_weight, shuffle=by_keras)
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
             for count, batch in enumerate(source.get_numpy_iterator(), start=1):
@@ -72,7 +76,8 @@ def make_python_adapter(
     def make_pass(number: int | None = None) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(lambda: read(number), output_signature=spec)
 
-    order = {"order": {"shuffle": True, "seed": seed}} if is_shuffled else {}
+    described = order.describe(of_arrays=False)
+    recorded = {"order": {"shuffle": True, **described}} if is_shuffled else {}
     adapter = DataAdapter(
         batch_spec=spec,
         num_steps=num_batches,
@@ -90,7 +95,7 @@ def make_python_adapter(
         replay=replay,
         make_fingerprint=lambda: {
             **make_header(kind="batches", num_examples=num_batches or 0, element_spec=spec),
-            **order,
+            **recorded,
         },
     )
     return adapter
@@ -116,9 +121,13 @@ class _Reordered(keras.utils.PyDataset):
         return self._data[int(self._order[index])]
 
 
-def _make_keras_adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+def _make_keras_adapter(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any, *, shuffle: bool = False
+) -> Any:
     try:
-        return data_adapters.get_data_adapter(x, y, sample_weight, class_weight=class_weight)
+        return data_adapters.get_data_adapter(
+            x, y, sample_weight, class_weight=class_weight, shuffle=shuffle
+        )
     except ValueError as error:
         raise TfdistError(" ".join(str(error).split())) from error
 

@@ -40,7 +40,6 @@ class SingleBatches(ModelFiles):
 
     engine: Engine
     progress: Progress
-    _seed: int
 
     @run_own_first
     @explain_lost_worker
@@ -93,7 +92,7 @@ class SingleBatches(ModelFiles):
             y,
             sample_weight,
             num_replicas=self.engine.workers.num_replicas,
-            **{"seed": self._seed, **options},
+            **options,
         )
 
     def _make_batch_adapter(

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
-from tfdist.data.pipeline import MAX_SEED, BatchAugmentation
+from tfdist.data.pipeline import BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
@@ -20,6 +20,7 @@ from tfdist.training.agreement import agree_on_data
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
+from tfdist.training.example_order import ExampleOrder, find_order
 from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
@@ -67,7 +68,8 @@ class Trainer(SingleBatches):
       checkpoint_dir: the directory of the checkpoints from which `fit` continues; None for none.
         All workers must see it.
       keep_checkpoints: how many of the newest checkpoints to keep.
-      seed: the seed of the data's order and augmentation.
+      seed: the seed of the data's order and augmentation; by default, the order is Keras's, which
+        follows `keras.utils.set_random_seed`, or that of seed 0 if no seed was set.
       step_options: how steps are computed; see `tfdist.StepOptions`.
       placement: how the model of each replica is divided over several devices, such as
         `tfdist.placement.Layers()`; by default, it is not.
@@ -88,7 +90,7 @@ class Trainer(SingleBatches):
         strategy: tf.distribute.Strategy | Strategy | str | None = None,
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
-        seed: int = 0,
+        seed: int | None = None,
         step_options: StepOptions | None = None,
         placement: Placement | None = None,
     ):
@@ -161,9 +163,10 @@ class Trainer(SingleBatches):
           epochs, verbose, class_weight, initial_epoch, steps_per_epoch: as in Keras.
           validation_split, validation_data, validation_steps: as in Keras.
           validation_batch_size, validation_freq: as in Keras.
-          shuffle: whether arrays, sources and the batches of a `PyDataset` get a new order each
-            epoch, from the trainer's seed; `"batch"` changes the order within each batch of arrays
-            only.
+          shuffle: whether arrays, sources and the batches of a `PyDataset` are shuffled; `"batch"`
+            changes the order within each batch of arrays only. The order of arrays is Keras's,
+            under every strategy, unless the trainer has a `seed`: it then differs in each epoch.
+            A continued run keeps the order that it began with.
           callbacks: Keras callbacks; they see the global batch's losses and metrics.
           global_batch_size: another name for `batch_size`.
           max_steps: the total number of steps; overrides `epochs`.
@@ -185,20 +188,24 @@ class Trainer(SingleBatches):
             )
         if self.recovery is not None or self.engine.workers.count > 1:
             check_order(x)
-        adapter = self._make_adapter(
-            x,
-            y,
-            sample_weight,
-            global_batch_size=find_batch_size(batch_size, x, steps_per_epoch),
-            shuffle=shuffle,
-            class_weight=class_weight,
-            augmentation=augmentation,
-            micro_batches=self._step_options.micro_batches,
-            seed=(self._seed + self._num_fits) % MAX_SEED if self._num_fits else self._seed,
-        )
-        adapter, data = self._prepare_adapter(
-            adapter, steps_per_epoch=steps_per_epoch, max_steps=max_steps
-        )
+
+        def make_adapter(order: ExampleOrder) -> tuple[DataAdapter, dict[str, Any]]:
+            adapter = self._make_adapter(
+                x,
+                y,
+                sample_weight,
+                global_batch_size=find_batch_size(batch_size, x, steps_per_epoch),
+                shuffle=shuffle,
+                class_weight=class_weight,
+                augmentation=augmentation,
+                micro_batches=self._step_options.micro_batches,
+                order=order,
+            )
+            return self._prepare_adapter(
+                adapter, steps_per_epoch=steps_per_epoch, max_steps=max_steps
+            )
+
+        adapter, data = make_adapter(self._find_order())
         if not isinstance(x, Source):
             check_steps(steps_per_epoch, adapter.num_steps, epochs)
             check_steps_at_a_time(steps_per_epoch, adapter.num_steps, self.model)
@@ -238,6 +245,7 @@ class Trainer(SingleBatches):
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
             data={"train": data, "batch_size": batch_size},
+            reorder=make_adapter if self._seed is None else None,
             evaluate=None
             if validation_adapter is None
             else self._make_validation(
@@ -336,6 +344,11 @@ class Trainer(SingleBatches):
     def step(self) -> int:
         """The number of updates made."""
         return self.progress.steps_before + self.progress.step
+
+    def _find_order(self) -> ExampleOrder:
+        """Returns the order in which this call of `fit` sees the examples."""
+        is_alone = self.recovery is None and self.engine.is_one_process
+        return find_order(self._seed, num_fits=self._num_fits, by_python=is_alone)
 
     def _prepare_adapter(
         self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.training.data_adapter import DataAdapter, take_next
 from tfdist.training.division import Division
+from tfdist.training.example_order import ExampleOrder
 from tfdist.training.inputs import make_data_adapter
 from tfdist.training.part import make_part
 from tfdist.training.randomness import hide_rows
@@ -90,7 +91,7 @@ class _Forward:
             *problem.train,
             global_batch_size=problem.global_batch_size,
             num_replicas=strategy.num_replicas_in_sync,
-            seed=problem.seed,
+            order=ExampleOrder(problem.seed),
             augmentation=problem.augmentation,
         )
         problem.reset_process()
