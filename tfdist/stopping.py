@@ -6,9 +6,9 @@ import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Self
+from typing import ClassVar, Self
 
 from tfdist import cluster
 
@@ -71,6 +71,55 @@ class StopSignals:
             "checkpoint was written. The same command continues from the previous checkpoint."
         )
         os._exit(EXIT_TERMINATED)
+
+
+class ScriptStop:
+    """Ends a script with status 143 at SIGTERM; a context manager.
+
+    The script ends at once, or after the checkpoint if it is in a `stoppable` call.
+    """
+
+    _open: ClassVar["list[ScriptStop]"] = []
+
+    def __init__(self) -> None:
+        self._requests: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        self._handler = signal.signal(signal.SIGTERM, self._handle)
+        self._open.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.remove(self)
+        signal.signal(signal.SIGTERM, self._handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._requests:
+            sys.exit(EXIT_TERMINATED)
+        _say("Stopping after a checkpoint ...")
+        for request_stop in self._requests:
+            request_stop()
+
+    @classmethod
+    @contextlib.contextmanager
+    def stoppable(
+        cls, request_stop: Callable[[], None], was_stopped: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Lets a call that writes checkpoints end by itself, and then ends the script, if any.
+
+        Args:
+          request_stop: asks the call to end.
+          was_stopped: returns whether it has ended because it was asked to.
+        """
+        for script in cls._open:
+            script._requests.append(request_stop)
+        try:
+            yield
+        finally:
+            for script in cls._open:
+                script._requests.remove(request_stop)
+        if cls._open and was_stopped():
+            sys.exit(EXIT_TERMINATED)
 
 
 def watch_for_maintenance() -> threading.Thread | None:

@@ -204,8 +204,9 @@ def test_a_stop_that_was_asked_for_before_the_first_step():
     x, y = np.zeros([8, 4], "f4"), np.zeros([8, 1], "f4")
     trainer.fit(x, y, batch_size=8, verbose=0)
     assert (trainer.step, trainer.progress.was_stopped) == (0, True)
-    trainer.fit(x, y, batch_size=8, verbose=0)
-    assert (trainer.step, trainer.progress.was_stopped) == (1, False)
+    with pytest.warns(UserWarning, match="trains no further"):
+        assert trainer.fit(x, y, batch_size=8, verbose=0).epoch == []
+    assert (trainer.step, trainer.progress.was_stopped) == (0, True)
 
 
 @pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_epoch_begin", 3)])

@@ -74,6 +74,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     from tfdist.launch.pulse import SERVE, open_pulse
     from tfdist.run.routing import Routing
     from tfdist.runs import processes
+    from tfdist.stopping import ScriptStop
     from tfdist.strategies.servers import run_server
     from tfdist.training.model_variables import make_creator
 
@@ -93,6 +94,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
             stack.enter_context(tf.variable_creator_scope(make_creator(strategy, options.step)))
         routing = Routing(strategy, options.step, options.placement.select())
         stack.enter_context(routing.open())
+        stack.enter_context(ScriptStop())
         runpy.run_path(script, run_name="__main__")
     return 0
 

@@ -35,6 +35,7 @@ class Checkpoint:
       state: JSON-serializable state.
       best_step: the step of the checkpoint to keep as the best so far, if any.
       structure: describes the variables whose values the arrays are, if there are any.
+      begun_from: a hash of the state that training began from; None if it does not matter.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Checkpoint:
     state: Mapping[str, Any]
     best_step: int | None = None
     structure: Structure | None = None
+    begun_from: str | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -110,19 +112,29 @@ class CheckpointStore:
                 return _read(entry.path)
         return _read(entries[0].path if entries else self._path(step))
 
-    def read_newest(self) -> Checkpoint | None:
+    def read_newest(self, begun_from: str | None = None) -> Checkpoint | None:
         """Reads the newest intact checkpoint with finite weights, if there is one.
 
         Skips the others with a warning; they are removed when the next checkpoint is complete.
+
+        Args:
+          begun_from: the hash of the state that training begins from now; those of a training that
+            began from another one are skipped. None to use all.
 
         Raises:
           TfdistError: there are checkpoints, but none is intact and has finite weights.
         """
         entries = self._list_complete()
         passed_over: list[str] = []
+        is_other = False
         for entry in reversed(entries):
             try:
                 found = _read(entry.path)
+                is_other = None not in (begun_from, found.begun_from) and (
+                    begun_from != found.begun_from
+                )
+                if is_other:
+                    break  # and so are the older ones
                 problem = _describe_nonfinite(found)
             except _DAMAGES as error:
                 problem = f"is damaged ({shorten_error(error)})"
@@ -133,6 +145,14 @@ class CheckpointStore:
                 "The checkpoint of step %d %s: using the one before it.", entry.step, problem
             )
             passed_over.append(entry.path)
+        if is_other:
+            logging.warning(
+                "The checkpoints in %s belong to a training that began from another state of the "
+                "model: this one begins anew, and replaces them.",
+                self.directory,
+            )
+            self._stale = frozenset(entry.path for entry in entries)
+            return None
         if entries:
             raise TfdistError(
                 f"None of the {len(entries)} checkpoints in {self.directory} is intact and has "
@@ -206,6 +226,7 @@ class CheckpointStore:
             "state": dict(checkpoint.state),
             "best_step": checkpoint.best_step,
             "structure": checkpoint.structure and checkpoint.structure.to_json(),
+            "begun_from": checkpoint.begun_from,
         }
         for name in names:
             sync_to_disk(f"{path}/{name}")
@@ -310,6 +331,7 @@ def _read(path: str) -> Checkpoint:
         state=record["state"],
         best_step=record["best_step"],
         structure=Structure.from_json(structure) if structure else None,
+        begun_from=record.get("begun_from"),
     )
 
 

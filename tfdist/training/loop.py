@@ -22,7 +22,7 @@ from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.example_order import ExampleOrder, read_order
 from tfdist.training.history import find_history, keep_epochs, read_history, write_history
-from tfdist.training.model_variables import keeping_values
+from tfdist.training.model_variables import hash_values, keeping_values
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import Interval, Progress, Schedule
 from tfdist.training.training_steps import Trained, TrainingSteps
@@ -216,7 +216,9 @@ class FitLoop:
             if self._recovery:
                 self._steps.prepare(self._adapter)
                 found = self._recovery.restore(
-                    self._engine.list_state(), optimizer=self._model.optimizer
+                    self._engine.list_state(),
+                    optimizer=self._model.optimizer,
+                    begun_from=self._hash_beginning(),
                 )
             self._steps.begin(restored=found is not None)
         if found is None:
@@ -262,6 +264,17 @@ class FitLoop:
         # A run that a callback ended continues if it is asked for a different number of steps.
         same_end = state["total_steps"] == self._schedule.total_steps
         self._model.stop_training = state["stop_training"] and same_end
+
+    def _hash_beginning(self) -> str | None:
+        """Returns a hash of the state from which a further `fit` begins; None for the first.
+
+        The first `fit` of a new process begins from other weights than before.
+        """
+        if not self._progress.num_fits:
+            return None
+        optimizer = self._model.optimizer
+        own = optimizer.variables if optimizer is not None else []
+        return hash_values([*self._model.variables, *own])
 
     def _take_order(self, before: Mapping[str, Any]) -> None:
         """Continues with the order that the data of a checkpoint have, if it may be another one."""

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -203,6 +203,14 @@ def _explain(model: keras.Model, error: Exception) -> TfdistError:
         f"Cannot build {model.name!r}: {type(cause).__name__}: {text[:500]}. Call it on a batch in "
         "the strategy's scope to build it yourself."
     )
+
+
+def hash_values(variables: Iterable[keras.Variable]) -> str:
+    """Returns a SHA-256 over the bytes of all values. All workers must call this."""
+    digest = hashlib.sha256()
+    for variable in variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()
 
 
 def hash_weights(model: keras.Model) -> str:

@@ -41,6 +41,7 @@ class Recovery:
         self._lock = contextlib.ExitStack()
         self._is_locked = False
         self._best_step: int | None = None
+        self._begun_from: str | None = None
         self._next_is_best = False
 
     def save(
@@ -79,6 +80,7 @@ class Recovery:
                     state=state,
                     best_step=self._best_step,
                     structure=_describe(variables, optimizer),
+                    begun_from=self._begun_from,
                 )
             )
 
@@ -87,11 +89,14 @@ class Recovery:
         variables: Sequence[keras.Variable],
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
+        begun_from: str | None = None,
     ) -> tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]] | None:
         """Restores the newest checkpoint that the chief finds intact.
 
         Args:
           variables, optimizer: see `save`.
+          begun_from: a hash of the state that training begins from. The checkpoints record it, and
+            those of a training that began from another state are not restored.
 
         Returns:
           Its step, state and arrays, or None if there is none.
@@ -101,10 +106,11 @@ class Recovery:
             be read, or the directory is in use.
         """
         found, refusal = None, None
+        self._begun_from = begun_from
         if self._workers.is_chief:
             try:
                 self._hold_lock()
-                found = self._store.read_newest()
+                found = self._store.read_newest(begun_from)
             except TfdistError as error:
                 refusal = error
         answer = _REFUSED if refusal else _NOTHING

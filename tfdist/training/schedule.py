@@ -28,6 +28,7 @@ class Progress:
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
+      num_fits: the number of calls of `fit` that have ended.
     """
 
     step: int = 0
@@ -37,6 +38,7 @@ class Progress:
     steps_s: float = 0.0
     is_epoch_open: bool = False
     was_stopped: bool = False
+    num_fits: int = 0
 
     def begin_fit(self) -> None:
         """Counts the steps of a call of `fit` from 0."""

@@ -1,6 +1,8 @@
 """The trainer: Keras's `fit`, `evaluate` and `predict`, under any strategy."""
 
+import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 from tfdist.placement.options import Placement
+from tfdist.stopping import ScriptStop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
 from tfdist.training import evaluation
@@ -110,7 +113,6 @@ class Trainer(SingleBatches):
             )
         self.model = self.engine.model
         self._seed = seed
-        self._num_fits = 0
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
         self.recovery = (
@@ -150,7 +152,8 @@ class Trainer(SingleBatches):
     ) -> keras.callbacks.History:
         """Trains as `keras.Model.fit` does, continuing from the newest checkpoint if there is one.
 
-        A second call continues training, with its own checkpoints.
+        A second call continues training, with its own checkpoints. They record the state that it
+        began from, and are only restored to a training that begins from the same state.
 
         Args:
           x, y, sample_weight: data as in Keras: arrays, data frames, lists or dictionaries of them,
@@ -182,6 +185,13 @@ class Trainer(SingleBatches):
           TrainingError: the loss or a weight is not finite; the last checkpoint has finite weights.
         """
         batch_size = batch_size or global_batch_size
+        if self.progress.was_stopped:
+            warnings.warn(
+                "This trainer was stopped and trains no further: fit returns at once. Run the "
+                "program again to continue.",
+                stacklevel=2,
+            )
+            return find_history(callbacks)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -256,9 +266,9 @@ class Trainer(SingleBatches):
                 callbacks=callback_list,
             ),
         )
-        loop.run(verbose=verbose)
-        self.progress.is_asked_to_stop = False
-        self._num_fits += 1
+        with self._ending_a_stopped_script():
+            loop.run(verbose=verbose)
+        self.progress.num_fits += 1
         return self.history
 
     @run_own_first
@@ -336,7 +346,8 @@ class Trainer(SingleBatches):
     def request_stop(self) -> None:
         """Makes `fit` finish its step, write a checkpoint and return. Safe in a signal handler.
 
-        If any worker is asked to stop, all of them stop after the same step.
+        The trainer then trains no further: later calls of `fit` return at once, with a warning. If
+        any worker is asked to stop, all of them stop after the same step.
         """
         self.progress.is_asked_to_stop = True
 
@@ -345,10 +356,15 @@ class Trainer(SingleBatches):
         """The number of updates made."""
         return self.progress.steps_before + self.progress.step
 
+    def _ending_a_stopped_script(self) -> contextlib.AbstractContextManager[None]:
+        if self.recovery is None:
+            return contextlib.nullcontext()
+        return ScriptStop.stoppable(self.request_stop, lambda: self.progress.was_stopped)
+
     def _find_order(self) -> ExampleOrder:
         """Returns the order in which this call of `fit` sees the examples."""
         is_alone = self.recovery is None and self.engine.is_one_process
-        return find_order(self._seed, num_fits=self._num_fits, by_python=is_alone)
+        return find_order(self._seed, num_fits=self.progress.num_fits, by_python=is_alone)
 
     def _prepare_adapter(
         self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None
@@ -419,9 +435,9 @@ class Trainer(SingleBatches):
 
     def _make_recovery(self) -> Recovery | None:
         """Returns the recovery for this call of `fit`."""
-        if self.recovery is None or self._num_fits == 0:
+        if self.recovery is None or self.progress.num_fits == 0:
             return self.recovery
-        directory = f"{self._checkpoint_dir}/fit-{self._num_fits + 1}"
+        directory = f"{self._checkpoint_dir}/fit-{self.progress.num_fits + 1}"
         self.recovery = Recovery(
             directory, keep=self._keep_checkpoints, workers=self.engine.workers
         )

@@ -1,0 +1,156 @@
+"""A program with several calls of `fit` that is stopped in one of them, and run again."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests import zoo
+from tfdist.training.model_variables import hash_weights
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+class StopAt(keras.callbacks.Callback):
+    """Asks for a stop after some of the steps of all calls of `fit`, as a signal would."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._left = step
+        self.request_stop = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if self._left == 0:
+            self.request_stop()
+
+
+def _build():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_is_left():
+    yield
+    import tensorflow as tf
+
+    tf.random.set_seed(None)
+
+
+def _run(directory, *, stop_at=0, strategy_name="one_device", epochs=2, rate=0.01):
+    """Fits three times, with a learning rate and single batches in between."""
+    stop = StopAt(stop_at)
+    trainer = tfdist.Trainer(
+        _build, strategy=zoo.STRATEGIES[strategy_name](), checkpoint_dir=str(directory)
+    )
+    stop.request_stop = trainer.request_stop
+    options = {"batch_size": 16, "callbacks": [stop], "verbose": 0}
+    trainer.fit(X, Y, epochs=epochs, **options)
+    trainer.model.optimizer.learning_rate.assign(rate)
+    trainer.fit(X, Y, epochs=2, **options)
+    trainer.train_on_batch(X[:8], Y[:8])
+    trainer.fit(X, Y, epochs=1, **options)
+    return trainer, hash_weights(trainer.model)
+
+
+@pytest.mark.filterwarnings("ignore:This trainer was stopped")
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_stop_in_any_fit_changes_nothing(tmp_path, strategy_name):
+    trainer, expected = _run(tmp_path / "whole", strategy_name=strategy_name)
+    assert trainer.step == 21
+    for stop_at in (3, 8, 10, 16, 18):  # 8 and 16 are the last steps of the first two
+        directory = tmp_path / str(stop_at)
+        trainer, found = _run(directory, stop_at=stop_at, strategy_name=strategy_name)
+        assert trainer.progress.was_stopped
+        assert found != expected
+        assert _run(directory, strategy_name=strategy_name)[1] == expected
+
+
+@pytest.mark.filterwarnings("ignore:This trainer was stopped")
+def test_two_stops_change_nothing(tmp_path):
+    expected = _run(tmp_path / "whole")[1]
+    for stop_at in (3, 7):
+        assert _run(tmp_path / "parts", stop_at=stop_at)[0].progress.was_stopped
+    assert _run(tmp_path / "parts")[1] == expected
+
+
+def test_a_stop_between_two_fits_is_not_lost(tmp_path):
+    trainer = tfdist.Trainer(_build, checkpoint_dir=str(tmp_path))
+    trainer.fit(X, Y, verbose=0)
+    trainer.request_stop()
+    before = hash_weights(trainer.model)
+    trainer.fit(X, Y, verbose=0)
+    assert trainer.progress.was_stopped
+    assert hash_weights(trainer.model) == before
+
+
+@pytest.mark.parametrize("change", [{"epochs": 3}, {"rate": 0.02}])
+def test_checkpoints_that_began_from_another_state_are_replaced(tmp_path, caplog, change):
+    _run(tmp_path / "run")
+    expected = _run(tmp_path / "new", **change)[1]
+    assert "another state" not in caplog.text
+    assert _run(tmp_path / "run", **change)[1] == expected
+    assert "fit-2 belong to a training that began from another state of the model" in caplog.text
+    caplog.clear()
+    assert _run(tmp_path / "run", **change)[1] == expected
+    assert not caplog.text
+
+
+SCRIPT = """
+import os, signal, sys
+import keras, numpy as np, tfdist
+from tfdist.training.model_variables import hash_weights
+
+directory, is_stopped, keeps = sys.argv[1], sys.argv[2] == "stop", sys.argv[3] == "keep"
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+keras.utils.set_random_seed(1)
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if is_stopped and epoch == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+model = tfdist.Trainer(build, checkpoint_dir=directory) if keeps else build()
+for rate in (0.1, 0.01):
+    getattr(model, "model", model).optimizer.learning_rate = rate
+    callbacks = [Stop()] if keeps else [keras.callbacks.BackupAndRestore(directory), Stop()]
+    model.fit(x, x.sum(1), batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+print("end", hash_weights(getattr(model, "model", model)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["keep", "backup"])
+def test_sigterm_ends_a_script_after_a_checkpoint(tmp_path, kind):
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(name, stop):
+        command = [sys.executable, "-m", "tfdist.run", "--strategy=mirrored", "--virtual_devices=2"]
+        return subprocess.run(
+            [*command, "script.py", name, stop, kind],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+
+    stopped = run("parts", "stop")
+    assert stopped.returncode == 143, stopped.stderr
+    assert "end" not in stopped.stdout
+    assert "Traceback" not in stopped.stderr
+    assert os.listdir(tmp_path / "parts")
+    if kind == "keep":
+        assert run("parts", "go").stdout == run("whole", "go").stdout != ""
