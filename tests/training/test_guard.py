@@ -20,6 +20,7 @@ from tests.training.programs import (
 )
 from tfdist.errors import TfdistError
 from tfdist.training.divisible import is_known, predicts_by_known_layers
+from tfdist.training.guard import Guard
 
 FIT = {"epochs": 1, "verbose": 0, "shuffle": False, "batch_size": 8}
 L = keras.layers
@@ -198,6 +199,57 @@ def test_a_network_that_amplifies_rounding_is_not_refused(cls):
 def test_a_network_that_amplifies_rounding_hides_nothing(between):
     with pytest.raises(TfdistError, match="Cannot divide a batch .* 'add_mean.* combines"):
         _train(lambda: dense(between=between))
+
+
+def test_a_clear_difference_needs_no_float64(monkeypatch):
+    """Computing it again traces a large network twice as often."""
+    traced = []
+    original = Guard._trace
+    monkeypatch.setattr(Guard, "_trace", lambda guard: traced.append(1) or original(guard))
+    with pytest.raises(TfdistError, match="Cannot divide"):
+        _train(INDIVISIBLE["a contrast"].build)
+    assert len(traced) == 1
+
+
+class Standardize(L.Layer):
+    """Divides by the moving size of what it has seen, with a variable of its own."""
+
+    def build(self, shape):
+        self.size = self.add_weight(name="size", initializer="ones", trainable=False)
+
+    def call(self, x):
+        self.size.assign(0.5 * self.size + 0.5 * keras.ops.max(keras.ops.abs(x)))
+        return x / self.size
+
+
+class OwnForward(keras.Model):
+    """Has layers, but no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.standardize, self.dense = Standardize(name="standardize"), L.Dense(1)
+        self.standardize.build((None, 4))
+        self.dense.build((None, 4))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self.dense(self.standardize(x))))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def test_the_layer_whose_state_differs_is_named_rather_than_the_step():
+    def build():
+        model = OwnForward()
+        model.compile("sgd")
+        return model
+
+    with pytest.raises(
+        TfdistError, match=r"the layer 'standardize' \(Standardize\) updates 'size'"
+    ):
+        _train(build, np.arange(128.0).reshape(32, 4).astype("float32"), Y[:, :1])
 
 
 class NoisySGD(keras.optimizers.SGD):

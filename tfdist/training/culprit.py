@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -58,13 +58,25 @@ def find_loss_of_batch(model: keras.Model) -> Culprit | None:
     return Culprit(f"the loss {loss.name!r} is not a mean over examples", is_loss=True)
 
 
-def find_culprit(model: keras.Model, batch: Any) -> Culprit:
-    """Finds the likely culprit by running the parts of a program on a batch and on its halves."""
+def find_culprit(model: keras.Model, batch: Any, states: Sequence[str] = ()) -> Culprit:
+    """Finds the likely culprit by running the parts of a program on a batch and on its halves.
+
+    Args:
+      model: the model.
+      batch: its data.
+      states: the paths of the variables whose values after the step depend on the division.
+    """
     own = overrides(model, "train_step", "compute_loss")
     with contextlib.suppress(Exception):  # the user's code may fail on other batch sizes
         found = _compare_halves(model, batch, gathers="train_step" not in own)
         if found is not None:
             return found
+    for layer in model._flatten_layers():
+        variables = [*layer._trainable_variables, *layer._non_trainable_variables]
+        state = next((v for v in variables if v.path in states), None)
+        if state is not None and not is_known_layer(layer):
+            owner = "the model" if layer is model else f"the layer {describe_layer(layer)}"
+            return Culprit(f"{owner} updates {state.name!r} from the examples of a batch")
     if own:
         return Culprit(f"{type(model).__name__}.{own[0]}", own[0] == "compute_loss")
     return Culprit("a layer combines the examples of a batch")

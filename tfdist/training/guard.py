@@ -20,7 +20,14 @@ from tfdist.replacing import replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.culprit import Culprit, find_culprit, find_loss_of_batch, slice_batch
-from tfdist.training.outcomes import FLOAT32_TOLERANCE, Outcome, find_difference, find_tolerance
+from tfdist.training.outcomes import (
+    FLOAT32_TOLERANCE,
+    Outcome,
+    find_clear_difference,
+    find_difference,
+    find_tolerance,
+    list_different_states,
+)
 from tfdist.training.step import Steps
 from tfdist.training.synchronous import to_numbers
 
@@ -137,33 +144,31 @@ class Guard:
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
         tolerance = find_tolerance(self._model, self._trace())
-        found = self._compare(tolerance)
+        divided, whole = self._compute(self._parts), self._compute(self._whole)
+        found = find_difference(divided, whole, tolerance)
+        if found is None:
+            return
+        moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+        clear = find_clear_difference(divided, whole, tolerance, moved)
+        found = clear or self._compare_in_float64(divided, whole, tolerance, moved)
         if found is not None:
-            found = self._compare_beyond_rounding(tolerance)
-        if found is not None:
-            raise self._refuse(found, find_culprit(self._model, self._batch))
+            states = list_different_states(divided, whole, tolerance)
+            raise self._refuse(found, find_culprit(self._model, self._batch, states))
 
-    def _compare_beyond_rounding(self, tolerance: float) -> str | None:
-        """Describes a difference that is not rounding, which some networks amplify."""
+    def _compare_in_float64(
+        self, divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
+    ) -> str | None:
+        """Describes a difference that is not rounding, which some networks amplify.
+
+        Outcomes that cannot be computed in float64 may differ as much as after a small change of
+        the weights.
+        """
         if tolerance >= FLOAT32_TOLERANCE:
             # The user's code may be unable to compute in float64.
             with contextlib.suppress(Exception), self._in_float64():
                 self._trace()
-                return self._compare(FLOAT32_TOLERANCE)
-            self._trace()
-        return self._compare(tolerance, allows_moves=True)
-
-    def _compare(self, tolerance: float, *, allows_moves: bool = False) -> str | None:
-        """Describes how the divided and the whole batch differ; returns None if they do not.
-
-        Args:
-          tolerance: the relative tolerance.
-          allows_moves: whether they may differ as much as after a small change of the weights.
-        """
-        divided, whole = self._compute(self._parts), self._compute(self._whole)
-        moved = None
-        if allows_moves:
-            moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+                exact = self._compute(self._parts), self._compute(self._whole)
+                return find_difference(*exact, FLOAT32_TOLERANCE)
         return find_difference(divided, whole, tolerance, moved)
 
     @contextlib.contextmanager

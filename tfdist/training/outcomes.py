@@ -12,6 +12,8 @@ FLOAT32_TOLERANCE = 1e-3
 _TOLERANCES = {"float64": 1e-8, "float32": FLOAT32_TOLERANCE, "bfloat16": 0.1, "float16": 0.1}
 # How many times the effect of slightly moved weights is allowed.
 _MOVES = 30
+# How many times the tolerance and this effect no rounding reaches.
+_CLEARLY_BEYOND_TOLERANCE, _CLEARLY_BEYOND_MOVES = 10, 1000
 
 
 class Outcome(NamedTuple):
@@ -43,8 +45,31 @@ def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
     return tolerance
 
 
+def find_clear_difference(
+    divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
+) -> str | None:
+    """Describes a difference that is too large for rounding; returns None if there is none.
+
+    Args:
+      divided, whole: the outcomes to compare.
+      tolerance: the relative tolerance.
+      moved: the whole batch computed with slightly moved weights.
+    """
+    numbers = [*divided.logs.values(), *divided.gradients.values()]
+    if not all(np.isfinite(np.asarray(each, "float64")).all() for each in numbers):
+        return None  # An overflow, which float64 may not have.
+    return find_difference(
+        divided, whole, _CLEARLY_BEYOND_TOLERANCE * tolerance, moved, moves=_CLEARLY_BEYOND_MOVES
+    )
+
+
 def find_difference(
-    divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome | None = None
+    divided: Outcome,
+    whole: Outcome,
+    tolerance: float,
+    moved: Outcome | None = None,
+    *,
+    moves: int = _MOVES,
 ) -> str | None:
     """Describes the first difference between two outcomes; returns None if there is none.
 
@@ -53,12 +78,13 @@ def find_difference(
       tolerance: the relative tolerance.
       moved: the whole batch computed with slightly moved weights. A multiple of its distance from
         `whole` is allowed as well.
+      moves: this multiple.
     """
 
     def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
         found = getattr(divided, kind).get(name)
         other = getattr(moved, kind).get(name) if moved else None
-        least = 0.0 if other is None else _MOVES * _measure_gap(other, expected)
+        least = 0.0 if other is None else moves * _measure_gap(other, expected)
         return differs(found, expected, tolerance, floor=floor, least=least)
 
     for name, expected in whole.logs.items():
@@ -72,10 +98,23 @@ def find_difference(
         if is_other("gradients", name, expected, floor=largest * 1e-2):
             return "the gradient"
     for name, expected in whole.states.items():
-        size = np.abs(expected).max(initial=0) * 1e-2
-        if is_other("states", name, expected, floor=max(size, 1e-6)):
+        if is_other("states", name, expected, floor=_find_floor(expected)):
             return f"the state {name.partition('#')[0]}"
     return None
+
+
+def list_different_states(divided: Outcome, whole: Outcome, tolerance: float) -> list[str]:
+    """Returns the paths of the variables whose values differ after the step."""
+    different = {
+        name.partition("#")[0]: None
+        for name, expected in whole.states.items()
+        if differs(divided.states.get(name), expected, tolerance, floor=_find_floor(expected))
+    }
+    return list(different)
+
+
+def _find_floor(state: np.ndarray) -> float:
+    return max(np.abs(state).max(initial=0) * 1e-2, 1e-6)
 
 
 def differs(
