@@ -28,7 +28,12 @@ from tfdist.placement.tables import Tables, send_parts
 from tfdist.training.coordination import Coordination, StepStream, explain_lost_server
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.gradient_slots import GradientSlots
-from tfdist.training.replica_metrics import add_parts, flatten_logs, is_sum_of_batches
+from tfdist.training.replica_metrics import (
+    add_parts,
+    describe_metric,
+    flatten_logs,
+    is_sum_of_batches,
+)
 from tfdist.training.replica_optimizers import (
     count_without_gradient,
     gradients_already_reduced,
@@ -329,9 +334,9 @@ def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     for metric in metrics:
         if not is_sum_of_batches(metric):
             raise TfdistError(
-                f"Cannot compute the metric {metric.name!r} under ParameterServerStrategy: it is "
-                "not a sum over examples, so the workers' values cannot be added. Leave it out, "
-                "or use another strategy."
+                f"Cannot compute the metric {describe_metric(metric)} under "
+                "ParameterServerStrategy: it is not a sum over examples, so the workers' values "
+                "cannot be added. Leave it out, or use another strategy."
             )
     return metrics
 

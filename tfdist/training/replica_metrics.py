@@ -50,6 +50,11 @@ def is_sum_of_batches(metric: keras.metrics.Metric) -> bool:
     return True
 
 
+def describe_metric(metric: keras.metrics.Metric) -> str:
+    """Returns a metric's name and class, for error messages: many names are a base class's."""
+    return f"{metric.name!r} ({type(metric).__name__})"
+
+
 def flatten_logs(logs: Logs) -> Logs:
     """Returns logs with nested dictionaries flattened, as Keras passes them to callbacks."""
     flat: Logs = {}
@@ -344,8 +349,8 @@ class ReplicaMetrics:
     def _update_whole(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
         if self._counts is not None:
             raise TfdistError(
-                f"Cannot compute the metric {metric.name!r} with micro-batches: it is not a sum "
-                "over examples. Leave it out, or leave out micro_batches."
+                f"Cannot compute the metric {describe_metric(metric)} with micro-batches: it is "
+                "not a sum over examples. Leave it out, or leave out micro_batches."
             )
         args, kwargs = keras.tree.map_structure(self._division.gather, (tuple(args), dict(kwargs)))
         if not self._is_shared:
