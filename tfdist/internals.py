@@ -22,27 +22,44 @@ from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.client import device_lib
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import cross_device_ops, merge_call_interim, values_util
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.distribute_lib import UpdateContext
 from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.ps_values import AggregatingVariable
-from tensorflow.python.distribute.values import DistributedVariable, PerReplica
+from tensorflow.python.distribute.values import (
+    DistributedDelegate,
+    DistributedVariable,
+    MirroredVariable,
+    PerReplica,
+    SyncOnReadVariable,
+)
 from tensorflow.python.eager import record
 from tensorflow.python.eager.context import global_seed
 from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
 from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
 
 __all__ = [
     "AggregatingVariable",
     "BaseOptimizer",
+    "CollectiveAllReduceExtended",
     "CompileMetrics",
+    "DistributedDelegate",
     "DistributedVariable",
     "Functional",
+    "GraphStack",
     "MeanMetricWrapper",
     "MetricsList",
+    "MirroredExtended",
+    "MirroredVariable",
     "Operation",
     "PerReplica",
     "ReplicaThread",
+    "SyncOnReadVariable",
     "TFOptimizer",
     "TensorFlowTrainer",
     "UpdateContext",
@@ -51,6 +68,7 @@ __all__ = [
     "backend",
     "bind_call_context",
     "compute_output_spec",
+    "cross_device_ops",
     "custom_gradient",
     "data_adapters",
     "device_lib",
@@ -61,8 +79,11 @@ __all__ = [
     "keras_random",
     "loss_module",
     "make_class_weight_map_fn",
+    "merge_call_interim",
     "multi_device_iterator_ops",
     "potentially_ragged_concat",
     "random_ops",
     "record",
+    "slice_variable",
+    "values_util",
 ]

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.distributed_variables import make_variables_ordinary
+from tfdist.internals import GraphStack
 from tfdist.placement.options import Placement
 from tfdist.replacing import replaced
 from tfdist.training.own_methods import call_inner, open_route
@@ -49,8 +51,10 @@ class Routing:
         """Makes a trainer train and use every model, and only the chief write."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._directory)
-            # Keras's `clear_session` would end the session that the strategy's scope lives in.
-            stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", lambda: None))
+            # Keras's `clear_session` would throw away the graph that the strategy's scope is in.
+            keep = replaced(GraphStack, "reset", lambda graphs: None, in_all_threads=True)
+            stack.enter_context(keep)
+            make_variables_ordinary()
             stack.enter_context(open_route(self, for_all_threads=True))
             for name in _WRITING if self._workers.count > 1 else ():
                 stack.enter_context(_replaced_method(name, self._write))

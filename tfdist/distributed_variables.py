@@ -1,0 +1,315 @@
+"""Makes TensorFlow's distributed variables ordinary variables outside of steps.
+
+A variable that is created in a strategy's scope has a copy on each replica. Within a step, it is
+the replica's copy. Outside of all steps, TensorFlow's class supports only a part of what
+`tf.Variable` does: no `float(v)`, a `bool(v)` that is always true, no handle for
+`tf.GradientTape.gradient`, no update by an optimizer, and sums that an assignment divides over the
+replicas, where integers are cut. What is missing is added here, by the rule: **a read sees the
+variable's value, and a write reaches all copies.**
+
+What TensorFlow supports stays as it is, so the additions remain for the rest of the process.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals import (
+    CollectiveAllReduceExtended,
+    DistributedDelegate,
+    DistributedVariable,
+    MirroredExtended,
+    MirroredVariable,
+    SyncOnReadVariable,
+    cross_device_ops,
+    merge_call_interim,
+    slice_variable,
+    values_util,
+)
+
+_IS_SHARED = "_tfdist_is_shared"
+# Of `tf.Variable`, in addition to what `DistributedVariable` defines.
+_NUMBERS = {
+    "__float__": float,
+    "__int__": int,
+    "__complex__": complex,
+    "__index__": operator.index,
+}
+_WRITES = (
+    "_strided_slice_assign",
+    "batch_scatter_update",
+    "count_up_to",
+    "scatter_nd_add",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+)
+_SCATTERS = tuple(
+    f"scatter_{kind}" for kind in ("add", "sub", "mul", "div", "min", "max", "update")
+)
+
+
+def make_variables_ordinary() -> None:
+    """Adds to distributed variables what they lack outside of steps. Further calls do nothing."""
+    if "__float__" in vars(DistributedDelegate):
+        return
+    for name, convert in _NUMBERS.items():
+        setattr(DistributedDelegate, name, _convert(convert))
+    DistributedDelegate.__array__ = _to_array
+    DistributedVariable.__bool__ = _convert(bool)
+    _mend_destinations()
+    DistributedVariable.__reduce__ = _reduce_to_value
+    DistributedVariable.__copy__ = lambda variable: variable
+    DistributedVariable.handle = property(_make_handle(DistributedVariable.handle.fget))
+    DistributedVariable.__getitem__ = _make_getitem(DistributedDelegate.__getitem__)
+    for name in ("sparse_read", "gather_nd"):
+        setattr(DistributedVariable, name, _read_by(name))
+    for name in _WRITES:
+        write = getattr(DistributedVariable, name, None)
+        setattr(DistributedVariable, name, _write_all(name, write))
+    for name in ("scatter_min", "scatter_max", "scatter_update"):
+        # Replicas could not agree on such updates. Outside of a step, there is only one.
+        setattr(MirroredVariable, name, _write_all(name, vars(MirroredVariable)[name]))
+    _mend_sums()
+    _mend_optimizers()
+
+
+def _is_outside() -> bool:
+    """Returns whether the caller is in no step of a replica, and in no update of a copy."""
+    return values_util.get_current_replica_id_as_int() is None or not tf.distribute.has_strategy()
+
+
+def _convert(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: convert(values._get())
+
+
+def _to_array(values: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    array = values._get().numpy()
+    return keras.ops.convert_to_numpy(array).astype(dtype or array.dtype, copy=bool(copy))
+
+
+def _mend_destinations() -> None:
+    """Keeps TensorFlow from asking a variable for its truth to learn whether it is given."""
+    broadcast, check = MirroredExtended._broadcast_to, cross_device_ops.check_destinations
+
+    def broadcast_to(extended: Any, tensor: Any, destinations: Any) -> Any:
+        if isinstance(destinations, DistributedVariable) and tf.is_tensor(tensor):
+            return extended._get_cross_device_ops(tensor).broadcast(tensor, destinations)
+        return broadcast(extended, tensor, destinations)
+
+    MirroredExtended._broadcast_to = broadcast_to
+    cross_device_ops.check_destinations = lambda destinations: (
+        isinstance(destinations, DistributedVariable) or check(destinations)
+    )
+
+
+def _reduce_to_value(variable: Any) -> Any:
+    """Pickles a variable as `tf.Variable` does: by its value."""
+    options = {"trainable": variable.trainable, "name": variable._shared_name}
+    return functools.partial(tf.Variable, variable.numpy(), **options), ()
+
+
+def _make_handle(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def handle(variable: Any) -> Any:
+        is_sum = isinstance(variable, SyncOnReadVariable)  # the handle of a part would be wrong
+        if not is_sum and values_util.get_current_replica_id_as_int() is None:
+            return variable._get_on_device_or_primary().handle
+        return original(variable)
+
+    return handle
+
+
+def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def getitem(variable: Any, spec: Any) -> Any:
+        if _is_outside():
+            return slice_variable(variable, spec)  # can be assigned to
+        return original(variable, spec)
+
+    return getitem
+
+
+def _read_by(name: str) -> Callable[..., Any]:
+    def read(variable: Any, indices: Any, name: str | None = None) -> Any:
+        if isinstance(variable, SyncOnReadVariable):
+            return getattr(tf, of_tensors)(variable.value(), indices, name=name)
+        return getattr(variable._get_on_device_or_primary(), method)(indices, name=name)
+
+    method, of_tensors = name, "gather" if name == "sparse_read" else name
+    return read
+
+
+def _write_all(name: str, original: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Returns a method that updates every copy, outside of steps."""
+
+    def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if values_util.is_saving_non_distributed():
+            return getattr(variable._primary, name)(*args, **kwargs)
+        if not _is_outside():
+            if original is None:
+                return getattr(variable._get(), name)(*args, **kwargs)
+            return original(variable, *args, **kwargs)
+        if isinstance(variable, SyncOnReadVariable):
+            return _write_sum(variable, name, args, kwargs)
+
+        def update(copy: Any) -> Any:
+            return getattr(copy, name)(*args, **kwargs)
+
+        return variable.distribute_strategy.extended.update(variable, update)
+
+    return functools.wraps(original)(write) if original else write
+
+
+def _mend_sums() -> None:
+    """Makes variables that are summed over the replicas keep the value that a script assigns.
+
+    TensorFlow divides it by the number of replicas. Here, the first copy gets all of it.
+
+    A variable that no step has updated is the worker's own: each worker of a cluster computes the
+    same by itself, so nothing is added, and no worker waits for another.
+    """
+    original_restore = values_util.get_on_read_restore_ops
+
+    def restore(variable: Any, value: Any, aggregation: Any) -> Any:
+        if aggregation != tf.VariableAggregation.SUM:
+            return original_restore(variable, value, aggregation)
+        return _assign_sum(variable, value, read_value=False)
+
+    def make_assign(original: Callable[..., Any], sign: int) -> Callable[..., Any]:
+        def assign(variable: Any, value: Any, read_value: bool = True) -> Any:
+            if variable.aggregation != tf.VariableAggregation.SUM:
+                return original(variable, value, read_value=read_value)
+            value = tf.cast(value, variable.dtype)
+            if sign:
+                value = variable.value() + value if sign > 0 else variable.value() - value
+            return _assign_sum(variable, value, read_value=read_value)
+
+        return assign
+
+    for name, sign in (("assign", 0), ("assign_add", 1), ("assign_sub", -1)):
+        name = f"on_read_{name}_cross_replica"
+        setattr(values_util, name, make_assign(getattr(values_util, name), sign))
+    values_util.get_on_read_restore_ops = restore
+    for name in _SCATTERS:
+        setattr(SyncOnReadVariable, name, _write_all(name, vars(SyncOnReadVariable)[name]))
+    SyncOnReadVariable.__init__ = _make_init(SyncOnReadVariable.__init__)
+    SyncOnReadVariable._update_replica = _make_update_replica(SyncOnReadVariable._update_replica)
+    SyncOnReadVariable._get_cross_replica = _make_get(SyncOnReadVariable._get_cross_replica)
+    initial_value = CollectiveAllReduceExtended._get_variable_creator_initial_value
+    setattr(CollectiveAllReduceExtended, initial_value.__name__, _make_initial_value(initial_value))
+
+
+def _assign_sum(variable: Any, value: Any, *, read_value: bool) -> Any:
+    value = tf.cast(value, variable.dtype)
+    parts = [value if _counts(variable) else tf.zeros_like(value)]
+    parts += [tf.zeros_like(value)] * (len(variable.values) - 1)
+    pairs = zip(variable.values, parts, strict=True)
+    done = [values_util.assign_on_device(copy.device, copy, part) for copy, part in pairs]
+    if tf.executing_eagerly():
+        return variable if read_value else None
+    update = tf.group(*done)
+    if not read_value:
+        return update
+    with tf.control_dependencies([update]):
+        return variable.read_value()
+
+
+def _write_sum(variable: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Updates a part of a sum: the first copy gets the value, and is updated."""
+    assigned = _assign_sum(variable, variable.read_value(), read_value=False)
+    if _counts(variable):
+        with tf.control_dependencies([] if assigned is None else [assigned]):
+            getattr(variable.values[0], name)(*args, **kwargs)
+    return variable
+
+
+def _counts(variable: Any) -> bool:
+    """Returns whether this process's part of a sum is not zero after an assignment."""
+    return not getattr(variable, _IS_SHARED, False) or _is_first_worker(variable)
+
+
+def _has_workers(variable: Any) -> bool:
+    extended = variable.distribute_strategy.extended
+    return isinstance(extended, CollectiveAllReduceExtended) and extended._num_workers > 1
+
+
+def _is_first_worker(variable: Any) -> bool:
+    return not _has_workers(variable) or variable.distribute_strategy.extended._id_in_cluster == 0
+
+
+def _make_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(variable: Any, *args: Any, **kwargs: Any) -> None:
+        original(variable, *args, **kwargs)
+        if variable.aggregation == tf.VariableAggregation.SUM and tf.executing_eagerly():
+            for copy in variable.values[1:]:  # the initial value counts once
+                copy.assign(tf.zeros_like(copy))
+
+    return init
+
+
+def _make_update_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_replica(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(variable, _IS_SHARED, False):
+            setattr(variable, _IS_SHARED, True)
+            is_sum = variable.aggregation == tf.VariableAggregation.SUM
+            if is_sum and not _is_first_worker(variable):
+                with tf.init_scope():
+                    for copy in variable.values:
+                        copy.assign(tf.zeros_like(copy))
+        return original(variable, *args, **kwargs)
+
+    return update_replica
+
+
+def _make_get(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def get_cross_replica(variable: Any) -> Any:
+        is_sum = variable.aggregation == tf.VariableAggregation.SUM
+        is_own = _has_workers(variable) and not getattr(variable, _IS_SHARED, False)
+        can_add = variable.dtype.is_floating or variable.dtype.is_integer
+        if is_sum and (is_own or not (can_add or variable.dtype.is_complex)):
+            return tf.identity(variable.values[0])  # the others are zero
+        return original(variable)
+
+    return get_cross_replica
+
+
+def _make_initial_value(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def initial_value(extended: Any, replica_id: int, **kwargs: Any) -> Any:
+        """Returns the initial value of a copy, without waiting for other workers for sums."""
+        is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if replica_id == 0 and is_on_read:
+            return kwargs["initial_value"]
+        return original(extended, replica_id=replica_id, **kwargs)
+
+    return initial_value
+
+
+def _mend_optimizers() -> None:
+    """Makes Keras's optimizers update all copies when a script applies gradients."""
+    merge_call = merge_call_interim.maybe_merge_call
+
+    def maybe_merge_call(fn: Any, strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            return fn(strategy, *args, **kwargs)
+        return merge_call(fn, strategy, *args, **kwargs)
+
+    tf.__internal__.distribute.interim.maybe_merge_call = maybe_merge_call
+    apply_scaled = keras.optimizers.LossScaleOptimizer._tf_apply
+
+    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if tf.distribute.in_cross_replica_context():
+            optimizer._common_apply(grads, trainable_variables)
+        else:
+            apply_scaled(optimizer, grads, trainable_variables)
+
+    keras.optimizers.LossScaleOptimizer._tf_apply = apply
