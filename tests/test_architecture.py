@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "cgroups", "cli.output", "errors", "internals", "replacing"},
+    {"_lazy", "cgroups", "cli.output", "distributed_variables", "errors", "internals", "replacing"},
     {"options", "imports", "cli.arguments"},
     {"training.options", "training.optimizers", "training.step_options"},
     {"placement.options"},

@@ -12,6 +12,7 @@ What TensorFlow supports stays as it is, so the additions remain for the rest of
 
 import functools
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import (
+    AggregatingVariable,
     CollectiveAllReduceExtended,
     DistributedDelegate,
     DistributedVariable,
+    LoadedFunction,
     MirroredExtended,
     MirroredVariable,
     SyncOnReadVariable,
@@ -63,7 +66,8 @@ def make_variables_ordinary() -> None:
     DistributedDelegate.__array__ = _to_array
     DistributedVariable.__bool__ = _convert(bool)
     _mend_destinations()
-    DistributedVariable.__reduce__ = _reduce_to_value
+    for kind in (DistributedVariable, AggregatingVariable):
+        kind.__reduce__ = _reduce_to_value
     DistributedVariable.__copy__ = lambda variable: variable
     DistributedVariable.handle = property(_make_handle(DistributedVariable.handle.fget))
     DistributedVariable.__getitem__ = _make_getitem(DistributedDelegate.__getitem__)
@@ -77,6 +81,7 @@ def make_variables_ordinary() -> None:
         setattr(MirroredVariable, name, _write_all(name, vars(MirroredVariable)[name]))
     _mend_sums()
     _mend_optimizers()
+    LoadedFunction._call_flat = _make_call(LoadedFunction._call_flat)
 
 
 def _is_outside() -> bool:
@@ -313,3 +318,29 @@ def _mend_optimizers() -> None:
             apply_scaled(optimizer, grads, trainable_variables)
 
     keras.optimizers.LossScaleOptimizer._tf_apply = apply
+
+
+def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of a SavedModel that was loaded in a scope work outside of steps, too."""
+
+    @functools.wraps(original)
+    def call(function: Any, args: Any, captured: Any) -> Any:
+        variables = [v for v in captured if isinstance(v, DistributedVariable)]
+        if not variables or not tf.distribute.in_cross_replica_context():
+            return original(function, args, captured)
+        handles = [v.handle if isinstance(v, DistributedVariable) else v for v in captured]
+        found = super(LoadedFunction, function)._call_flat(args, handles)
+        if _writes(function):
+            for variable in variables:
+                for copy in variable.values[1:]:
+                    copy.assign(variable.values[0])
+        return found
+
+    return call
+
+
+def _writes(function: Any) -> bool:
+    """Returns whether a function updates a variable."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return any(re.match("Assign|Resource(Apply|Scatter|SparseApply|Strided)", n.op) for n in nodes)

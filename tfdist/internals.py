@@ -42,6 +42,7 @@ from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
 from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
+from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
 
 __all__ = [
     "AggregatingVariable",
@@ -52,6 +53,7 @@ __all__ = [
     "DistributedVariable",
     "Functional",
     "GraphStack",
+    "LoadedFunction",
     "MeanMetricWrapper",
     "MetricsList",
     "MirroredExtended",

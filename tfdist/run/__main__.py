@@ -9,7 +9,7 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import drop_flag, expand_flag_files, split_command
@@ -73,6 +73,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     from tfdist import devices
     from tfdist.launch.pulse import SERVE, open_pulse
     from tfdist.run.routing import Routing
+    from tfdist.run.scope import keeping_scope
     from tfdist.runs import processes
     from tfdist.stopping import ScriptStop
     from tfdist.strategies.servers import run_server
@@ -88,13 +89,19 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(strategy.scope())
-        if options.strategy.select().traits.has_servers:
-            stack.enter_context(tf.variable_creator_scope(make_creator(strategy, options.step)))
-        routing = Routing(strategy, options.step, options.placement.select())
-        stack.enter_context(routing.open())
-        stack.enter_context(ScriptStop())
+    creator = make_creator(strategy, options.step)
+
+    @contextlib.contextmanager
+    def open_scope() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(strategy.scope())
+            if options.strategy.select().traits.has_servers:
+                stack.enter_context(tf.variable_creator_scope(creator))
+            yield
+
+    routing = Routing(strategy, options.step, options.placement.select())
+    with keeping_scope(strategy, open_scope), routing.open(), ScriptStop():
+        routing.set_seed(options.run.seed)
         runpy.run_path(script, run_name="__main__")
     return 0
 

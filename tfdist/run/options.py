@@ -23,6 +23,12 @@ class ProcessOptions(OptionGroup):
     log_dir: str = option(
         "", "directory for the logs/ of that cluster; temporary by default", metavar="DIR"
     )
+    seed: int | None = option(
+        None,
+        "seed that the script starts from, as if it called keras.utils.set_random_seed; by "
+        "default a random one, the same for all workers",
+        minimum=0,
+    )
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 
 

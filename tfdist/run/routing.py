@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import secrets
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,14 +13,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.distributed_variables import make_variables_ordinary
-from tfdist.internals import GraphStack
 from tfdist.placement.options import Placement
-from tfdist.replacing import replaced
 from tfdist.training.own_methods import call_inner, open_route
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
 from tfdist.training.workers import Workers
 
+_TRAINER = "_tfdist_trainer"
 _WRITING = ("save", "save_weights", "export")
 
 
@@ -41,9 +41,8 @@ class Routing:
         self._workers = Workers(strategy)
         self._step_options = step_options
         self._placement = placement
-        self._trainers: weakref.WeakKeyDictionary[keras.Model, Trainer] = (
-            weakref.WeakKeyDictionary()
-        )
+        # A model holds its own trainer, which holds the model, so that both can be deleted.
+        self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
         self._directory = tempfile.TemporaryDirectory(prefix="tfdist-run-")
 
     @contextlib.contextmanager
@@ -51,9 +50,6 @@ class Routing:
         """Makes a trainer train and use every model, and only the chief write."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._directory)
-            # Keras's `clear_session` would throw away the graph that the strategy's scope is in.
-            keep = replaced(GraphStack, "reset", lambda graphs: None, in_all_threads=True)
-            stack.enter_context(keep)
             make_variables_ordinary()
             stack.enter_context(open_route(self, for_all_threads=True))
             for name in _WRITING if self._workers.count > 1 else ():
@@ -63,15 +59,23 @@ class Routing:
     @property
     def check_s(self) -> float:
         """The seconds spent checking that replicas can divide the steps."""
-        return sum(trainer.engine.check_s for trainer in self._trainers.values())
+        return sum(trainer.engine.check_s for trainer in self._trainers)
 
     def find_trainer(self, model: keras.Model) -> Trainer:
         """Returns the trainer of a model."""
-        if model not in self._trainers:
-            self._trainers[model] = Trainer(
-                model, step_options=self._step_options, placement=self._placement
-            )
-        return self._trainers[model]
+        trainer: Trainer | None = vars(model).get(_TRAINER)
+        if trainer is None or trainer not in self._trainers or trainer.model is not model:
+            trainer = Trainer(model, step_options=self._step_options, placement=self._placement)
+            self._trainers.add(trainer)
+            vars(model)[_TRAINER] = trainer  # not an attribute that Keras tracks
+        return trainer
+
+    def set_seed(self, seed: int | None) -> None:
+        """Seeds all generators; without a seed, those of several workers with a common one."""
+        if seed is None and self._workers.count > 1:
+            seed = self._workers.ask_chief(secrets.randbelow(2**31))
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
 
     def takes(self, model: keras.Model) -> bool:
         return True

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
 from tfdist.placement.groups import find_groups
 from tfdist.placement.optimizer.shards import OptimizerShards
@@ -89,6 +90,7 @@ class Engine:
         self._placement = placement
         self._traits = find_traits(strategy)
         check_strategy(options, strategy, num_workers=workers.count, placement=placement)
+        make_variables_ordinary()
         self._create_variable = make_creator(strategy, options)
         with self.scope():
             self.model = make_model if isinstance(make_model, keras.Model) else make_model()
@@ -108,6 +110,7 @@ class Engine:
         self._checked: set[str] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
+        self._functions: dict[str, Any] = {}
         self._plan: Plan | StripPlan | None = None
         self._shards: OptimizerShards | UnitShards | None = None
 
@@ -212,8 +215,13 @@ class Engine:
             )
         )
 
-    def build(self, adapter: DataAdapter) -> Any:
-        """Creates the missing variables, and returns the compiled steps."""
+    def build(self, adapter: DataAdapter, *, kind: str = "train") -> Any:
+        """Creates the missing variables, and returns the compiled steps.
+
+        Args:
+          adapter: the data adapter.
+          kind: the kind of step that follows, `train` or `test`.
+        """
         if not self.model.compiled:
             raise TfdistError(
                 f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
@@ -225,9 +233,9 @@ class Engine:
             self.model._loss_tracker,
             *list_optimizers(self.model),
         )
-        if self._steps is not None and all(
-            a is b for a, b in itertools.zip_longest(compiled, self._compiled)
-        ):
+        is_same = all(a is b for a, b in itertools.zip_longest(compiled, self._compiled))
+        is_remade = self._is_remade(kind)
+        if self._steps is not None and is_same and not is_remade:
             return self._steps
         check_names(self.model)
         self.check_program()
@@ -267,23 +275,44 @@ class Engine:
             num_replicas=self.workers.num_replicas,
             has_parts=self._has_parts,
         )
-        self._steps = self._make_steps()
-        self._checked.clear()
         self._compiled = compiled
+        if self._steps is None or not is_same or not self._remake(self._steps, kind):
+            self._steps = self._make_steps()
+            self._checked.clear()
         return self._steps
+
+    def _is_remade(self, kind: str) -> bool:
+        """Returns whether Keras would use a new function for a kind of step.
+
+        Keras keeps its compiled functions until something resets them, such as
+        `model.quantize` or `model.make_predict_function(force=True)`. They are made here, but not
+        used, to learn that.
+        """
+        if overrides(self.model, *FUNCTION_METHODS):
+            return False
+        getattr(self.model, f"make_{kind}_function")()
+        function = getattr(self.model, f"{kind}_function")
+        last, self._functions[kind] = self._functions.get(kind, function), function
+        return last is not function
+
+    def _remake(self, steps: Any, kind: str) -> bool:
+        self._checked.discard(kind)
+        return not self.options.shard_optimizer and steps.remake(kind)
 
     def build_prediction(self, adapter: DataAdapter) -> Any:
         """Returns the steps for prediction, which needs neither labels nor losses."""
-        if self._steps is not None:
-            return self._steps
+        is_remade = self._is_remade("predict")
+        steps = self._steps or self._prediction
+        if steps is not None and not (is_remade and not self._remake(steps, "predict")):
+            return steps
+        self._steps = self._prediction = None
         check_names(self.model)
         if not all(layer.built for layer in self.model._flatten_layers()):
             x, _, _ = keras.utils.unpack_x_y_sample_weight(adapter.batch_spec)
             with self.scope():
                 build_outputs(self.model, x)
         self._divide_model()
-        if self._prediction is None:
-            self._prediction = self._make_steps()
+        self._prediction = self._make_steps()
         return self._prediction
 
     def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:

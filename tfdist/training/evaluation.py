@@ -89,7 +89,7 @@ def evaluate(
     Raises:
       TfdistError: there are no data.
     """
-    model, of_model = engine.model, engine.build(adapter)
+    model, of_model = engine.model, engine.build(adapter, kind="test")
     is_whole = adapter.num_steps is not None and not steps
     steps = _find_end(steps, adapter, model)
     callbacks = make_callbacks(steps)

@@ -101,7 +101,6 @@ class Steps:
         )
         self._fixes_shapes = find_traits(strategy).fixes_shapes
         self._is_compiled = options.jit_compile or self._fixes_shapes
-        self._is_jitted = model.jit_compile and not (self.is_divided or model.run_eagerly)
         self._division = Division(
             model,
             strategy,
@@ -127,8 +126,10 @@ class Steps:
                 staged=self._staged,
             )
             self._train = own.train
-        self.train = self._compile(self._make_step("train", model.train_step, self._train))
-        self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
+        self.train: Any = None
+        self.test: Any = None
+        self.remake("train")
+        self.remake("test")
         self.read = self._compile(functools.partial(self._read, self.metrics.read))
         self._read_states = self._compile(functools.partial(self._read, self.metrics.read_states))
         self.logs_of = {
@@ -142,6 +143,18 @@ class Steps:
         if isinstance(plan, StripPlan):
             return StripedCall(plan, pool=self._division.pool)
         return StagedCall(plan, draws=self._division.draws) if plan else None
+
+    def remake(self, kind: str) -> None:
+        """Makes the compiled step of a kind, `train` or `test`; others have none here."""
+        model = self._model
+        if kind == "train":
+            self.train = self._compile(self._make_step("train", model.train_step, self._train))
+        elif kind == "test":
+            self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
+
+    @property
+    def _is_jitted(self) -> bool:
+        return self._model.jit_compile and not (self.is_divided or self._model.run_eagerly)
 
     @property
     def generators(self) -> list[keras.random.SeedGenerator]:

@@ -71,8 +71,9 @@ class SynchronousSteps(TrainingSteps):
             is_apart=is_apart,
             is_chief=workers.is_chief or not is_apart,
         )
-        self._train_loop: Any = self.steps.make_train_loop() if options.steps_per_loop > 1 else None
-        self._predict = self.steps.make_predict()
+        self._train_loop: Any = None
+        self._make("train")
+        self._make("predict")
 
     @property
     def state(self) -> list[keras.Variable]:
@@ -82,6 +83,18 @@ class SynchronousSteps(TrainingSteps):
         others = [v for o in list_optimizers(model)[1:] for v in o.variables]
         others += [generator.state for generator in self.steps.generators]
         return [v for v in others if id(v) not in known]
+
+    def _make(self, kind: str) -> None:
+        if kind == "predict":
+            self._predict = self.steps.make_predict()
+        elif kind == "train" and self.steps.options.steps_per_loop > 1:
+            self._train_loop = self.steps.make_train_loop()
+
+    def remake(self, kind: str) -> bool:
+        self._traces.clear()
+        self.steps.remake(kind)
+        self._make(kind)
+        return True
 
     def prepare(self, adapter: DataAdapter) -> None:
         if self._model.run_eagerly:

@@ -49,6 +49,10 @@ class TrainingSteps:
     def prepare(self, adapter: DataAdapter) -> None:
         """Creates the variables that only tracing creates, so that they can be restored."""
 
+    def remake(self, kind: str) -> bool:
+        """Makes the steps of a kind, `train`, `test` or `predict`, anew; returns whether it can."""
+        return False
+
     def begin(self, *, restored: bool) -> None:
         """Prepares for training, from the start or from a checkpoint."""
 

@@ -1,0 +1,120 @@
+"""Keeps a strategy's scope open for a whole script: in its threads, and whatever it calls."""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.internals import GraphStack
+from tfdist.replacing import replaced
+from tfdist.strategies.registry import find_traits
+
+OpenScope = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def keeping_scope(strategy: tf.distribute.Strategy, open_scope: OpenScope) -> Iterator[None]:
+    """Opens a strategy's scope, in this thread and in each one that starts meanwhile.
+
+    Args:
+      strategy: the strategy. It also takes the place of those that the script builds.
+      open_scope: opens its scope, with the creators of variables.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            # The scope is in TensorFlow's default graph. Keras's `clear_session` would throw it away.
+            (GraphStack, "reset", lambda graphs: None),
+            (threading.Thread, "start", _start_in_scope(threading.Thread.start, open_scope)),
+        ):
+            stack.enter_context(replaced(owner, name, value, in_all_threads=True))
+        stack.enter_context(_taking_the_place(strategy))
+        stack.enter_context(open_scope())
+        yield
+
+
+def _start_in_scope(start: Callable[[Any], None], open_scope: OpenScope) -> Callable[[Any], None]:
+    @functools.wraps(start)
+    def start_in_scope(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_scope() -> None:
+            with open_scope():
+                run()
+
+        # TensorFlow's own threads, such as those of replicas, enter what they need.
+        code = [type(thread), getattr(thread, "_target", None)]
+        if not any((getattr(c, "__module__", None) or "").startswith("tensorflow.") for c in code):
+            thread.run = run_in_scope  # type: ignore[method-assign]
+        start(thread)
+
+    return start_in_scope
+
+
+@contextlib.contextmanager
+def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Gives a script the strategy of the launch when it builds one of a similar kind.
+
+    TensorFlow does not mix strategies. One of replicas may be any other of replicas, because the
+    results are equal.
+
+    Raises:
+      TfdistError: the script builds a strategy that this one cannot stand for.
+    """
+    kinds = [
+        tf.distribute.MirroredStrategy,
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.experimental.CentralStorageStrategy,
+        tf.distribute.OneDeviceStrategy,
+        tf.distribute.TPUStrategy,
+        tf.distribute.ParameterServerStrategy,
+    ]
+    of_replicas, traits = kinds[:3], find_traits(strategy)
+    named: set[str] = set()
+
+    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+        is_similar = kind in of_replicas and not (traits.has_servers or traits.trains_apart)
+        if not (is_similar or isinstance(strategy, kind)):
+            raise TfdistError(
+                f"Cannot build {kind.__name__} in a script that runs under "
+                f"{type(strategy).__name__}. Leave it out, or start the script by itself."
+            )
+        if kind.__name__ not in named:
+            named.add(kind.__name__)
+            text = f"tfdist.run: the script's {kind.__name__} is the {type(strategy).__name__} of "
+            print(
+                f"{text}the command, with {strategy.num_replicas_in_sync} replicas.",
+                file=sys.stderr,
+            )
+        return strategy
+
+    def make_init(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if self is not strategy:
+                original(self, *args, **kwargs)
+
+        return init
+
+    set_strategy = tf.distribute.experimental_set_strategy
+
+    def set_other(other: tf.distribute.Strategy | None) -> None:
+        if other is not strategy and other is not None:
+            set_strategy(other)
+
+    with contextlib.ExitStack() as stack:
+        places: list[tuple[Any, str, Any]] = [
+            (tf.distribute, "experimental_set_strategy", set_other),
+            *((kind, "__init__", make_init(kind.__init__)) for kind in kinds),
+        ]
+        for place in places:
+            stack.enter_context(replaced(*place, in_all_threads=True))
+        for kind in kinds:
+            kind.__new__ = new
+            # Not `object.__new__` again: with one of its own, a class takes no arguments.
+            stack.callback(delattr, kind, "__new__")
+        yield
