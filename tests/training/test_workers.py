@@ -240,7 +240,7 @@ def test_outputs_of_every_kind_are_those_of_one_device(request, name):
     [
         (
             "order",
-            "Cannot train several workers, .* on a dataset that is shuffled .* without a seed",
+            "Cannot use several workers, .* with a dataset that is shuffled .* without a seed",
         ),
         ("rows", "The data of worker 1 differ from the chief's: .* Give all workers the same data"),
         ("rows of a batch", "The data of worker 1 differ from the chief's: "),

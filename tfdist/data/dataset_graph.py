@@ -95,13 +95,20 @@ def has_random_order(dataset: tf.data.Dataset) -> bool:
     >>> has_random_order(tf.data.Dataset.range(9).shuffle(9, seed=1))
     False
     """
+    graph = read_graph(dataset)
+    if graph is None:
+        return False
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    return any(map(_draws_without_seed, bodies))
+
+
+def read_graph(dataset: tf.data.Dataset) -> graph_pb2.GraphDef | None:
+    """Returns the graph of a dataset; None if it has none that can be read."""
     try:
         serialized = dataset._as_serialized_graph(allow_stateful=True)
     except (tf.errors.OpError, NotImplementedError, AttributeError):
-        return False
-    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
-    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
-    return any(map(_draws_without_seed, bodies))
+        return None
+    return graph_pb2.GraphDef.FromString(serialized.numpy())
 
 
 def _draws_without_seed(nodes: Sequence[Any]) -> bool:

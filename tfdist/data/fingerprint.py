@@ -103,7 +103,23 @@ def hash_arrays(arrays: Any) -> list[list[str]]:
 
 def hash_tensor(array: np.ndarray) -> list[str]:
     """Returns a digest of each group of rows of an array; of a scalar, its digest."""
-    return _hash_rows(array) if array.ndim else [_hash_leaf(array)]
+    return _hash_rows(array) if array.ndim else [hash_leaf(array)]
+
+
+def hash_leaf(leaf: Any) -> str:
+    """Returns a digest of the type, the shape and the values of an array or tensor."""
+    parts = tf.nest.flatten(leaf, expand_composites=True)
+    if len(parts) > 1:  # a ragged or sparse tensor
+        return _combine(map(hash_leaf, parts))
+    array = np.asarray(leaf)
+    digest = _start(f"{array.dtype} {array.shape}")
+    if array.dtype == object:  # strings
+        for item in array.ravel():
+            data = item if isinstance(item, bytes) else str(item).encode()
+            digest.update(f"{len(data)} ".encode() + data)
+    else:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dict[str, Any]]:
@@ -118,9 +134,7 @@ def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dic
     for index in indices:
         with tf.device("CPU:0"):
             example = load(tf.constant(index, tf.int64))
-        found.append(
-            {"index": index, "digest": _combine(map(_hash_leaf, tf.nest.flatten(example)))}
-        )
+        found.append({"index": index, "digest": _combine(map(hash_leaf, tf.nest.flatten(example)))})
     return found
 
 
@@ -201,24 +215,9 @@ def _hash_rows(array: Any) -> list[str]:
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * max(dtype.size or 0, 1)
     is_whole = shape[0] * row_bytes <= _WHOLE_ARRAY_BYTES
     return [
-        _hash_leaf(array[start : stop if is_whole else start + 1])
+        hash_leaf(array[start : stop if is_whole else start + 1])
         for start, stop in split_groups(shape[0])
     ]
-
-
-def _hash_leaf(leaf: Any) -> str:
-    parts = tf.nest.flatten(leaf, expand_composites=True)
-    if len(parts) > 1:  # a ragged or sparse tensor
-        return _combine(map(_hash_leaf, parts))
-    array = np.asarray(leaf)
-    digest = _start(f"{array.dtype} {array.shape}")
-    if array.dtype == object:  # strings
-        for item in array.ravel():
-            data = item if isinstance(item, bytes) else str(item).encode()
-            digest.update(f"{len(data)} ".encode() + data)
-    else:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _combine(digests: Iterable[str]) -> str:

@@ -47,6 +47,26 @@ def split_batches(
     """
     ids = _check_replica_ids(num_replicas, replicas)
     spec = dataset.element_spec
+    static_rows = check_batches(spec)
+
+    def split(*arguments: Any) -> tf.data.Dataset:
+        batch = arguments if isinstance(spec, tuple) else arguments[0]
+        return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
+            lambda replica: _slice(batch, replica, num_replicas, static_rows)
+        )
+
+    return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
+
+
+def check_batches(spec: Any) -> int | None:
+    """Checks that elements are batches that can be divided; returns their rows, None if unknown.
+
+    Args:
+      spec: the structure of `tf.TypeSpec` of an element.
+
+    Raises:
+      TfdistError: they are not batches of dense tensors, or their parts have different sizes.
+    """
     leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.NoneTensorSpec)]
     if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
@@ -62,15 +82,7 @@ def split_batches(
     num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
     if len(num_rows) > 1:
         raise TfdistError(f"{_UNEVEN} ({' and '.join(map(str, sorted(num_rows)))}). {_EVEN}")
-    static_rows = num_rows.pop() if num_rows else None
-
-    def split(*arguments: Any) -> tf.data.Dataset:
-        batch = arguments if isinstance(spec, tuple) else arguments[0]
-        return tf.data.Dataset.from_tensor_slices(tf.constant(ids, tf.int64)).map(
-            lambda replica: _slice(batch, replica, num_replicas, static_rows)
-        )
-
-    return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
+    return num_rows.pop() if num_rows else None
 
 
 def split_batch(

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
+from tfdist.data.digests import BatchDigests
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
-from tfdist.data.rows import split_batch, split_batches
+from tfdist.data.rows import check_batches, split_batch, split_batches
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import find_function, replaced
 
@@ -63,6 +64,8 @@ class DataAdapter:
       first_step: the step at which the data begin; not 0 with an `initial_epoch`.
       is_single: whether there is only one batch, of one of Keras's methods for single batches.
       make_fingerprint: returns the fingerprint of the data, as JSON; see `data.fingerprint`.
+      digests: those of the batches that this process has read, where every worker reads the global
+        batches; None where each reads its own part only.
     """
 
     batch_spec: Any
@@ -88,6 +91,7 @@ class DataAdapter:
     on_epoch_end: Callable[[], None] = lambda: None
     replay: Callable[[int, int], None] = lambda epochs, steps_per_epoch: None
     with_places: bool = True
+    digests: BatchDigests | None = None
     _opened: list[int] = field(default_factory=list)
 
     def begin_at(self, first_step: int) -> "DataAdapter":
@@ -234,9 +238,16 @@ class DataAdapter:
 
 
 def place_batches(
-    dataset: tf.data.Dataset, *, num_replicas: int, replicas: range
+    dataset: tf.data.Dataset, digests: BatchDigests, *, num_replicas: int, replicas: range
 ) -> tf.data.Dataset:
-    """Returns a dataset of (batch, place) for some of the replicas."""
+    """Returns a dataset of (batch, place) for some of the replicas.
+
+    Args:
+      dataset: a dataset of global batches.
+      digests: notes the batches, if other processes read them too.
+      num_replicas: the number of replicas in all processes.
+      replicas: the ids of this process's replicas.
+    """
     if num_replicas == 1:
         # A single replica gets whole batches, of any structure.
         def add_place(*arguments: Any) -> Any:
@@ -244,6 +255,9 @@ def place_batches(
             return batch, ()
 
         return set_options(dataset.map(add_place)).prefetch(tf.data.AUTOTUNE)
+    check_batches(dataset.element_spec)
+    if len(replicas) < num_replicas:
+        dataset = digests.watch(dataset)
     return split_batches(dataset, num_replicas=num_replicas, replicas=replicas)
 
 

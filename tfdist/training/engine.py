@@ -22,6 +22,7 @@ from tfdist.placement.stages.plan import Plan, make_plan
 from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.registry import find_traits
+from tfdist.training.alike import compare_weights
 from tfdist.training.asynchronous import AsynchronousSteps
 from tfdist.training.compilation import compiling_as_alone
 from tfdist.training.data_adapter import DataAdapter
@@ -162,6 +163,15 @@ class Engine:
     def read_metrics(self) -> list[Any]:
         """Returns the values of the metrics' variables, over all workers; all must call this."""
         return self._steps.read_metrics()
+
+    def compare_weights(self) -> None:
+        """Checks that the workers, which are in sync, have the same weights; all must call this.
+
+        Raises:
+          TfdistError: one of them has changed its own.
+        """
+        steps = self._steps or self._prediction
+        compare_weights(self.workers, steps.shared)
 
     def summarize(self) -> dict[str, Any]:
         """Returns the entries of a summary that only this strategy has, such as the staleness."""

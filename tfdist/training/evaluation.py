@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.launch.pulse import BUSY, OWN, STEP, Pulse
+from tfdist.training.agreement import compare_batches
 from tfdist.training.averaging import exchange_divided
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
@@ -73,6 +74,7 @@ def evaluate(
     steps: int | None,
     make_callbacks: Callable[[int | None], CallbackList],
     is_stopped: Callable[[], bool] = lambda: False,
+    compares_weights: bool = False,
 ) -> dict[str, Any] | None:
     """Evaluates a model on every batch, or on the first `steps`.
 
@@ -82,6 +84,7 @@ def evaluate(
       steps: the number of batches; None for all.
       make_callbacks: number of batches, or None if unknown -> the callbacks.
       is_stopped: returns whether to stop; called before each batch.
+      compares_weights: whether to check that all workers have the same weights.
 
     Returns:
       The losses and metrics, or None if the evaluation was stopped.
@@ -90,6 +93,8 @@ def evaluate(
       TfdistError: there are no data.
     """
     model, of_model = engine.model, engine.build(adapter, kind="test")
+    if compares_weights:
+        engine.compare_weights()
     is_whole = adapter.num_steps is not None and not steps
     steps = _find_end(steps, adapter, model)
     callbacks = make_callbacks(steps)
@@ -109,6 +114,7 @@ def evaluate(
     def end(batch: int, found: dict[str, Any]) -> None:
         nonlocal logs
         logs = found
+        _compare_first(engine, adapter, batch)
         callbacks.on_test_batch_end(batch, logs)
 
     count = _run_steps(
@@ -120,6 +126,7 @@ def evaluate(
         is_ahead=of_model.runs_ahead and callbacks.may_be_late("test"),
         pulse=engine.workers.pulse,
     )
+    _compare(engine, adapter, count)
     if is_stopped():
         callbacks.on_test_end(None)
         return None
@@ -141,6 +148,7 @@ def predict(
     *,
     steps: int | None,
     callbacks: CallbackList,
+    compares_weights: bool = False,
 ) -> list[Any]:
     """Returns the outputs for this process's part of every batch, or of the first `steps`.
 
@@ -148,6 +156,8 @@ def predict(
       TfdistError: there are no data.
     """
     model, predictor = engine.model, engine.build_prediction(adapter)
+    if compares_weights:
+        engine.compare_weights()
     is_whole = adapter.num_steps is not None and not steps
     steps = _find_end(steps, adapter, model)
     batches: list[Any] = []
@@ -163,10 +173,11 @@ def predict(
 
     def end(batch: int, replicas: list[tuple[Any, bool]]) -> None:
         outputs = join_replicas(replicas)
+        _compare_first(engine, adapter, batch)
         callbacks.on_predict_batch_end(batch, {"outputs": outputs})
         batches.append(outputs)
 
-    _run_steps(
+    count = _run_steps(
         start,
         callbacks.on_predict_batch_begin,
         end,
@@ -175,6 +186,7 @@ def predict(
         is_ahead=predictor.runs_ahead and callbacks.may_be_late("predict"),
         pulse=engine.workers.pulse,
     )
+    _compare(engine, adapter, count)
     if not model.stop_predicting:
         if is_whole:
             adapter.drop_pass()
@@ -229,6 +241,17 @@ def _run_steps(
             end_started()
     end_started()
     return count
+
+
+def _compare_first(engine: Engine, adapter: DataAdapter, batch: int) -> None:
+    """Compares the first batches of a pass among the workers; all if their number is unknown."""
+    if batch < 2 or adapter.num_steps is None:
+        _compare(engine, adapter, batch + 1)
+
+
+def _compare(engine: Engine, adapter: DataAdapter, end: int) -> None:
+    if adapter.digests is not None:
+        compare_batches(engine.workers, adapter.digests.take(end))
 
 
 def _find_end(steps: int | None, adapter: DataAdapter, model: keras.Model) -> int | None:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.dataset_graph import describe_dataset, has_random_order
+from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
 from tfdist.data.pipeline import (
     BatchAugmentation,
@@ -115,7 +116,7 @@ def check_order(x: Any) -> None:
     """
     if isinstance(x, tf.data.Dataset) and has_random_order(x):
         raise TfdistError(
-            "Cannot train several workers, or continue a run, on a dataset that is shuffled or "
+            "Cannot use several workers, or continue a run, with a dataset that is shuffled or "
             "sampled without a seed: examples would be missed or repeated. Use "
             "shuffle(..., seed=...)."
         )
@@ -235,6 +236,7 @@ def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Datas
 def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
     cardinality = int(dataset.cardinality())
     is_infinite = cardinality == tf.data.INFINITE_CARDINALITY
+    digests = BatchDigests()
 
     def count() -> int:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1))
@@ -246,7 +248,7 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
 
     @functools.lru_cache(maxsize=2)  # to trace the division of batches takes time
     def make_pass(step: int, num_replicas: int, replicas: range) -> tf.data.Dataset:
-        return place_batches(read_from(step), num_replicas=num_replicas, replicas=replicas)
+        return place_batches(read_from(step), digests, num_replicas=num_replicas, replicas=replicas)
 
     def drop_pass() -> None:
         if cardinality > 0:
@@ -279,6 +281,7 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         # If its length is known, nothing is read past its end.
         is_endless=cardinality > 0 or is_infinite,
         how_to_continue=SKIPPING,
+        digests=digests,
     )
 
 

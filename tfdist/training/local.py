@@ -41,6 +41,10 @@ class LocalSteps(SynchronousSteps):
     def state(self) -> list[keras.Variable]:
         return [*super().state, *self._averager.state]
 
+    @property
+    def shared(self) -> list[keras.Variable]:
+        return self._averager.averaged
+
     def begin(self, *, restored: bool) -> None:
         self._averager.begin(restored=restored)
 
@@ -135,6 +139,11 @@ class WeightAverager:
         momentum = [self._momentum] if self._has_outer_step else []
         return momentum + ([self._slots_of_workers] if self._own.size else [])
 
+    @property
+    def averaged(self) -> list[keras.Variable]:
+        """The variables that `average` makes equal on all workers."""
+        return list(self._averaged.variables)
+
     def count(self, num_examples: float) -> None:
         """Adds to the examples that this worker has seen since the last average."""
         self._examples += num_examples
@@ -210,7 +219,7 @@ class _Vector:
         wide = any(variable.dtype == "float64" for variable in variables)
         self.dtype = dtype or ("float64" if wide else "float32")
         self.size = sum(_count(variable) for variable in variables)
-        self._variables = variables
+        self.variables = variables
         self._read = tf.function(self.pack)
         self._write = tf.function(self.unpack)
 
@@ -219,7 +228,7 @@ class _Vector:
         """Vectors of a few megabytes, or of one variable, whose sums take little memory."""
         packs: list[list[keras.Variable]] = []
         left = 0
-        for variable in self._variables:
+        for variable in self.variables:
             num_bytes = _count(variable) * tf.as_dtype(self.dtype).size
             if not packs or num_bytes > left:
                 packs.append([])
@@ -229,18 +238,18 @@ class _Vector:
         return [_Vector(pack, self.dtype) for pack in packs]
 
     def read(self) -> np.ndarray:
-        return self._read().numpy() if self._variables else np.zeros(0, self.dtype)
+        return self._read().numpy() if self.variables else np.zeros(0, self.dtype)
 
     def write(self, vector: np.ndarray) -> None:
         self._write(tf.constant(vector, self.dtype))
 
     def pack(self) -> tf.Tensor:
-        flat = [tf.reshape(tf.convert_to_tensor(v.value), [-1]) for v in self._variables]
+        flat = [tf.reshape(tf.convert_to_tensor(v.value), [-1]) for v in self.variables]
         return tf.concat([tf.cast(part, self.dtype) for part in flat], 0)
 
     def unpack(self, vector: tf.Tensor) -> None:
-        parts = tf.split(vector, [_count(variable) for variable in self._variables])
-        for variable, part in zip(self._variables, parts, strict=True):
+        parts = tf.split(vector, [_count(variable) for variable in self.variables])
+        for variable, part in zip(self.variables, parts, strict=True):
             variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
 

@@ -100,6 +100,7 @@ class FitLoop:
         if self._ends_with_data and self._schedule.is_known:
             self._adapter = replace(self._adapter, learned_steps=self._schedule.steps_per_epoch)
         self._agree()
+        self._engine.compare_weights()
         while not (progress.was_stopped or self._is_over()):
             epoch = (progress.step - progress.is_epoch_open) // self._schedule.steps_per_epoch
             self._begin_epoch(epoch)
@@ -400,12 +401,19 @@ class FitLoop:
             self._progress.is_asked_to_stop,
             self._model.stop_training,
             save,
+            read=self._take_digests(),
         )
         self._progress.was_stopped = stop
         return save
 
+    def _take_digests(self) -> dict[str, Any]:
+        """Returns the digests of the batches that were used since the last call."""
+        digests = self._adapter.digests
+        return digests.take(self._progress.step - self._opened_at) if digests else {}
+
     def _save(self) -> None:
-        """Starts writing a checkpoint of the current step, if checkpoints are kept."""
+        """Compares the weights; starts writing a checkpoint if checkpoints are kept."""
+        self._engine.compare_weights()
         if self._recovery is not None:
             with self._pulse.at(BUSY):
                 self._save_to(self._recovery)

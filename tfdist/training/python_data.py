@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
 from tfdist.internals import data_adapters
@@ -73,19 +74,26 @@ def make_python_adapter(
                     next(batches)
             hooks.on_epoch_end()
 
-    def make_pass(number: int | None = None) -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(lambda: read(number), output_signature=spec)
+    def make_pass(
+        context: tf.distribute.InputContext, number: int | None = None, step: int = 0
+    ) -> tf.data.Dataset:
+        def read_pass() -> Iterator[Any]:
+            is_shared = context.num_input_pipelines > 1 and not num_batches
+            return digests.note_end(read(number), skipped=step) if is_shared else read(number)
+
+        batches = tf.data.Dataset.from_generator(read_pass, output_signature=spec).skip(step)
+        return place_batches(batches, digests, **find_place(context))
 
     described = order.describe(of_arrays=False)
     recorded = {"order": {"shuffle": True, **described}} if is_shuffled else {}
+    digests = BatchDigests()
     adapter = DataAdapter(
         batch_spec=spec,
         num_steps=num_batches,
         num_examples=None,
-        make_train=lambda context, step: place_batches(
-            make_pass(adapter.pass_number).skip(step), **find_place(context)
-        ),
-        make_eval=lambda context: place_batches(make_pass(), **find_place(context)),
+        make_train=lambda context, step: make_pass(context, adapter.pass_number, step),
+        make_eval=make_pass,
+        digests=digests,
         is_endless=False,
         begins_anew=True,
         how_to_continue=SKIPPING,

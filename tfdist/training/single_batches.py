@@ -7,11 +7,13 @@ from typing import Any
 
 import keras
 
+from tfdist.data.digests import digest_batch
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.training import evaluation
+from tfdist.training.agreement import compare_batches
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.inputs import count_rows, make_data_adapter
+from tfdist.training.inputs import check_order, count_rows, make_data_adapter
 from tfdist.training.model_files import ModelFiles
 from tfdist.training.outputs import join_batches, join_workers
 from tfdist.training.own_methods import run_own_first
@@ -40,6 +42,7 @@ class SingleBatches(ModelFiles):
 
     engine: Engine
     progress: Progress
+    _num_single: int = 0
 
     @run_own_first
     @explain_lost_worker
@@ -56,6 +59,8 @@ class SingleBatches(ModelFiles):
         """Trains on one global batch; arguments and result as in Keras."""
         adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
         steps = self.engine.build(adapter)
+        if self._is_due(adapter):
+            self.engine.compare_weights()
         steps.reset_metrics()
         iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
         iterator = self.engine.check_division("train", iterator, adapter)
@@ -87,13 +92,18 @@ class SingleBatches(ModelFiles):
     def _make_adapter(
         self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any
     ) -> DataAdapter:
-        return make_data_adapter(
+        if self.engine.workers.count > 1:
+            check_order(x)
+        adapter = make_data_adapter(
             x,
             y,
             sample_weight,
             num_replicas=self.engine.workers.num_replicas,
             **options,
         )
+        if adapter.digests is not None and self.engine.options.random_augmentation:
+            adapter.digests.expect_augmentation()
+        return adapter
 
     def _make_batch_adapter(
         self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
@@ -106,7 +116,18 @@ class SingleBatches(ModelFiles):
             shuffle=False,
             class_weight=class_weight,
         )
-        return replace(adapter, is_single=True)
+        adapter = replace(adapter, is_single=True)
+        self._num_single += 1
+        if self.engine.workers.count > 1 and not self.engine.options.random_augmentation:
+            is_due = self._is_due(adapter)
+            batch = adapter.read_single(of_training=False) if is_due else None
+            if batch is not None:
+                compare_batches(self.engine.workers, {str(self._num_single): digest_batch(batch)})
+        return adapter
+
+    def _is_due(self, adapter: DataAdapter) -> bool:
+        """Returns whether workers are compared: of single batches, at 1, 2, 4, 8 and so on."""
+        return not adapter.is_single or not self._num_single & (self._num_single - 1)
 
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
@@ -125,7 +146,13 @@ class SingleBatches(ModelFiles):
             verbosity = self._find_verbosity(verbose)
             return evaluation.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
 
-        logs = evaluation.evaluate(self.engine, adapter, steps=steps, make_callbacks=make_callbacks)
+        logs = evaluation.evaluate(
+            self.engine,
+            adapter,
+            steps=steps,
+            make_callbacks=make_callbacks,
+            compares_weights=self._is_due(adapter),
+        )
         assert logs is not None
         return logs
 
@@ -143,5 +170,11 @@ class SingleBatches(ModelFiles):
             verbose=self._find_verbosity(verbose),
             steps=steps or adapter.num_steps,
         )
-        batches = evaluation.predict(self.engine, adapter, steps=steps, callbacks=callback_list)
+        batches = evaluation.predict(
+            self.engine,
+            adapter,
+            steps=steps,
+            callbacks=callback_list,
+            compares_weights=self._is_due(adapter),
+        )
         return join_batches([join_workers(batch, self.engine.workers) for batch in batches])

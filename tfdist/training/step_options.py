@@ -37,6 +37,9 @@ class StepOptions(OptionGroup):
       check: whether the guard computes the first batch on several replicas, or in micro-batches,
         both divided and whole, without lasting effects, and refuses a program whose results differ.
         `auto` does so for programs that are not known to be divisible; `on`; `off`.
+      random_augmentation: whether a dataset, generator or `PyDataset` changes its examples at
+        random, differently on each worker. Workers then compare the sizes of their batches and the
+        tensors with one number per example, such as labels, instead of all contents.
       max_in_flight: under `ParameterServerStrategy`, the number of steps in flight; 0 for one per
         worker.
       shard_tables_bytes: under `ParameterServerStrategy`, the size of the smallest table of an
@@ -96,6 +99,13 @@ class StepOptions(OptionGroup):
         "program whose results differ; auto: unless it is known to be divisible",
         choices=CHECKS,
         result=False,
+    )
+    random_augmentation: bool = option(
+        False,
+        "several workers: the script's own data are augmented at random, so workers compare the "
+        "sizes and labels of their batches only",
+        result=False,
+        alike=True,
     )
     max_in_flight: int = option(
         0,

@@ -96,6 +96,13 @@ class SynchronousSteps(TrainingSteps):
         self._make(kind)
         return True
 
+    @property
+    def shared(self) -> list[keras.Variable]:
+        model = self._model
+        seeds = [generator.state for generator in list_seed_generators(model)]
+        slots = [v for optimizer in list_optimizers(model) for v in optimizer.variables]
+        return [*model.weights, *slots, *seeds]
+
     def prepare(self, adapter: DataAdapter) -> None:
         if self._model.run_eagerly:
             return

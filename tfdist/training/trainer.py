@@ -196,7 +196,7 @@ class Trainer(SingleBatches):
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        if self.recovery is not None or self.engine.workers.count > 1:
+        if self.recovery is not None:
             check_order(x)
 
         def make_adapter(order: ExampleOrder) -> tuple[DataAdapter, dict[str, Any]]:

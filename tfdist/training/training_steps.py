@@ -46,6 +46,11 @@ class TrainingSteps:
         """The variables that a checkpoint holds besides the model's and its optimizer's."""
         return []
 
+    @property
+    def shared(self) -> list[keras.Variable]:
+        """The variables that have the same values on all workers whenever these are in sync."""
+        return []
+
     def prepare(self, adapter: DataAdapter) -> None:
         """Creates the variables that only tracing creates, so that they can be restored."""
 

@@ -1,0 +1,171 @@
+"""What two workers run to be refused, or not: `python -m tests.training.agreement_task DIR`.
+
+Each writes the messages that it got to DIR/worker-<index>.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import StepOptions, Trainer, strategies
+from tfdist.errors import TfdistError
+
+ROWS = 24
+X = np.eye(ROWS, dtype="float32")
+Y = np.zeros((ROWS, 1), "float32")
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of 8 examples, in an order that may be drawn without a seed."""
+
+    def __init__(self, *, is_drawn):
+        super().__init__()
+        draw = np.random.default_rng()
+        self._order = draw.permutation(ROWS) if is_drawn else np.arange(ROWS)
+
+    def __len__(self):
+        return ROWS // 8
+
+    def __getitem__(self, index):
+        rows = self._order[8 * index : 8 * index + 8]
+        return X[rows], Y[rows]
+
+
+def draw_batches():
+    order = np.random.default_rng().permutation(ROWS)
+    for rows in np.split(order, ROWS // 8):
+        yield X[rows], Y[rows]
+
+
+def yield_batches(count):
+    for start in range(0, 8 * count, 8):
+        yield X[:8] + start, Y[:8]
+
+
+def scan():
+    """An order that TensorFlow draws when the dataset is read."""
+
+    def shuffle(seed, index):
+        draw = tf.random.Generator.from_non_deterministic_state
+        if not hasattr(scan, "generator"):
+            with tf.init_scope():
+                scan.generator = draw()
+        seed = tf.cond(
+            tf.reduce_all(seed < 0),
+            lambda: scan.generator.uniform([2], maxval=1 << 40, dtype=tf.int64),
+            lambda: seed,
+        )
+        return seed, tf.random.experimental.index_shuffle(index, seed, ROWS - 1)
+
+    start = tf.constant([-1, -1], tf.int64)
+    data = tf.data.Dataset.range(ROWS).scan(start, shuffle).batch(8)
+    return data.map(lambda rows: (tf.gather(X, rows), tf.gather(Y, rows)))
+
+
+def augment(x, y):
+    return x * tf.random.uniform([]), y
+
+
+def make_trainer(strategy, **options):
+    def build():
+        model = keras.Sequential(
+            [keras.Input((ROWS,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.Adam(0.1), loss="mse")
+        return model
+
+    return Trainer(build, strategy=strategy, step_options=StepOptions(**options))
+
+
+def list_cases(index):
+    """Returns name -> (options, a function of a trainer, for each thing that workers may do)."""
+    tf.random.set_seed(index)  # workers augment differently
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    alone = index == 1
+    fit = {"epochs": 2, "verbose": 0}
+
+    def change(trainer, value=1.0):
+        if alone:
+            trainer.model.layers[0].bias.assign([value])
+
+    def change_in_callback(trainer):
+        def assign(epoch, logs):
+            if epoch == 1:
+                change(trainer, 0.5)
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=assign)
+        trainer.fit(X, Y, batch_size=8, callbacks=[callback], **fit)
+
+    def change_and(use):
+        def run(trainer):
+            trainer.fit(X, Y, batch_size=8, **fit)
+            change(trainer)
+            use(trainer)
+
+        return run
+
+    def change_slot(trainer):
+        trainer.fit(X, Y, batch_size=8, **fit)
+        slot = trainer.model.optimizer.variables[-1]
+        slot.assign(slot + float(alone))
+        trainer.fit(X, Y, batch_size=8, **fit)
+
+    def train_on_drawn(trainer):
+        for x, y in draw_batches():
+            trainer.train_on_batch(x, y)
+
+    def predict_few(trainer):
+        return [np.asarray(trainer.predict(X[:3], batch_size=2)).shape]
+
+    return {
+        "generator": ({}, lambda trainer: trainer.fit(draw_batches(), verbose=0)),
+        "PyDataset": ({}, lambda trainer: trainer.fit(Batches(is_drawn=True), **fit)),
+        "seeded PyDataset": ({}, lambda trainer: trainer.fit(Batches(is_drawn=False), **fit)),
+        "scan": ({}, lambda trainer: trainer.fit(scan(), **fit)),
+        "evaluate": ({}, lambda trainer: trainer.evaluate(draw_batches(), verbose=0)),
+        "predict": ({}, lambda trainer: trainer.predict(Batches(is_drawn=True))),
+        "fewer batches": ({}, lambda trainer: trainer.fit(yield_batches(4 - index), verbose=0)),
+        "fewer batches to evaluate": (
+            {},
+            lambda trainer: trainer.evaluate(yield_batches(4 - index), verbose=0),
+        ),
+        "shuffled": ({}, lambda trainer: trainer.evaluate(data.shuffle(9).batch(8), verbose=0)),
+        "single batches": ({}, train_on_drawn),
+        "augmented": ({}, lambda trainer: trainer.fit(data.map(augment).batch(8), **fit)),
+        "declared": (
+            {"random_augmentation": True},
+            lambda trainer: trainer.fit(Batches(is_drawn=True), **fit),
+        ),
+        "weights before": ({}, lambda trainer: (change(trainer), trainer.fit(X, Y, **fit))),
+        "weights in a callback": ({}, change_in_callback),
+        "weights, then evaluate": ({}, change_and(lambda t: t.evaluate(X, Y, verbose=0))),
+        "weights, then predict": ({}, change_and(lambda t: t.predict(X))),
+        "optimizer": ({}, change_slot),
+        "nothing": ({}, lambda trainer: trainer.fit(X, Y, batch_size=8, **fit)),
+        "few": ({}, predict_few),
+    }
+
+
+def main(directory):
+    strategy = strategies.make_multi_worker_mirrored()
+    index = strategy.cluster_resolver.task_id
+    found = {}
+    for kind in (strategy, strategies.LocalSgdStrategy(strategy, strategies.LocalSgd())):
+        for name, (options, run) in list_cases(index).items():
+            if kind is not strategy and name == "optimizer":
+                continue  # a worker's own
+            try:
+                run(make_trainer(kind, **options))
+                message = ""
+            except TfdistError as error:
+                message = str(error)
+            found[f"{kind.__class__.__name__}: {name}"] = message
+    (Path(directory) / f"worker-{index}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

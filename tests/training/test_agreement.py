@@ -1,0 +1,67 @@
+"""Workers whose programs read other data, or change weights alone, are refused."""
+
+import json
+import os
+import re
+import sys
+
+import pytest
+
+from tfdist.launch import run_local_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+OTHER_DATA = r"Batch \d of worker 1 has other examples than the chief's\. Give all workers the same"
+LENGTHS = ("fewer batches", "fewer batches to evaluate")
+BIAS = "The variable sequential.*/dense.*/bias of worker 1 differs from the chief's"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two workers")
+    result = run_local_cluster(
+        workers=2,
+        command=[sys.executable, "-m", "tests.training.agreement_task", str(directory)],
+        run_dir=directory,
+        timeout_s=240,
+        stream=False,
+        environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert result.status == 0, [task.log.read_text()[-3000:] for task in result.tasks]
+    chief, other = (json.loads((directory / f"worker-{i}.json").read_text()) for i in range(2))
+    assert chief == other
+    return chief
+
+
+@pytest.mark.parametrize("strategy", ["CollectiveAllReduceStrategy", "LocalSgdStrategy"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, OTHER_DATA) for name in ("generator", "PyDataset", "scan")),
+        *((name, OTHER_DATA) for name in ("evaluate", "predict", "shuffled", "single batches")),
+        *((name, "Batch 3 of worker 1 does not exist on this worker") for name in LENGTHS),
+        ("weights, then evaluate", BIAS),
+        ("weights, then predict", BIAS),
+    ],
+)
+def test_workers_that_differ_are_refused(found, strategy, name, message):
+    assert re.match(f".*{message}", found[f"{strategy}: {name}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("weights before", BIAS),
+        ("weights in a callback", BIAS),
+        ("optimizer", "The variable adam.*/.* of worker 1 differs"),
+    ],
+)
+def test_weights_that_one_worker_changes_are_refused(found, name, message):
+    """Under local SGD, workers begin with the chief's weights, and differ within an epoch."""
+    assert re.match(message, found[f"CollectiveAllReduceStrategy: {name}"])
+
+
+@pytest.mark.parametrize("strategy", ["CollectiveAllReduceStrategy", "LocalSgdStrategy"])
+@pytest.mark.parametrize("name", ["seeded PyDataset", "augmented", "declared", "nothing", "few"])
+def test_workers_that_agree_are_not_refused(found, strategy, name):
+    assert found[f"{strategy}: {name}"] == ""
