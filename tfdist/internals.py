@@ -9,6 +9,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, potentially_ragged_concat
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models.functional import Functional
@@ -16,10 +17,12 @@ from keras.src.models.functional import operation_fn as bind_call_context
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator as keras_random
+from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.client import device_lib
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import cross_device_ops, merge_call_interim, values_util
@@ -35,14 +38,16 @@ from tensorflow.python.distribute.values import (
     PerReplica,
     SyncOnReadVariable,
 )
-from tensorflow.python.eager import record
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.context import global_seed
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
+from tensorflow.python.lib.io import file_io
 from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
 from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
+from tensorflow.python.training import py_checkpoint_reader
 
 __all__ = [
     "AggregatingVariable",
@@ -64,28 +69,34 @@ __all__ = [
     "SyncOnReadVariable",
     "TFOptimizer",
     "TensorFlowTrainer",
+    "TrackableSaver",
     "UpdateContext",
     "array_data_adapter",
     "array_slicing",
     "backend",
     "bind_call_context",
     "compute_output_spec",
+    "context",
     "cross_device_ops",
     "custom_gradient",
     "data_adapters",
     "device_lib",
+    "file_io",
     "get_stateless_scope",
     "global_seed",
     "global_state",
     "is_op_determinism_enabled",
     "keras_random",
+    "legacy_h5_format",
     "loss_module",
     "make_class_weight_map_fn",
     "merge_call_interim",
     "multi_device_iterator_ops",
     "potentially_ragged_concat",
+    "py_checkpoint_reader",
     "random_ops",
     "record",
+    "saving_lib",
     "slice_variable",
     "values_util",
 ]

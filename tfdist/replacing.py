@@ -30,12 +30,12 @@ class _Place:
 
     Attributes:
       original: the function, or a property.
-      is_own: whether a class defines it itself and does not inherit it.
+      own: the attribute of the owner; None if a class inherits it.
       num_contexts: the number of contexts that replace it.
     """
 
     original: Any
-    is_own: bool
+    own: Any
     num_contexts: int = 0
 
 
@@ -46,7 +46,8 @@ _places: dict[_Key, _Place] = {}
 def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False) -> Iterator[None]:
     """Replaces a function of a module or class within the context, or an object's attribute.
 
-    An object belongs to one thread, so its attribute is replaced for all.
+    An object belongs to one thread, so its attribute is replaced for all; so is a value that is no
+    function.
 
     Args:
       owner: the module, class or object.
@@ -54,8 +55,9 @@ def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False)
       value: what takes its place. If it calls what it replaces, take this from `find_function`.
       in_all_threads: whether the whole process calls it.
     """
-    if not isinstance(owner, (type, ModuleType)):
-        before = getattr(owner, name)
+    before = getattr(owner, name)
+    is_function = callable(before) or isinstance(before, property)
+    if not (is_function and isinstance(owner, (type, ModuleType))):
         setattr(owner, name, value)
         try:
             yield
@@ -141,8 +143,10 @@ def _install(owner: Any, name: str) -> None:
     with _lock:
         if key not in _places:
             original = getattr(owner, name)
-            _places[key] = _Place(original, is_own=name in vars(owner))
-            setattr(owner, name, _make_lookup(original, key))
+            own = vars(owner).get(name)
+            lookup = _make_lookup(original, key)
+            setattr(owner, name, staticmethod(lookup) if isinstance(own, staticmethod) else lookup)
+            _places[key] = _Place(original, own)
         _places[key].num_contexts += 1
         if "start" not in vars(ReplicaThread):
             ReplicaThread.start = _start_in_context
@@ -155,10 +159,10 @@ def _uninstall(owner: Any, name: str) -> None:
         place.num_contexts -= 1
         if place.num_contexts:
             return
-        if place.is_own:
-            setattr(owner, name, place.original)
-        else:
+        if place.own is None:
             delattr(owner, name)
+        else:
+            setattr(owner, name, place.own)
         del _places[key]
 
 

@@ -17,6 +17,7 @@ from tfdist.errors import TfdistError
 ROWS = 24
 X = np.eye(ROWS, dtype="float32")
 Y = np.zeros((ROWS, 1), "float32")
+TYPES = ("f2", tf.bfloat16.as_numpy_dtype, "c8", "c16", "?", "i1", "u1", "u2", "u4", "u8", "f8")
 
 
 class Batches(keras.utils.PyDataset):
@@ -119,7 +120,13 @@ def list_cases(index):
             trainer.train_on_batch(x, y)
 
     def predict_few(trainer):
-        return [np.asarray(trainer.predict(X[:3], batch_size=2)).shape]
+        """The last batch has no example for the second worker."""
+        assert np.asarray(trainer.predict(X[:3], batch_size=2)).shape == (3, 1)
+        for name in TYPES:
+            whole = np.arange(6).reshape(2, 3).astype(name)
+            gathered = trainer.engine.workers.gather(whole[: 0 if index else 2])
+            assert gathered.dtype == whole.dtype
+            np.testing.assert_array_equal(gathered, whole)
 
     return {
         "generator": ({}, lambda trainer: trainer.fit(draw_batches(), verbose=0)),

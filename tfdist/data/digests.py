@@ -146,7 +146,7 @@ def hash_digests(digests: Any) -> int:
 def is_augmented(dataset: tf.data.Dataset) -> bool:
     """Returns whether a function that a dataset maps draws random numbers.
 
-    Functions that choose examples or their order, as those of `scan` and `filter` may, do not count.
+    Functions that choose examples, or their order, do not count, such as those of `scan`.
 
     >>> data = tf.data.Dataset.range(3)
     >>> is_augmented(data.map(lambda x: tf.random.uniform([]))), is_augmented(data.map(tf.square))

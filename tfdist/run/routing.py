@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import secrets
 import tempfile
 import weakref
@@ -13,7 +12,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.distributed_variables import make_variables_ordinary
+from tfdist.internals import TrackableSaver, legacy_h5_format, saving_lib
 from tfdist.placement.options import Placement
+from tfdist.replacing import replaced
+from tfdist.run.overlay import Overlay
+from tfdist.strategies.registry import find_traits
+from tfdist.training.alone import alone, creating_alone
 from tfdist.training.own_methods import call_inner, open_route
 from tfdist.training.step_options import StepOptions
 from tfdist.training.trainer import Trainer
@@ -21,6 +25,15 @@ from tfdist.training.workers import Workers
 
 _TRAINER = "_tfdist_trainer"
 _WRITING = ("save", "save_weights", "export")
+_SAVING = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_h5_format, "save_model_to_hdf5"),
+    (legacy_h5_format, "save_weights_to_hdf5_group"),
+    (keras.export.ExportArchive, "write_out"),
+    (tf.saved_model, "save"),
+    (TrackableSaver, "save"),
+)
 
 
 class Routing:
@@ -38,22 +51,21 @@ class Routing:
         step_options: StepOptions,
         placement: Placement | None = None,
     ):
+        self._strategy = strategy
         self._workers = Workers(strategy)
         self._step_options = step_options
         self._placement = placement
         # A model holds its own trainer, which holds the model, so that both can be deleted.
         self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
-        self._directory = tempfile.TemporaryDirectory(prefix="tfdist-run-")
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Makes a trainer train and use every model, and only the chief write."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._directory)
             make_variables_ordinary()
             stack.enter_context(open_route(self, for_all_threads=True))
-            for name in _WRITING if self._workers.count > 1 else ():
-                stack.enter_context(_replaced_method(name, self._write))
+            if self._workers.count > 1:
+                stack.enter_context(self._writing_alone())
             yield
 
     @property
@@ -85,10 +97,6 @@ class Routing:
     ) -> Any:
         if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)
-        if not self._workers.is_chief and "callbacks" in kwargs:
-            kwargs["callbacks"] = [
-                self._redirect(callback) for callback in _list_callbacks(kwargs["callbacks"])
-            ]
         return call_inner(self.find_trainer(model), name, args, kwargs)
 
     def refuse(self, name: str, model: keras.Model) -> None:
@@ -97,40 +105,34 @@ class Routing:
     def _write(
         self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
     ) -> Any:
-        """Writes on the chief; every other worker takes part but keeps no file.
+        with alone(self._strategy):
+            return original(model, *args, **kwargs)
 
-        Reading a variable may require all workers, and so may creating one: Keras creates an
-        optimizer to find out which attributes not to save.
-        """
-        if self._workers.is_chief:
-            found = original(model, *args, **kwargs)
-        else:
-            path, *others = [kwargs.pop("filepath"), *args] if "filepath" in kwargs else args
-            with tempfile.TemporaryDirectory(dir=self._directory.name) as own:
-                path = f"{own}/{os.path.basename(str(path))}"
-                found = original(model, path, *others, **kwargs)
-        self._workers.wait_for_all()  # The next line of the script may read the chief's file.
-        return found
+    def _saving_alone(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that saves without the other workers, which need not call it."""
 
-    def _redirect(self, callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-        """Redirects what a Keras callback writes to a temporary directory, except on the chief."""
-        if isinstance(callback, keras.callbacks.CSVLogger):
-            callback.filename = os.devnull
-        elif isinstance(callback, keras.callbacks.TensorBoard):
-            callback.log_dir = self._directory.name
-        elif isinstance(callback, keras.callbacks.BackupAndRestore):
-            begin = callback.on_train_begin
+        @functools.wraps(save)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with alone(self._strategy):
+                return save(*args, **kwargs)
 
-            def restore(logs: Any = None) -> None:
-                begin(logs)
-                for name in ("_weights_path", "_training_metadata_path"):
-                    base = os.path.basename(getattr(callback, name))
-                    setattr(callback, name, os.path.join(self._directory.name, base))
-                callback.backup_dir = self._directory.name
-                callback.delete_checkpoint = False
+        return call
 
-            callback.on_train_begin = restore
-        return callback
+    @contextlib.contextmanager
+    def _writing_alone(self) -> Iterator[None]:
+        """Lets each worker create, load and save models by itself, and only the chief write."""
+        with contextlib.ExitStack() as stack:
+            if find_traits(self._strategy).has_workers:
+                stack.enter_context(creating_alone(self._strategy))
+            for name in _WRITING:
+                stack.enter_context(_replaced_method(name, self._write))
+            for owner, name in _SAVING:
+                save = self._saving_alone(getattr(owner, name))
+                stack.enter_context(replaced(owner, name, save, in_all_threads=True))
+            if not self._workers.is_chief:
+                root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-run-"))
+                stack.enter_context(Overlay(root).open())
+            yield
 
 
 @contextlib.contextmanager
@@ -161,9 +163,3 @@ def _replaced_method(name: str, route: Callable[..., Any]) -> Iterator[None]:
             setattr(keras.Model, name, original)
         else:
             delattr(keras.Model, name)
-
-
-def _list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

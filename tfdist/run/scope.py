@@ -27,7 +27,7 @@ def keeping_scope(strategy: tf.distribute.Strategy, open_scope: OpenScope) -> It
     """
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            # The scope is in TensorFlow's default graph. Keras's `clear_session` would throw it away.
+            # The scope is in TensorFlow's default graph, which `clear_session` would throw away.
             (GraphStack, "reset", lambda graphs: None),
             (threading.Thread, "start", _start_in_scope(threading.Thread.start, open_scope)),
         ):

@@ -45,8 +45,8 @@ def compare_weights(workers: Workers, variables: Sequence[keras.Variable]) -> No
             if not np.allclose(other, chief, rtol=0, atol=tolerance * chief[1], equal_nan=True):
                 raise TfdistError(
                     f"The variable {variable.path} of worker {worker} differs from the chief's: "
-                    "one of them has changed it alone. Make every worker load or change weights, "
-                    "and pass callbacks that change them on every worker."
+                    "one of them has changed it alone, or drawn it with another seed. Make every "
+                    "worker load or change weights, also in callbacks, and set one seed."
                 )
 
 
@@ -60,19 +60,19 @@ def _list_copies(variable: keras.Variable) -> Iterator[tf.Variable]:
             yield copy
 
 
-def _measure(copy: tf.Variable) -> tuple[float, float, float]:
+def _measure(copy: tf.Variable) -> np.ndarray:
     """Returns the sum of a variable, that of its absolute values, and one with random weights."""
     values = np.asarray(copy.numpy()).reshape(-1)
     if not copy.dtype.is_floating:
         digest = hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=6).digest()
-        return float(int.from_bytes(digest)), 0.0, 0.0
+        return np.array([int.from_bytes(digest), 0, 0], "f8")
     found = np.zeros(3)
     for start in range(0, len(values), _PIECE):
         piece: Any = values[start : start + _PIECE].astype("f8")
         # Each piece counts differently, so that pieces cannot be exchanged unnoticed.
         order = 1 + start / len(values)
         found += piece.sum(), np.abs(piece).sum(), order * (piece @ _make_weights()[: len(piece)])
-    return tuple(found.tolist())
+    return found
 
 
 @functools.cache

@@ -1,11 +1,13 @@
 """Saves and loads the model of a trainer."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.training.alone import alone
 from tfdist.training.durable_files import sync_to_disk, temporary_directory
 from tfdist.training.engine import Engine
 from tfdist.training.pattern_paths import check_saved_model_path
@@ -29,10 +31,17 @@ class ModelFiles:
         return self.engine.workers.is_chief
 
     def save_weights(self, path: str) -> None:
-        """Saves the weights as Keras does. All workers must call this; the chief's file remains."""
-        # Reading a variable may require all workers, and so may creating one, as Keras does here.
-        with temporary_directory() as directory:
-            self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
+        """Saves the weights as Keras does, on the chief; see `save` for the other workers."""
+        with self._saving() as directory:
+            if directory:
+                self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[str]:
+        """Yields a temporary directory; an empty text if this worker need not take part."""
+        is_needed = self.is_chief or self.engine.options.shard_optimizer
+        with alone(self.strategy), temporary_directory() as directory:
+            yield directory if is_needed else ""
 
     def load_weights(self, path: str, **kwargs: Any) -> None:
         """Loads weights as Keras does, on every worker."""
@@ -48,20 +57,24 @@ class ModelFiles:
         if kwargs.get("format", "tf_saved_model") == "tf_saved_model":
             check_saved_model_path("path", str(path))
         if self.is_chief:
-            self.model.export(path, **kwargs)
+            with alone(self.strategy):
+                self.model.export(path, **kwargs)
 
     def save(
         self, path: str, *, convert: Callable[[keras.Model], keras.Model] = lambda model: model
     ) -> None:
         """Saves the model as a `.keras` file, on any file system of `tf.io.gfile`.
 
-        All workers must call this; the chief's file remains.
+        Only the chief writes. Other workers need not call this, unless `shard_optimizer` divides
+        the optimizer's state over them.
 
         Args:
           path: the path of the file.
           convert: model -> the model to save.
         """
-        with temporary_directory() as directory:
+        with self._saving() as directory:
+            if not directory:
+                return
             local = f"{directory}/model.keras"
             convert(self.model).save(local)
             if not self.is_chief:

@@ -1,9 +1,13 @@
 """The processes that train together, and what they communicate besides gradients."""
 
+import atexit
 import base64
+import contextlib
 import functools
 import json
+import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.devices import measure_peak_memory_per_device
-from tfdist.errors import TrainingError
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.internals import context
 from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
 
+_MEETINGS = ("fit", "evaluate", "predict")  # the methods before which workers compare names
+_ENDED, _ANSWER_MS = "tfdist/ended", 1000  # in TensorFlow's coordination service
 # The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -87,6 +94,22 @@ class Workers:
         """Waits until every worker has called this."""
         self.any(False)
 
+    def meet(self, name: str) -> None:
+        """Checks that all workers call the same method of a trainer.
+
+        Raises:
+          TfdistError: they call different ones.
+        """
+        numbers = np.zeros(self.count)
+        numbers[self.index] = _MEETINGS.index(name)
+        names = [_MEETINGS[int(number)] for number in self.sum(numbers)]
+        for worker, other in enumerate(names):
+            if other != names[0]:
+                raise TfdistError(
+                    f"Worker {worker} calls `{other}` while the chief calls `{names[0]}`. Call the "
+                    "same methods on every worker, in the same order."
+                )
+
     def ask_chief(self, number: int) -> int:
         """Returns the chief's number."""
         mine = number if self.is_chief else 0
@@ -100,29 +123,23 @@ class Workers:
         """
         if self.count == 1:
             return rows
-        if rows.dtype.kind not in "iuf" or rows.dtype.itemsize < 4:
-            return self._gather_any(rows)
-        lengths = np.zeros(self.count, "f8")
-        lengths[self.index] = len(rows)
-        ends = np.cumsum(self.sum(lengths)).astype(int)
-        if not ends[-1]:
-            return rows
-        table = np.zeros((ends[-1], *rows.shape[1:]), rows.dtype)
-        table[ends[self.index] - len(rows) : ends[self.index]] = rows
-        return self.sum(table.reshape(-1)).reshape(table.shape)
-
-    def _gather_any(self, rows: np.ndarray) -> np.ndarray:
-        """Gathers rows whose values TensorFlow cannot reduce, such as strings and booleans."""
-        if rows.dtype.kind in "bui":
-            return self.gather(rows.astype("i4")).astype(rows.dtype)
-        if rows.dtype.kind == "O":
+        if rows.dtype == object:
             texts = [base64.b64encode(bytes(text)).decode() for text in rows.reshape(-1)]
             found = [base64.b64decode(text) for part in self.share_json(texts) for text in part]
             return np.array(found, object).reshape(-1, *rows.shape[1:])
-        # Half precision, TensorFlow's own types and complex numbers are sent as bytes.
-        parts = np.ascontiguousarray(rows).view("u1").reshape(len(rows), -1)
-        table = np.ascontiguousarray(self.gather(parts)).view(rows.dtype)
-        return table.reshape(-1, *rows.shape[1:])
+        # As integers, whose sums keep all bits and for which there is a sum whatever the type.
+        row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+        kind = next(kind for kind in ("i8", "i4", "u1") if row_bytes % np.dtype(kind).itemsize == 0)
+        values = np.frombuffer(np.ascontiguousarray(rows).tobytes(), kind)
+        lengths = np.zeros(self.count, "f8")
+        lengths[self.index] = len(rows)
+        ends = np.cumsum(self.sum(lengths)).astype(int)
+        width = row_bytes // np.dtype(kind).itemsize
+        table = np.zeros((ends[-1], width), "i4" if kind == "u1" else kind)
+        table[ends[self.index] - len(rows) : ends[self.index]] = values.reshape(len(rows), width)
+        table = self.sum(table.reshape(-1)).astype(kind)
+        whole = np.frombuffer(bytearray(table.tobytes()), rows.dtype)
+        return whole.reshape(ends[-1], *rows.shape[1:])
 
     def share_json(self, value: Any) -> list[Any]:
         """Returns every worker's value, in the order of the workers."""
@@ -175,21 +192,63 @@ def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
 
 
 def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a trainer's method raise a `TrainingError` when another worker is lost."""
+    """Makes a trainer's method say what happened when another worker does not take part.
+
+    The method raises a `TrainingError` when a worker is lost or has ended its program, and a
+    `TfdistError` when it has called another method.
+    """
+    name = method.__name__
 
     @functools.wraps(method)
     def explained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        workers: Workers = trainer.engine.workers
+        if workers.count == 1:
+            return method(trainer, *args, **kwargs)
+        _tell_when_ended(workers.index)
         try:
+            if name in _MEETINGS:
+                workers.meet(name)
             return method(trainer, *args, **kwargs)
         except _LOST_PEER as error:
-            if trainer.engine.workers.count == 1:
-                raise
+            ended = [worker for worker in range(workers.count) if _has_ended(worker)]
+            if ended:
+                raise TrainingError(
+                    f"The program of worker {ended[0]} ended while worker {workers.index} was in "
+                    f"`{name}`, which all workers must call. Call `{name}` on every worker."
+                ) from error
+            peer = _find_peer(error.message)
+            if name != "fit":
+                raise TrainingError(
+                    f"Lost {peer} while worker {workers.index} was in `{name}`, which all workers "
+                    "must call. See the message of the lost worker, or call it on every worker."
+                ) from error
             raise TrainingError(
-                f"Lost {_find_peer(error.message)} after step {trainer.step}. Start all workers "
+                f"Lost {peer} after step {trainer.step}. Start all workers "
                 "again with the same command: the run continues from its last checkpoint."
             ) from error
 
     return explained
+
+
+@functools.cache
+def _tell_when_ended(worker: int) -> None:
+    """Makes this process tell the others when its program ends, unless an error ends it."""
+
+    def tell() -> None:
+        if getattr(sys, "last_value", None) is None:
+            with contextlib.suppress(tf.errors.OpError):
+                context.context().set_config_key_value(f"{_ENDED}/{worker}", "ended")
+
+    atexit.register(tell)
+
+
+def _has_ended(worker: int) -> bool:
+    """Returns whether the program of a worker is known to have ended."""
+    try:
+        context.context().get_config_key_value(f"{_ENDED}/{worker}", _ANSWER_MS)
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def _find_peer(message: str) -> str:

@@ -1,0 +1,370 @@
+"""A directory of a worker's own, in place of the files that a script writes.
+
+Every worker runs the whole script, but only the chief's files count. On every other worker, what
+the script writes goes to an overlay: a file opened for writing, a directory, a saved model is put
+below a temporary directory, at the same path. Where the script reads a path, it gets the overlay's
+file if there is one, and else the real one. So a script finds what it wrote, no file is written by
+two workers, and no worker has to wait for another one. Removing a file removes the overlay's.
+"""
+
+import builtins
+import bz2
+import contextlib
+import functools
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h5py
+import tensorflow as tf
+
+from tfdist.internals import TrackableSaver, file_io, py_checkpoint_reader
+from tfdist.replacing import replaced
+
+_OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
+_KERNEL = ("/dev", "/proc", "/sys")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Overlay:
+    """Maps paths to a directory below which this process writes.
+
+    Args:
+      root: an empty directory.
+    """
+
+    def __init__(self, root: str):
+        self._root = os.path.realpath(root)
+        self._left_alone: set[str] = {self._root, *_KERNEL}
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Maps the paths that Python and TensorFlow are given."""
+        plain = _Plain(self._left_alone.add)
+        with contextlib.ExitStack() as stack:
+
+            def replace(owner: Any, name: str, value: Any) -> None:
+                stack.enter_context(replaced(owner, name, value, in_all_threads=True))
+
+            for name in ("_os", "_io"):  # temporary files have names of their own
+                replace(tempfile, name, plain if name == "_os" else _PlainIO)
+            for owner, name in (
+                *((owner, "open") for owner in (builtins, io)),
+                (bz2, "_builtin_open"),
+                (tarfile, "bltn_open"),
+            ):
+                replace(owner, name, self._open)
+            for name, call in self._map_os().items():
+                replace(os, name, call)
+            replace(shutil, "rmtree", self._wrap(shutil.rmtree, self._to_remove))
+            replace(file_io, "_pywrap_file_io", self._map_file_io())
+            replace(h5py.File, "__init__", self._map_hdf5(h5py.File.__init__))
+            save = self._name_as_given(self._wrap(TrackableSaver.save, self.to_write, place=1))
+            replace(TrackableSaver, "save", save)
+            load = staticmethod(self._wrap(tf.data.Dataset.load, self.to_read))
+            replace(tf.data.Dataset, "load", load)
+            owner: Any
+            for owner, name, place, find in (
+                (tf.io.TFRecordWriter, "__init__", 1, self.to_write),
+                (tf.data.Dataset, "cache", 1, self.to_write),
+                (tf.data.Dataset, "save", 1, self.to_write),
+                (tf.io, "write_file", 0, self.to_write),
+                (tf.io, "read_file", 0, self.to_read),
+                (tf.saved_model, "save", 1, self.to_write),
+                (tf.saved_model, "load", 0, self.to_read),
+                (tf.summary, "create_file_writer", 0, self.to_write),
+                (tf.profiler.experimental, "start", 0, self.to_write),
+                (TrackableSaver, "restore", 1, self._to_restore),
+                (py_checkpoint_reader, "NewCheckpointReader", 0, self._to_restore),
+            ):
+                mapped = self._wrap(getattr(owner, name), find, place=place)
+                replace(owner, name, mapped)
+            yield
+
+    def to_write(self, path: Any, *, keeps: bool = False) -> Any:
+        """Returns where to write what the script writes to a path.
+
+        Args:
+          path: a path, or anything else, which is returned as it is.
+          keeps: whether what the real file holds remains, as if it is opened for appending.
+        """
+        real = self._find_real(path)
+        if real is None:
+            return path
+        mapped = self._root + real
+        _OS["makedirs"](_dirname(mapped), exist_ok=True)
+        if keeps and not _exists(mapped) and _OS["path"].isfile(real):
+            _copy(real, mapped)
+        return os.fsencode(mapped) if isinstance(path, bytes) else mapped
+
+    def to_read(self, path: Any) -> Any:
+        """Returns what to read where the script reads a path."""
+        real = self._find_real(path)
+        if real is None or not _exists(self._root + real):
+            return path
+        mapped = self._root + real
+        return os.fsencode(mapped) if isinstance(path, bytes) else mapped
+
+    def _to_remove(self, path: Any) -> Any:
+        """Returns what to remove; None if there is nothing of this process's own."""
+        found = self.to_read(path)
+        return found if found is not path or self._find_real(path) is None else None
+
+    def _to_restore(self, prefix: Any) -> Any:
+        real = self._find_real(prefix)
+        if real is None or not _exists(f"{self._root}{real}.index"):
+            return self.to_read(prefix)
+        return self._root + real
+
+    def _find_real(self, path: Any) -> str | None:
+        """Returns the absolute path of what may be mapped; None for anything else."""
+        if tf.is_tensor(path) and hasattr(path, "numpy") and path.dtype == tf.string:
+            path = path.numpy()
+        if isinstance(path, int) or not isinstance(path, (str, bytes, os.PathLike)) or not path:
+            return None
+        text = os.fsdecode(path)
+        if "://" in text:
+            return "/" + text.replace("://", "/")
+        real = os.path.abspath(text)
+        at = real
+        while at not in self._left_alone:
+            if at in ("/", ""):
+                return real
+            at = _dirname(at)
+        return None
+
+    def _wrap(
+        self, call: Callable[..., Any], find: Callable[[Any], Any], *, place: int = 0
+    ) -> Callable[..., Any]:
+        """Returns a function with one of its paths mapped; it does nothing for None."""
+
+        @functools.wraps(call)
+        def mapped(*args: Any, **kwargs: Any) -> Any:
+            values: Any = list(args)
+            key: Any = place
+            if len(args) <= place:
+                values, key = kwargs, next((name for name in _PATH_NAMES if name in kwargs), None)
+            if key is None or kwargs.get("dir_fd") is not None:
+                return call(*args, **kwargs)
+            given, values[key] = values[key], find(values[key])
+            if values[key] is None and given is not None:
+                return None
+            return call(*args, **values) if values is kwargs else call(*values, **kwargs)
+
+        return mapped
+
+    def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if any(letter in mode for letter in "wax+"):
+            return _OPEN(self.to_write(file, keeps="w" not in mode), mode, *args, **kwargs)
+        return _OPEN(self.to_read(file), mode, *args, **kwargs)
+
+    def _map_os(self) -> dict[str, Callable[..., Any]]:
+        def open_descriptor(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if kwargs.get("dir_fd") is None:
+                is_written = flags & _WRITING
+                keeps = not flags & os.O_TRUNC
+                path = self.to_write(path, keeps=keeps) if is_written else self.to_read(path)
+            return _OS["open"](path, flags, *args, **kwargs)
+
+        def rename(source: Any, target: Any, **kwargs: Any) -> None:
+            if self._find_real(source) is None and self._find_real(target) is None:
+                return _OS["replace"](source, target, **kwargs)
+            found, target = self.to_read(source), self.to_write(target)
+            if found is not source or self._find_real(source) is None:
+                return _OS["replace"](found, target)
+            # The real file is the chief's to move.
+            copy = shutil.copytree if os.path.isdir(found) else _copy
+            copy(found, target)
+            return None
+
+        read = ("stat", "lstat", "access", "readlink")
+        remove = ("remove", "unlink", "rmdir")
+        return {
+            **{name: self._wrap(_OS[name], self.to_read) for name in read},
+            **{name: self._wrap(_OS[name], self._to_remove) for name in remove},
+            **{name: self._wrap(_OS[name], self._to_remove) for name in ("chmod", "utime")},
+            **{name: self._wrap(_OS[name], self.to_write, place=1) for name in ("link", "symlink")},
+            "mkdir": self._wrap(_OS["mkdir"], self.to_write),
+            "truncate": self._wrap(_OS["truncate"], functools.partial(self.to_write, keeps=True)),
+            "open": open_descriptor,
+            "rename": rename,
+            "replace": rename,
+            "listdir": lambda path=".": self._list(path),
+            "scandir": lambda path=".": _Entries(self, path),
+        }
+
+    def _list(self, path: Any) -> list[Any]:
+        found = self.to_read(path)
+        names = _OS["listdir"](found)
+        if found is not path:
+            with contextlib.suppress(OSError):
+                names += [name for name in _OS["listdir"](path) if name not in names]
+        return names
+
+    def _name_as_given(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that saves, and returns the path that the script knows."""
+
+        @functools.wraps(save)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            path = save(*args, **kwargs)
+            text = path.numpy().decode() if tf.is_tensor(path) else path
+            return tf.constant(text.removeprefix(self._root))
+
+        return named
+
+    def _map_hdf5(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def mapped(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            find = self.to_read if mode == "r" else self.to_write
+            if mode in ("a", "r+"):
+                find = functools.partial(self.to_write, keeps=True)
+            return init(file, find(name), mode, *args, **kwargs)
+
+        return mapped
+
+    def _map_file_io(self) -> Any:
+        """Returns the functions of `tf.io.gfile`, with their paths mapped."""
+        original = file_io._pywrap_file_io
+
+        def create(path: Any) -> None:
+            with contextlib.suppress(tf.errors.AlreadyExistsError):
+                original.RecursivelyCreateDir(self.to_write(path))
+
+        def move(source: Any, target: Any, overwrite: bool) -> None:
+            found = self.to_read(source)
+            if found is not source:
+                return original.RenameFile(found, self.to_write(target), overwrite)
+            return original.CopyFile(source, self.to_write(target), True)
+
+        def list_children(path: Any) -> list[Any]:
+            found = self.to_read(path)
+            names = list(original.GetChildren(found))
+            if found is not path and original.FileExists(path):
+                names += [name for name in original.GetChildren(path) if name not in names]
+            return names
+
+        def match(pattern: Any) -> list[Any]:
+            real = self._find_real(pattern)
+            names = list(original.GetMatchingFiles(pattern))
+            if real is not None:
+                own = map(str, original.GetMatchingFiles(os.fsencode(self._root + real)))
+                names += [n for n in (name[len(self._root) :] for name in own) if n not in names]
+            return names
+
+        def write(path: Any, mode: Any) -> Any:
+            return original.WritableFile(self.to_write(path, keeps=b"w" not in mode), mode)
+
+        mapped = {
+            **{
+                name: self._wrap(getattr(original, name), self.to_read)
+                for name in ("FileExists", "IsDirectory", "Stat", "BufferedInputStream")
+            },
+            **{
+                name: self._wrap(getattr(original, name), self._to_remove)
+                for name in ("DeleteFile", "DeleteRecursively")
+            },
+            "WritableFile": write,
+            "CreateDir": create,
+            "RecursivelyCreateDir": create,
+            "CopyFile": lambda source, target, overwrite: original.CopyFile(
+                self.to_read(source), self.to_write(target), overwrite
+            ),
+            "RenameFile": move,
+            "GetChildren": list_children,
+            "GetMatchingFiles": match,
+        }
+        return _Namespace(original, mapped)
+
+
+_PATH_NAMES = ("path", "filename", "export_dir", "logdir", "file_prefix", "save_path", "dst")
+
+
+class _Namespace:
+    """A module with some of its functions replaced."""
+
+    def __init__(self, original: Any, replacements: dict[str, Any]):
+        self._original = original
+        self._replacements = replacements
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replacements.get(name) or getattr(self._original, name)
+
+
+class _Plain:
+    """The functions of `os` without a mapping, for `tempfile`; what they create is left alone."""
+
+    def __init__(self, leave_alone: Callable[[str], None]):
+        self._leave_alone = leave_alone
+
+    def __getattr__(self, name: str) -> Any:
+        return _OS[name]
+
+    def mkdir(self, path: Any, *args: Any) -> None:
+        _OS["mkdir"](path, *args)
+        self._leave_alone(os.path.abspath(os.fsdecode(path)))
+
+    def open(self, path: Any, *args: Any, **kwargs: Any) -> int:
+        descriptor: int = _OS["open"](path, *args, **kwargs)
+        self._leave_alone(os.path.abspath(os.fsdecode(path)))
+        return descriptor
+
+
+_PlainIO = _Namespace(io, {"open": _OPEN})
+
+
+class _Entries:
+    """The entries of a directory and of its overlay, as `os.scandir` returns them."""
+
+    def __init__(self, overlay: Overlay, path: Any):
+        found = path if isinstance(path, int) else overlay.to_read(path)
+        self._parts = [_OS["scandir"](found)]
+        if found is not path:
+            with contextlib.suppress(OSError):
+                self._parts.append(_OS["scandir"](path))
+        self._entries = self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
+        seen = set()
+        for part in self._parts:
+            for entry in part:
+                if entry.name not in seen:
+                    seen.add(entry.name)
+                    yield entry
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> "_Entries":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def _dirname(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _exists(path: str) -> bool:
+    try:
+        _OS["lstat"](path)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: str, target: str) -> None:
+    with _OPEN(source, "rb") as read, _OPEN(target, "wb") as write:
+        while piece := read.read(1 << 20):
+            write.write(piece)
