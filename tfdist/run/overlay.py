@@ -23,7 +23,7 @@ import h5py
 import tensorflow as tf
 
 from tfdist.internals import TrackableSaver, file_io, py_checkpoint_reader
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
 _KERNEL = ("/dev", "/proc", "/sys")
@@ -52,18 +52,20 @@ class Overlay:
 
             for name in ("_os", "_io"):  # temporary files have names of their own
                 replace(tempfile, name, plain if name == "_os" else _PlainIO)
-            for owner, name in (
-                *((owner, "open") for owner in (builtins, io)),
+            for module, name in (
+                (builtins, "open"),
+                (io, "open"),
                 (bz2, "_builtin_open"),
                 (tarfile, "bltn_open"),
             ):
-                replace(owner, name, self._open)
+                replace(module, name, self._open)
             for name, call in self._map_os().items():
                 replace(os, name, call)
             replace(shutil, "rmtree", self._wrap(shutil.rmtree, self._to_remove))
             replace(file_io, "_pywrap_file_io", self._map_file_io())
             replace(h5py.File, "__init__", self._map_hdf5(h5py.File.__init__))
-            save = self._name_as_given(self._wrap(TrackableSaver.save, self.to_write, place=1))
+            save = find_function(TrackableSaver, "save")
+            save = self._name_as_given(self._wrap(save, self.to_write, place=1))
             replace(TrackableSaver, "save", save)
             load = staticmethod(self._wrap(tf.data.Dataset.load, self.to_read))
             replace(tf.data.Dataset, "load", load)
@@ -81,7 +83,7 @@ class Overlay:
                 (TrackableSaver, "restore", 1, self._to_restore),
                 (py_checkpoint_reader, "NewCheckpointReader", 0, self._to_restore),
             ):
-                mapped = self._wrap(getattr(owner, name), find, place=place)
+                mapped = self._wrap(find_function(owner, name), find, place=place)
                 replace(owner, name, mapped)
             yield
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.internals import TrackableSaver, legacy_h5_format, saving_lib
 from tfdist.placement.options import Placement
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
 from tfdist.strategies.registry import find_traits
 from tfdist.training.alone import alone, creating_alone
@@ -127,7 +127,7 @@ class Routing:
             for name in _WRITING:
                 stack.enter_context(_replaced_method(name, self._write))
             for owner, name in _SAVING:
-                save = self._saving_alone(getattr(owner, name))
+                save = self._saving_alone(find_function(owner, name))
                 stack.enter_context(replaced(owner, name, save, in_all_threads=True))
             if not self._workers.is_chief:
                 root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-run-"))

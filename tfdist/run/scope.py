@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import GraphStack
-from tfdist.replacing import replaced
+from tfdist.replacing import find_function, replaced
 from tfdist.strategies.registry import find_traits
 
 OpenScope = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -29,7 +29,11 @@ def keeping_scope(strategy: tf.distribute.Strategy, open_scope: OpenScope) -> It
         for owner, name, value in (
             # The scope is in TensorFlow's default graph, which `clear_session` would throw away.
             (GraphStack, "reset", lambda graphs: None),
-            (threading.Thread, "start", _start_in_scope(threading.Thread.start, open_scope)),
+            (
+                threading.Thread,
+                "start",
+                _start_in_scope(find_function(threading.Thread, "start"), open_scope),
+            ),
         ):
             stack.enter_context(replaced(owner, name, value, in_all_threads=True))
         stack.enter_context(_taking_the_place(strategy))
@@ -100,7 +104,7 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
         return init
 
-    set_strategy = tf.distribute.experimental_set_strategy
+    set_strategy = find_function(tf.distribute, "experimental_set_strategy")
 
     def set_other(other: tf.distribute.Strategy | None) -> None:
         if other is not strategy and other is not None:
@@ -109,7 +113,7 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         places: list[tuple[Any, str, Any]] = [
             (tf.distribute, "experimental_set_strategy", set_other),
-            *((kind, "__init__", make_init(kind.__init__)) for kind in kinds),
+            *((kind, "__init__", make_init(find_function(kind, "__init__"))) for kind in kinds),
         ]
         for place in places:
             stack.enter_context(replaced(*place, in_all_threads=True))

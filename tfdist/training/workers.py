@@ -21,7 +21,7 @@ from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
 
 _MEETINGS = ("fit", "evaluate", "predict")  # the methods before which workers compare names
-_ENDED, _ANSWER_MS = "tfdist/ended", 1000  # in TensorFlow's coordination service
+_ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination service
 # The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -210,7 +210,7 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
                 workers.meet(name)
             return method(trainer, *args, **kwargs)
         except _LOST_PEER as error:
-            ended = [worker for worker in range(workers.count) if _has_ended(worker)]
+            ended = [worker for worker in range(workers.count) if _has_ended(worker, workers)]
             if ended:
                 raise TrainingError(
                     f"The program of worker {ended[0]} ended while worker {workers.index} was in "
@@ -242,10 +242,11 @@ def _tell_when_ended(worker: int) -> None:
     atexit.register(tell)
 
 
-def _has_ended(worker: int) -> bool:
+def _has_ended(worker: int, workers: Workers) -> bool:
     """Returns whether the program of a worker is known to have ended."""
     try:
-        context.context().get_config_key_value(f"{_ENDED}/{worker}", _ANSWER_MS)
+        timeout_ms = max(_ANSWER_MS // workers.count, 10)
+        context.context().get_config_key_value(f"{_ENDED}/{worker}", timeout_ms)
     except tf.errors.OpError:
         return False
     return True
