@@ -33,7 +33,7 @@ class Save(keras.callbacks.Callback):
 
 def make_model():
     model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50), keras.layers.Dense(1)])
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", keras.losses.MeanSquaredError(), metrics=["mae"])
     return model
 
 

@@ -16,7 +16,6 @@ from tfdist.internals import TrackableSaver, legacy_h5_format, saving_lib
 from tfdist.placement.options import Placement
 from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
-from tfdist.strategies.registry import find_traits
 from tfdist.training.alone import alone, creating_alone
 from tfdist.training.own_methods import call_inner, open_route
 from tfdist.training.step_options import StepOptions
@@ -122,8 +121,7 @@ class Routing:
     def _writing_alone(self) -> Iterator[None]:
         """Lets each worker create, load and save models by itself, and only the chief write."""
         with contextlib.ExitStack() as stack:
-            if find_traits(self._strategy).has_workers:
-                stack.enter_context(creating_alone(self._strategy))
+            stack.enter_context(creating_alone(self._strategy))
             for name in _WRITING:
                 stack.enter_context(_replaced_method(name, self._write))
             for owner, name in _SAVING:

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist.internals import SyncOnReadVariable
 from tfdist.replacing import replaced
-from tfdist.strategies.registry import find_traits
 
 _START = "_get_variable_creator_initial_value"
 
@@ -20,7 +19,7 @@ def alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
     Each worker has a copy of all weights. The values of metrics are those of this worker's
     replicas.
     """
-    if not find_traits(strategy).has_workers:
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         yield
         return
     with (
@@ -37,6 +36,9 @@ def creating_alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     TensorFlow sends the chief's to all workers, all of which must then create the variable.
     """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        yield
+        return
     extended: Any = strategy.extended
     create = getattr(super(type(extended), extended), _START)
     with replaced(extended, _START, create):
