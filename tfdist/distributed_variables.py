@@ -36,7 +36,7 @@ from tfdist.internals import (
 
 _IS_SHARED = "_tfdist_is_shared"
 # Of `tf.Variable`, in addition to what `DistributedVariable` defines.
-_NUMBERS = {
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
     "__float__": float,
     "__int__": int,
     "__complex__": complex,

@@ -8,7 +8,7 @@ epochs, as in Keras, epochs have s steps and step s * k + i begins at position k
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ _SHUFFLE_ROUNDS = 4
 _ENDLESS = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
-Shuffle = bool | str | tf.Tensor
+Shuffle: TypeAlias = Any  # bool, str or tf.Tensor
 
 
 class BatchAugmentation(Protocol):
