@@ -17,9 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-mode, out = sys.argv[1:]
-worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-keras.utils.set_random_seed(1)
+mode, out = sys.argv[1:3] if __name__ == "__main__" else ("", "")
+worker = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
 x = np.ones((32, 40), "float32")
 saves = keras.saving.save_model
 
@@ -108,19 +107,25 @@ def move_files():
         assert os.listdir(directory) == ["file"]
 
 
-os.makedirs(out, exist_ok=True)
-model = make_model()
-writing = [
-    keras.callbacks.CSVLogger(f"{out}/log.csv"),
-    keras.callbacks.TensorBoard(f"{out}/board"),
-    keras.callbacks.ModelCheckpoint(f"{out}/best.keras"),
-]
-callbacks = [Save(), *(writing if mode == "all" else ())]
-history = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
-if mode == "all" or worker == 0:
-    save_models(model)
-    save_checkpoints(model)
-if mode == "all":
-    write_files()
-    move_files()
-print("ended", flush=True)
+def main():
+    keras.utils.set_random_seed(1)
+    os.makedirs(out, exist_ok=True)
+    model = make_model()
+    writing = [
+        keras.callbacks.CSVLogger(f"{out}/log.csv"),
+        keras.callbacks.TensorBoard(f"{out}/board"),
+        keras.callbacks.ModelCheckpoint(f"{out}/best.keras"),
+    ]
+    callbacks = [Save(), *(writing if mode == "all" else ())]
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    if mode == "all" or worker == 0:
+        save_models(model)
+        save_checkpoints(model)
+    if mode == "all":
+        write_files()
+        move_files()
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()
