@@ -11,7 +11,15 @@ import pygraphviz
 ROOT = pathlib.Path(__file__).parents[1]
 # Modules at the top of tfdist that are no package, by what they are drawn as.
 _TOGETHER = {
-    "base": ("_lazy", "errors", "options", "imports", "internals", "replacing"),
+    "base": (
+        "_lazy",
+        "distributed_variables",
+        "errors",
+        "options",
+        "imports",
+        "internals",
+        "replacing",
+    ),
     "machine": ("cgroups", "devices", "memory", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     "runs": ("assembly",),

@@ -287,7 +287,9 @@ class Engine:
         )
         self._compiled = compiled
         if self._steps is None or not is_same or not self._remake(self._steps, kind):
-            self._steps = self._make_steps()
+            last, self._steps = self._steps or self._prediction, self._make_steps()
+            if last is not None:
+                self._steps.keep_prediction(last)
             self._checked.clear()
         return self._steps
 

@@ -354,6 +354,8 @@ class ReplicaMetrics:
             )
         args, kwargs = keras.tree.map_structure(self._division.gather, (tuple(args), dict(kwargs)))
         if not self._is_shared:
+            for variable in metric.variables:  # a script reads one of the copies, not their sum
+                variable.value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
             original(metric, *args, **kwargs)
             return
         states = [(v, tf.convert_to_tensor(v.value)) for v in metric.variables]

@@ -103,6 +103,10 @@ class SynchronousSteps(TrainingSteps):
         slots = [v for optimizer in list_optimizers(model) for v in optimizer.variables]
         return [*model.weights, *slots, *seeds]
 
+    def keep_prediction(self, last: TrainingSteps) -> None:
+        if isinstance(last, SynchronousSteps):
+            self._predict = last._predict
+
     def prepare(self, adapter: DataAdapter) -> None:
         if self._model.run_eagerly:
             return

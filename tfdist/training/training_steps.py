@@ -58,6 +58,9 @@ class TrainingSteps:
         """Makes the steps of a kind, `train`, `test` or `predict`, anew; returns whether it can."""
         return False
 
+    def keep_prediction(self, last: "TrainingSteps") -> None:
+        """Predicts by the compiled step that these steps took the place of, as Keras does."""
+
     def begin(self, *, restored: bool) -> None:
         """Prepares for training, from the start or from a checkpoint."""
 

@@ -1,0 +1,159 @@
+"""Around `fit`, a script under `python -m tfdist.run` is an ordinary Keras script.
+
+`ordinary.py` prints a value for each of many things that scripts do with models and variables
+outside of steps. Under every strategy, it must be the value that plain Keras gives.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.run.ordinary import snippets
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Those in which a worker may need the others, or must not.
+OF_WORKERS = [
+    "numbers_of_variables",
+    "writes_reach_all_copies",
+    "gradients_of_a_trained_model",
+    "apply_adam",
+    "metrics_by_hand",
+    "own_metrics_by_hand",
+    "own_metrics_read_in_a_callback",
+    "metrics_of_the_chief",
+    "restored_sums",
+]
+
+
+def _run(*flags, names=()):
+    command = [sys.executable, *(("-m", "tfdist.run", *flags) if flags else ())]
+    run = subprocess.run(
+        [*command, str(ROOT / "tests" / "run" / "ordinary.py"), *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [line[line.index("{") :] for line in run.stdout.splitlines() if '{"' in line]
+    return json.loads(lines[0]), run
+
+
+@pytest.fixture(scope="module")
+def expected():
+    found, _ = _run()
+    assert found.keys() == snippets.keys()
+    errors = {name: value for name, value in found.items() if isinstance(value, str)}
+    assert not errors
+    return found
+
+
+def _is_same(found, expected):
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            _is_same(found[name], value) for name, value in expected.items()
+        )
+    if isinstance(expected, list):
+        pairs = list(zip(found, expected, strict=False))
+        return len(found) == len(expected) and all(_is_same(a, b) for a, b in pairs)
+    if isinstance(expected, float):
+        return bool(np.isclose(found, expected, rtol=2e-4, atol=2e-5, equal_nan=True))
+    return found == expected
+
+
+def _list_differences(found, expected):
+    return {
+        name: (value, expected[name])
+        for name, value in found.items()
+        if isinstance(value, str) or not _is_same(value, expected[name])
+    }
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_a_script_does_with_variables_what_it_does_by_itself(strategy, expected):
+    found, run = _run(f"--strategy={strategy}", "--virtual_devices=2")
+    assert not _list_differences(found, expected)
+    assert found.keys() == expected.keys()
+    assert run.stderr.count("the script's MirroredStrategy is the") == 1
+
+
+@pytest.mark.cluster
+def test_a_script_on_workers_does_with_variables_what_it_does_by_itself(expected):
+    found, _ = _run("--workers=2", names=OF_WORKERS)
+    assert not _list_differences(found, expected)
+
+
+@pytest.mark.cluster
+def test_workers_start_from_one_random_seed_and_seed_fixes_it(tmp_path):
+    script = tmp_path / "draw.py"
+    script.write_text(
+        "import random, keras, numpy as np, tensorflow as tf\n"
+        "print('drawn', random.random(), np.random.rand(), float(tf.random.uniform([])),"
+        " keras.initializers.GlorotUniform()((2, 2)).numpy().sum(), flush=True)\n"
+    )
+
+    def draw(*flags):
+        run = subprocess.run(
+            [sys.executable, "-m", "tfdist.run", *flags, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        return [line.partition("drawn")[2] for line in run.stdout.splitlines() if "drawn" in line]
+
+    first, second = draw("--workers=2")
+    assert first == second
+    assert draw("--strategy=one_device", "--seed=3") == draw("--strategy=mirrored", "--seed=3")
+
+
+def test_a_strategy_of_another_kind_costs_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import tensorflow as tf\ntf.distribute.OneDeviceStrategy('CPU:0')\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "tfdist.run", "--strategy=mirrored", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "Cannot build OneDeviceStrategy in a script that runs under Mirrored" in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_deleted_models_are_collected():
+    script = """
+import gc, weakref
+import keras, numpy as np
+from tfdist.run.routing import Routing
+from tfdist.strategies.registry import make_strategy
+from tfdist.training.step_options import StepOptions
+import tfdist
+tfdist.set_virtual_devices(2)
+strategy = make_strategy("mirrored")
+routing = Routing(strategy, StepOptions())
+models = []
+with strategy.scope(), routing.open():
+    for _ in range(2):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+        model.predict(np.ones((8, 3)), verbose=0)
+        models.append(weakref.ref(model))
+        trainer = routing.find_trainer(model)
+        assert routing.find_trainer(model) is trainer
+        del model, trainer
+        gc.collect()
+assert [model() for model in models] == [None, None]
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert run.returncode == 0, run.stderr
