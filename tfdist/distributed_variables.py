@@ -236,7 +236,11 @@ def _write_sum(variable: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 def _counts(variable: Any) -> bool:
     """Returns whether this process's part of a sum is not zero after an assignment."""
-    return not getattr(variable, _IS_SHARED, False) or _is_first_worker(variable)
+    return not _is_shared(variable) or _is_first_worker(variable)
+
+
+def _is_shared(variable: Any) -> bool:
+    return _IS_SHARED in vars(variable)  # `getattr` would read the variable
 
 
 def _has_workers(variable: Any) -> bool:
@@ -262,8 +266,8 @@ def _make_init(original: Callable[..., None]) -> Callable[..., None]:
 def _make_update_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_replica(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(variable, _IS_SHARED, False):
-            setattr(variable, _IS_SHARED, True)
+        if not _is_shared(variable):
+            vars(variable)[_IS_SHARED] = True
             is_sum = variable.aggregation == tf.VariableAggregation.SUM
             if is_sum and not _is_first_worker(variable):
                 with tf.init_scope():
@@ -278,7 +282,7 @@ def _make_get(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def get_cross_replica(variable: Any) -> Any:
         is_sum = variable.aggregation == tf.VariableAggregation.SUM
-        is_own = _has_workers(variable) and not getattr(variable, _IS_SHARED, False)
+        is_own = _has_workers(variable) and not _is_shared(variable)
         can_add = variable.dtype.is_floating or variable.dtype.is_integer
         if is_sum and (is_own or not (can_add or variable.dtype.is_complex)):
             return tf.identity(variable.values[0])  # the others are zero
