@@ -64,6 +64,31 @@ SIGNATURES = [
     (internals, "is_op_determinism_enabled", []),
     (internals.device_lib, "list_local_devices", ["session_config"]),
     (internals.record, "stop_recording", []),
+    (internals.GraphStack, "reset", ["self"]),
+    (internals.LoadedFunction, "_call_flat", ["self", "args", "captured_inputs"]),
+    (internals.MirroredExtended, "_broadcast_to", ["self", "tensor", "destinations"]),
+    (internals.cross_device_ops, "check_destinations", ["destinations"]),
+    (internals.merge_call_interim, "maybe_merge_call", ["fn", "strategy", "args", "kwargs"]),
+    (internals, "slice_variable", ["var", "slice_spec"]),
+    (
+        internals.SyncOnReadVariable,
+        "_update_replica",
+        ["self", "update_fn", "value", "kwargs"],
+    ),
+    (
+        internals.CollectiveAllReduceExtended,
+        "_get_variable_creator_initial_value",
+        ["self", "replica_id", "device", "primary_var", "kwargs"],
+    ),
+    (internals.values_util, "on_read_assign_cross_replica", ["var", "value", "read_value"]),
+    (internals.values_util, "on_read_assign_add_cross_replica", ["var", "value", "read_value"]),
+    (internals.values_util, "on_read_assign_sub_cross_replica", ["var", "value", "read_value"]),
+    (internals.values_util, "get_on_read_restore_ops", ["var", "tensor", "aggregation"]),
+    (
+        keras.optimizers.LossScaleOptimizer,
+        "_tf_apply",
+        ["self", "grads", "trainable_variables"],
+    ),
 ]
 
 

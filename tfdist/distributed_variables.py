@@ -102,15 +102,18 @@ def _mend_destinations() -> None:
     """Keeps TensorFlow from asking a variable for its truth to learn whether it is given."""
     broadcast, check = MirroredExtended._broadcast_to, cross_device_ops.check_destinations
 
+    @functools.wraps(broadcast)
     def broadcast_to(extended: Any, tensor: Any, destinations: Any) -> Any:
         if isinstance(destinations, DistributedVariable) and tf.is_tensor(tensor):
             return extended._get_cross_device_ops(tensor).broadcast(tensor, destinations)
         return broadcast(extended, tensor, destinations)
 
+    @functools.wraps(check)
+    def check_destinations(destinations: Any) -> bool:
+        return isinstance(destinations, DistributedVariable) or check(destinations)
+
     MirroredExtended._broadcast_to = broadcast_to
-    cross_device_ops.check_destinations = lambda destinations: (
-        isinstance(destinations, DistributedVariable) or check(destinations)
-    )
+    cross_device_ops.check_destinations = check_destinations
 
 
 def _reduce_to_value(variable: Any) -> Any:
@@ -181,12 +184,14 @@ def _mend_sums() -> None:
     """
     original_restore = values_util.get_on_read_restore_ops
 
+    @functools.wraps(original_restore)
     def restore(variable: Any, value: Any, aggregation: Any) -> Any:
         if aggregation != tf.VariableAggregation.SUM:
             return original_restore(variable, value, aggregation)
         return _assign_sum(variable, value, read_value=False)
 
     def make_assign(original: Callable[..., Any], sign: int) -> Callable[..., Any]:
+        @functools.wraps(original)
         def assign(variable: Any, value: Any, read_value: bool = True) -> Any:
             if variable.aggregation != tf.VariableAggregation.SUM:
                 return original(variable, value, read_value=read_value)
@@ -315,6 +320,7 @@ def _mend_optimizers() -> None:
     tf.__internal__.distribute.interim.maybe_merge_call = maybe_merge_call
     apply_scaled = keras.optimizers.LossScaleOptimizer._tf_apply
 
+    @functools.wraps(apply_scaled)
     def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
         if tf.distribute.in_cross_replica_context():
             optimizer._common_apply(grads, trainable_variables)
