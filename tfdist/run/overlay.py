@@ -26,6 +26,7 @@ from tfdist.internals import TrackableSaver, file_io, py_checkpoint_reader
 from tfdist.replacing import find_function, replaced
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
+_APIS = (tf, tf.compat.v2)  # Keras uses the second one
 _KERNEL = ("/dev", "/proc", "/sys")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -74,12 +75,12 @@ class Overlay:
                 (tf.io.TFRecordWriter, "__init__", 1, self.to_write),
                 (tf.data.Dataset, "cache", 1, self.to_write),
                 (tf.data.Dataset, "save", 1, self.to_write),
-                (tf.io, "write_file", 0, self.to_write),
-                (tf.io, "read_file", 0, self.to_read),
-                (tf.saved_model, "save", 1, self.to_write),
-                (tf.saved_model, "load", 0, self.to_read),
-                (tf.summary, "create_file_writer", 0, self.to_write),
-                (tf.profiler.experimental, "start", 0, self.to_write),
+                *((api.io, "write_file", 0, self.to_write) for api in _APIS),
+                *((api.io, "read_file", 0, self.to_read) for api in _APIS),
+                *((api.saved_model, "save", 1, self.to_write) for api in _APIS),
+                *((api.saved_model, "load", 0, self.to_read) for api in _APIS),
+                *((api.summary, "create_file_writer", 0, self.to_write) for api in _APIS),
+                *((api.profiler.experimental, "start", 0, self.to_write) for api in _APIS),
                 (TrackableSaver, "restore", 1, self._to_restore),
                 (py_checkpoint_reader, "NewCheckpointReader", 0, self._to_restore),
             ):

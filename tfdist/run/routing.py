@@ -31,6 +31,7 @@ _SAVING = (
     (legacy_h5_format, "save_weights_to_hdf5_group"),
     (keras.export.ExportArchive, "write_out"),
     (tf.saved_model, "save"),
+    (tf.compat.v2.saved_model, "save"),
     (TrackableSaver, "save"),
 )
 
