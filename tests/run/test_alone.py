@@ -1,0 +1,48 @@
+"""A worker that calls a method without the others is told what happened."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+import keras, numpy as np
+
+is_chief = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((8, 4), "float32")
+model.fit(x, x[:, :1], verbose=0)
+if is_chief:
+    model.predict(x, verbose=0)
+elif sys.argv[1] == "evaluates":
+    model.evaluate(x, x[:, :1], verbose=0)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            "ends",
+            "The program of worker 1 ended while worker 0 was in `predict`, which all workers",
+        ),
+        ("evaluates", "Worker 1 calls `evaluate` while the chief calls `predict`. Call the same"),
+    ],
+)
+def test_what_the_other_worker_did_is_named(tmp_path, other, message):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = subprocess.run(
+        [sys.executable, "-m", "tfdist.run", "--workers=2", "script.py", other],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode
+    assert message in run.stdout + run.stderr
