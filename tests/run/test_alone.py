@@ -29,7 +29,7 @@ elif sys.argv[1] == "evaluates":
     [
         (
             "ends",
-            "The program of worker 1 ended while worker 0 was in `predict`, which all workers",
+            "The program of worker 1 ended while worker 0 was in `predict`",
         ),
         ("evaluates", "Worker 1 calls `evaluate` while the chief calls `predict`. Call the same"),
     ],
