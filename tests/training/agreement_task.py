@@ -140,6 +140,15 @@ def list_cases(index):
             {},
             lambda trainer: trainer.evaluate(yield_batches(4 - index), verbose=0),
         ),
+        "arrays to evaluate": (
+            {},
+            lambda trainer: trainer.evaluate(X + index, Y, batch_size=8, verbose=0),
+        ),
+        "arrays to validate": (
+            {},
+            lambda trainer: trainer.fit(X, Y, validation_data=(X, Y + index), **fit),
+        ),
+        "arrays to predict": ({}, lambda trainer: trainer.predict(X[: 8 + index])),
         "shuffled": ({}, lambda trainer: trainer.evaluate(data.shuffle(9).batch(8), verbose=0)),
         "single batches": ({}, train_on_drawn),
         "augmented": ({}, lambda trainer: trainer.fit(data.map(augment).batch(8), **fit)),

@@ -12,6 +12,7 @@ from tfdist.launch import run_local_cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 
 OTHER_DATA = r"Batch \d of worker 1 has other examples than the chief's\. Give all workers the same"
+OTHER_ARRAYS = r"The data of worker 1 differ from the chief's: .*\. Give all workers the same data"
 LENGTHS = ("fewer batches", "fewer batches to evaluate")
 BIAS = "The variable sequential.*/dense.*/bias of worker 1 differs from the chief's"
 
@@ -40,6 +41,7 @@ def found(tmp_path_factory):
         *((name, OTHER_DATA) for name in ("generator", "PyDataset", "scan")),
         *((name, OTHER_DATA) for name in ("evaluate", "predict", "shuffled", "single batches")),
         *((name, "Batch 3 of worker 1 does not exist on this worker") for name in LENGTHS),
+        *((f"arrays to {use}", OTHER_ARRAYS) for use in ("evaluate", "validate", "predict")),
         ("weights, then evaluate", BIAS),
         ("weights, then predict", BIAS),
     ],

@@ -302,12 +302,8 @@ class Trainer(SingleBatches):
         if _use_cached_eval_dataset and self._validate is not None:
             logs = self._validate(is_stopped=lambda: False)
         else:
-            logs = self._evaluate(
-                self._make_adapter(x, y, sample_weight, global_batch_size=batch_size),
-                steps=steps,
-                callbacks=callbacks,
-                verbose=verbose,
-            )
+            adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
+            logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
@@ -334,7 +330,8 @@ class Trainer(SingleBatches):
         Returns:
           float array [examples, ...], or the model's structure of them.
         """
-        adapter = self._make_adapter(x, global_batch_size=batch_size or global_batch_size or 32)
+        batch_size = batch_size or global_batch_size or 32
+        adapter = self._make_agreed_adapter(x, global_batch_size=batch_size)
         return self._predict(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -386,7 +383,18 @@ class Trainer(SingleBatches):
                 f"Cannot validate on a tuple of {len(data)}: `validation_data` must be x, (x, y) "
                 "or (x, y, sample_weight)."
             ) from error
-        return self._make_adapter(*parts, global_batch_size=batch_size or 32)
+        return self._make_agreed_adapter(*parts, global_batch_size=batch_size or 32)
+
+    def _make_agreed_adapter(self, x: Any, *others: Any, **options: Any) -> DataAdapter:
+        """Returns a data adapter for evaluation, after checking that workers have the same arrays.
+
+        Datasets are compared while they are read, and a source is the same everywhere.
+        """
+        adapter = self._make_adapter(x, *others, **options)
+        workers = self.engine.workers
+        if workers.count > 1 and adapter.digests is None and not isinstance(x, Source):
+            agree_on_data(workers, adapter)
+        return adapter
 
     def _make_validation(
         self,
