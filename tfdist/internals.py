@@ -43,9 +43,11 @@ from tensorflow.python.eager.context import global_seed
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
 from tensorflow.python.lib.io import file_io
-from tensorflow.python.ops import custom_gradient
+from tensorflow.python.ops import custom_gradient, gen_summary_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
+from tensorflow.python.saved_model import load as model_loading
+from tensorflow.python.saved_model import save as model_saving
 from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
 from tensorflow.python.training import py_checkpoint_reader
 
@@ -82,6 +84,7 @@ __all__ = [
     "data_adapters",
     "device_lib",
     "file_io",
+    "gen_summary_ops",
     "get_stateless_scope",
     "global_seed",
     "global_state",
@@ -91,6 +94,8 @@ __all__ = [
     "loss_module",
     "make_class_weight_map_fn",
     "merge_call_interim",
+    "model_loading",
+    "model_saving",
     "multi_device_iterator_ops",
     "potentially_ragged_concat",
     "py_checkpoint_reader",

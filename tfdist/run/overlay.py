@@ -22,11 +22,17 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from tfdist.internals import TrackableSaver, file_io, py_checkpoint_reader
+from tfdist.internals import (
+    TrackableSaver,
+    file_io,
+    gen_summary_ops,
+    model_loading,
+    model_saving,
+    py_checkpoint_reader,
+)
 from tfdist.replacing import find_function, replaced
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
-_APIS = (tf, tf.compat.v2)  # Keras uses the second one
 _KERNEL = ("/dev", "/proc", "/sys")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -75,12 +81,11 @@ class Overlay:
                 (tf.io.TFRecordWriter, "__init__", 1, self.to_write),
                 (tf.data.Dataset, "cache", 1, self.to_write),
                 (tf.data.Dataset, "save", 1, self.to_write),
-                *((api.io, "write_file", 0, self.to_write) for api in _APIS),
-                *((api.io, "read_file", 0, self.to_read) for api in _APIS),
-                *((api.saved_model, "save", 1, self.to_write) for api in _APIS),
-                *((api.saved_model, "load", 0, self.to_read) for api in _APIS),
-                *((api.summary, "create_file_writer", 0, self.to_write) for api in _APIS),
-                *((api.profiler.experimental, "start", 0, self.to_write) for api in _APIS),
+                (tf.io, "write_file", 0, self.to_write),
+                (tf.io, "read_file", 0, self.to_read),
+                (model_saving, "save_and_return_nodes", 1, self.to_write),
+                (model_loading, "load_partial", 0, self.to_read),
+                (gen_summary_ops, "create_summary_file_writer", 1, self.to_write),
                 (TrackableSaver, "restore", 1, self._to_restore),
                 (py_checkpoint_reader, "NewCheckpointReader", 0, self._to_restore),
             ):

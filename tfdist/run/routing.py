@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.distributed_variables import make_variables_ordinary
-from tfdist.internals import TrackableSaver, legacy_h5_format, saving_lib
+from tfdist.internals import TrackableSaver, legacy_h5_format, model_saving, saving_lib
 from tfdist.placement.options import Placement
 from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
@@ -30,8 +30,7 @@ _SAVING = (
     (legacy_h5_format, "save_model_to_hdf5"),
     (legacy_h5_format, "save_weights_to_hdf5_group"),
     (keras.export.ExportArchive, "write_out"),
-    (tf.saved_model, "save"),
-    (tf.compat.v2.saved_model, "save"),
+    (model_saving, "save_and_return_nodes"),
     (TrackableSaver, "save"),
 )
 
