@@ -64,6 +64,7 @@ class AsynchronousSteps(TrainingSteps):
     """
 
     passes_on = True
+    needs_even_epochs = True
 
     def __init__(
         self,

@@ -47,7 +47,8 @@ class DataAdapter:
         `drop_pass` after each if `drops_between`. For data that begin anew.
       drop_pass: starts a pass and drops it, as Keras 3.15 does after each pass of known length.
         This changes the order of a shuffled dataset.
-      learned_steps: steps per pass, once a first pass has shown it, where `num_steps` is None.
+      read_before: the passes that an earlier process read, and the batches that it read of the next
+        one, where a checkpoint says so.
       drops_between: whether `fit` also drops a pass between two passes, which Keras does unless
         the user gave `steps_per_epoch`.
       is_python: whether Python reads the data. A pass is then only opened when its first epoch
@@ -85,7 +86,7 @@ class DataAdapter:
     read_passes: Callable[[int, bool], None] = lambda count, drops_between: None
     drop_pass: Callable[[], None] = lambda: None
     drops_between: bool = True
-    learned_steps: int | None = None
+    read_before: tuple[int, int] | None = None
     is_python: bool = False
     on_epoch_begin: Callable[[], None] = lambda: None
     on_epoch_end: Callable[[], None] = lambda: None
@@ -127,31 +128,50 @@ class DataAdapter:
 
         The first call reads the passes that an earlier process has already read.
         """
-        is_first = not self._opened
         start_step -= self.first_step
-        self._opened.append(start_step)
         if not self.begins_anew:
             return start_step
-        known = self.num_steps or self.learned_steps
-        if not known:
-            return start_step if is_first else 0
-        passes, step = divmod(start_step, known)
-        if is_first:
-            self.read_passes(passes, self.drops_between)
+        if self._opened:
+            self._opened.append(self._opened[-1] + 1)
+            return 0
+        # While the length of a pass is unknown, the first one is not over.
+        at_start = divmod(start_step, self.num_steps) if self.num_steps else (0, start_step)
+        passes, step = self.read_before or at_start
+        self._opened.append(passes)
+        self.read_passes(passes, self.drops_between)
         return step
 
     @property
     def pass_number(self) -> int:
         """The number of the pass that was opened last, or will be opened first, counted from 0."""
-        if not self._opened:
-            return 0
-        known = self.num_steps or self.learned_steps
-        return self._opened[-1] // known if known else len(self._opened) - 1
+        return self._opened[-1] if self._opened else (self.read_before or (0, 0))[0]
 
     @property
-    def has_known_end(self) -> bool:
-        """Whether it is known after how many batches a pass ends, or that none does."""
-        return self.is_endless or self.num_steps is not None
+    def num_opened(self) -> int:
+        """The number of passes that were opened, in this process and before."""
+        return self.pass_number + bool(self._opened)
+
+    def read_to_end(self) -> "DataAdapter":
+        """Returns the adapter whose passes end when a request finds no batch, of unknown length."""
+        if self.begins_anew or not self.num_steps:
+            return replace(self, num_steps=None, is_endless=self.is_endless and not self.num_steps)
+        length = self.num_steps
+
+        def make_pass(context: tf.distribute.InputContext, step: int) -> tf.data.Dataset:
+            replicas = context.num_replicas_in_sync // context.num_input_pipelines
+            dataset = self.make_train(context, adapter.pass_number * length + step)
+            return dataset.take((length - step) * replicas)
+
+        adapter = replace(
+            self,
+            num_steps=None,
+            is_endless=False,
+            begins_anew=True,
+            make_train=make_pass,
+            read_train=None,
+            _opened=[],
+        )
+        return adapter
 
     def is_read(self, step: int) -> bool:
         """Returns whether a pass over the data ends right before a step, and a new one begins."""

@@ -1,6 +1,7 @@
 """Evaluates and predicts in one pass over the data, with Keras's callbacks."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,8 +17,8 @@ from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
 from tfdist.training.history import list_callbacks
-from tfdist.training.outputs import join_replicas
-from tfdist.training.schedule import check_steps_at_a_time
+from tfdist.training.outputs import join_batches, join_replicas
+from tfdist.training.schedule import Reading, warn_of_end
 
 T = TypeVar("T")
 
@@ -95,15 +96,14 @@ def evaluate(
     model, of_model = engine.model, engine.build(adapter, kind="test")
     if compares_weights:
         engine.compare_weights()
-    is_whole = adapter.num_steps is not None and not steps
-    steps = _find_end(steps, adapter, model)
-    callbacks = make_callbacks(steps)
+    reading, adapter = _begin_reading(steps, adapter, model)
+    callbacks = make_callbacks(steps or adapter.num_steps)
     of_model.reset_metrics()
     adapter.on_epoch_end()
     model.stop_evaluating = False
     callbacks.on_test_begin()
     adapter.on_epoch_begin()
-    iterator = of_model.iterate_eval(adapter, steps=steps)
+    iterator = of_model.iterate_eval(adapter, steps=_find_end(reading))
     logs: dict[str, Any] = {}
 
     def start() -> Callable[[], dict[str, Any]]:
@@ -111,31 +111,30 @@ def evaluate(
         iterator = engine.check_division("test", iterator, adapter)
         return of_model.start_evaluation(iterator)
 
-    def end(batch: int, found: dict[str, Any]) -> None:
+    def end(number: int | None, found: dict[str, Any]) -> None:
         nonlocal logs
         logs = found
-        _compare_first(engine, adapter, batch)
-        callbacks.on_test_batch_end(batch, logs)
+        _compare_first(engine, adapter, reading.seen)
+        if number is not None:
+            callbacks.on_test_batch_end(number, logs)
 
-    count = _run_steps(
+    has_ended = _run_steps(
         start,
         callbacks.on_test_batch_begin,
         end,
-        steps=steps,
+        reading=reading,
         is_stopped=lambda: model.stop_evaluating or is_stopped(),
         is_ahead=of_model.runs_ahead and callbacks.may_be_late("test"),
         pulse=engine.workers.pulse,
     )
-    _compare(engine, adapter, count)
+    _compare(engine, adapter, reading.seen)
     if is_stopped():
         callbacks.on_test_end(None)
         return None
-    if not count:
+    if not reading.seen:
         raise TfdistError("Cannot evaluate: the validation data are empty.")
     if not model.stop_evaluating:
-        if is_whole:
-            adapter.drop_pass()
-        adapter.on_epoch_end()
+        _end_reading(reading, adapter, has_ended=has_ended)
     logs = of_model.conclude("test", of_model.read_logs(logs))
     callbacks.on_test_end(logs)
     return logs
@@ -158,39 +157,39 @@ def predict(
     model, predictor = engine.model, engine.build_prediction(adapter)
     if compares_weights:
         engine.compare_weights()
-    is_whole = adapter.num_steps is not None and not steps
-    steps = _find_end(steps, adapter, model)
+    reading, adapter = _begin_reading(steps, adapter, model)
     batches: list[Any] = []
+    of_execution: list[Any] = []
     model.stop_predicting = False
     callbacks.on_predict_begin()
     adapter.on_epoch_begin()
-    iterator = predictor.iterate_predict(adapter, steps=steps)
+    iterator = predictor.iterate_predict(adapter, steps=_find_end(reading))
 
     def start() -> Callable[[], list[tuple[Any, bool]]]:
         nonlocal iterator
         iterator = engine.check_division("predict", iterator, adapter)
         return predictor.start_prediction(iterator)
 
-    def end(batch: int, replicas: list[tuple[Any, bool]]) -> None:
-        outputs = join_replicas(replicas)
-        _compare_first(engine, adapter, batch)
-        callbacks.on_predict_batch_end(batch, {"outputs": outputs})
-        batches.append(outputs)
+    def end(number: int | None, replicas: list[tuple[Any, bool]]) -> None:
+        batches.append(join_replicas(replicas))
+        _compare_first(engine, adapter, reading.seen)
+        of_execution.append(batches[-1])
+        if number is not None:
+            callbacks.on_predict_batch_end(number, {"outputs": join_batches(of_execution)})
+            of_execution.clear()
 
-    count = _run_steps(
+    has_ended = _run_steps(
         start,
         callbacks.on_predict_batch_begin,
         end,
-        steps=steps,
+        reading=reading,
         is_stopped=lambda: model.stop_predicting,
         is_ahead=predictor.runs_ahead and callbacks.may_be_late("predict"),
         pulse=engine.workers.pulse,
     )
-    _compare(engine, adapter, count)
+    _compare(engine, adapter, reading.seen)
     if not model.stop_predicting:
-        if is_whole:
-            adapter.drop_pass()
-        adapter.on_epoch_end()
+        _end_reading(reading, adapter, has_ended=has_ended)
     callbacks.on_predict_end()
     if not batches:
         raise TfdistError("Cannot predict: the data are empty.")
@@ -200,53 +199,67 @@ def predict(
 def _run_steps(
     start: Callable[[], Callable[[], T]],
     begin: Callable[[int], None],
-    end: Callable[[int, T], None],
+    end: Callable[[int | None, T], None],
     *,
-    steps: int | None,
+    reading: Reading,
     is_stopped: Callable[[], bool],
     is_ahead: bool,
     pulse: Pulse,
-) -> int:
-    """Runs steps until no batch is left; returns their number.
+) -> bool:
+    """Runs steps until no batch is left, or all that were asked for are done.
 
     Args:
       start: starts a step, and returns a function that waits for its results.
-      begin: number of a batch -> None; called before its step.
-      end: (number of a batch, results of its step) -> None; called after it.
-      steps: the most steps; None for all.
-      is_stopped: returns whether to stop; called before each step.
+      begin: number of a batch -> None; called before the steps that Keras takes at a time.
+      end: (number of a batch, results of its step) -> None; called after each step. The number is
+        None if it is not the last one of those that Keras takes at a time.
+      reading: how the data are read; it counts the steps.
+      is_stopped: returns whether to stop; called before the steps that Keras takes at a time.
       is_ahead: whether a step starts before the results of the last one are read.
       pulse: tells the launcher what this process is doing.
+
+    Returns:
+      Whether a request found no batch.
     """
-    started: list[Callable[[], T]] = []
-    count = 0
+    started: list[tuple[int | None, Callable[[], T]]] = []
+    steps, at_a_time = reading.count_steps(0), reading.at_a_time
 
     def end_started() -> None:
         while started:
-            with pulse.at(STEP if count > 1 else BUSY):
-                found = started.pop()()
-            end(count - 1, found)
+            number, read = started.pop()
+            with pulse.at(STEP if reading.seen > 1 else BUSY):
+                found = read()
+            end(number, found)
 
-    while (steps is None or count < steps) and not is_stopped():
-        begin(count)
-        try:
-            with pulse.at(STEP if count else BUSY):
-                read = start()
-        except (tf.errors.OutOfRangeError, StopIteration):
-            break
-        end_started()
-        started.append(read)
-        count += 1
+    while reading.seen < steps and not is_stopped():
+        number, left = reading.seen, int(min(at_a_time, steps - reading.seen))
+        begin(number)
+        for place in range(left):
+            try:
+                with pulse.at(STEP if reading.seen else BUSY):
+                    read = start()
+            except (tf.errors.OutOfRangeError, StopIteration):
+                if place:  # fewer batches than Keras takes at a time; then it asks for more
+                    started.append((number + at_a_time - 1, started.pop()[1]))
+                    end_started()
+                    if is_stopped() or not reading.end_short(number):
+                        return False
+                    begin(number + at_a_time)
+                end_started()
+                return True
+            end_started()
+            reading.seen += 1
+            started.append((number + at_a_time - 1 if place == left - 1 else None, read))
         if not is_ahead:
             end_started()
     end_started()
-    return count
+    return False
 
 
-def _compare_first(engine: Engine, adapter: DataAdapter, batch: int) -> None:
+def _compare_first(engine: Engine, adapter: DataAdapter, seen: int) -> None:
     """Compares the first batches of a pass among the workers; all if their number is unknown."""
-    if batch < 2 or adapter.num_steps is None:
-        _compare(engine, adapter, batch + 1)
+    if seen <= 2 or adapter.num_steps is None:
+        _compare(engine, adapter, seen)
 
 
 def _compare(engine: Engine, adapter: DataAdapter, end: int) -> None:
@@ -254,9 +267,30 @@ def _compare(engine: Engine, adapter: DataAdapter, end: int) -> None:
         compare_batches(engine.workers, adapter.digests.take(end))
 
 
-def _find_end(steps: int | None, adapter: DataAdapter, model: keras.Model) -> int | None:
-    """Returns the number of batches to read, at most those of a pass; None if unknown."""
-    check_steps_at_a_time(steps, adapter.num_steps, model)
-    if not steps or adapter.num_steps is None:
-        return steps or adapter.num_steps
-    return min(steps, adapter.num_steps)
+def _begin_reading(
+    steps: int | None, adapter: DataAdapter, model: keras.Model
+) -> tuple[Reading, DataAdapter]:
+    if steps and steps < 0:
+        adapter = adapter.read_to_end()
+    reading = Reading(
+        steps, adapter.num_steps, model.steps_per_execution, is_exact=adapter.is_endless
+    )
+    reading.begin_epoch()
+    return reading, adapter
+
+
+def _find_end(reading: Reading) -> int | None:
+    """Returns the number of batches to read; None if unknown."""
+    steps = reading.count_steps(0)
+    return None if steps == math.inf else int(steps)
+
+
+def _end_reading(reading: Reading, adapter: DataAdapter, *, has_ended: bool) -> None:
+    """Ends the reading of data, as Keras's `EpochIterator` does."""
+    if has_ended and (reading.asked or adapter.num_steps):
+        warn_of_end()
+    elif reading.is_at_end and not has_ended:
+        if reading.is_cut(reading.seen):
+            warn_of_end()
+        adapter.drop_pass()
+    adapter.on_epoch_end()

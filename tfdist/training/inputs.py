@@ -251,13 +251,12 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         return place_batches(read_from(step), digests, num_replicas=num_replicas, replicas=replicas)
 
     def drop_pass() -> None:
-        if cardinality > 0:
-            iter(dataset)
+        iter(dataset)
 
     def read_passes(passes: int, drops_between: bool) -> None:
         for _ in range(passes):
             count()
-            if drops_between:
+            if drops_between and cardinality > 0:
                 drop_pass()
 
     return DataAdapter(
@@ -317,8 +316,10 @@ def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None)
     """Returns the number of examples per step, chosen as in Keras."""
     if batch_size:
         return batch_size
+    if not steps_per_epoch or steps_per_epoch < 0:
+        return 32
     is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
-    return -(-count_rows(x) // steps_per_epoch) if steps_per_epoch and is_array else 32
+    return -(-count_rows(x) // steps_per_epoch) if is_array else 32
 
 
 def count_rows(x: Any) -> int:

@@ -24,6 +24,8 @@ class LocalSteps(SynchronousSteps):
     the workers' weights are replaced by their mean.
     """
 
+    needs_even_epochs = True
+
     def __init__(
         self,
         model: keras.Model,

@@ -41,6 +41,7 @@ def make_python_adapter(
     num_batches = keras_adapter.num_batches
     hooks = x if isinstance(x, keras.utils.PyDataset) else keras_adapter
     is_shuffled = bool(shuffle) and hooks is x and bool(num_batches)
+    # A `PyDataset` may change its length; Keras asks for it when `fit` begins, and in each pass.
 
     def read(number: int | None = None) -> Iterator[Any]:
         """Yields the batches of a pass, in the order of training's pass `number` if given."""
@@ -51,14 +52,11 @@ def make_python_adapter(
                 by_keras = order.by_python
                 if not by_keras:
                     rng = np.random.default_rng([order.own_seed, number])
-                    data = _Reordered(x, rng.permutation(num_batches))
+                    data = _Reordered(x, rng.permutation(x.num_batches))
             source = _make_keras_adapter(data, y, sample_weight, class_weight, shuffle=by_keras)
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
-            for count, batch in enumerate(source.get_numpy_iterator(), start=1):
-                yield _drop_missing(batch)
-                if count == num_batches:
-                    return
+            yield from map(_drop_missing, source.get_numpy_iterator())
         finally:
             if getattr(source, "enqueuer", None) is not None:
                 source.enqueuer.stop()

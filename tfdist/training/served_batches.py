@@ -114,7 +114,9 @@ def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Ite
     begins = False
     for step in range(start_step, total_steps):
         if begins:
-            batches = _iterate(adapter.make_train(tf.distribute.InputContext(), 0))
+            batches = _iterate(
+                adapter.make_train(tf.distribute.InputContext(), adapter.open_train(step))
+            )
         batch = next(batches, None)
         if batch is None:
             return
@@ -122,7 +124,12 @@ def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Ite
         if begins and adapter.drops_between:
             adapter.drop_pass()
         elif begins and not adapter.is_python:
-            batches, begins = _iterate(adapter.make_train(tf.distribute.InputContext(), 0)), False
+            batches, begins = (
+                _iterate(
+                    adapter.make_train(tf.distribute.InputContext(), adapter.open_train(step + 1))
+                ),
+                False,
+            )
         yield batch
 
 

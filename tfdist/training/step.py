@@ -311,6 +311,9 @@ class Steps:
         with contextlib.ExitStack() as stack:
             stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
             stack.enter_context(penalties_in_floatx())
+            if self._model.steps_per_execution > 1:
+                # Keras looks for data first, then.
+                stack.enter_context(tf.control_dependencies(_list_tensors(data)))
             if overrides(self._model, "train_step", "test_step"):
                 # Keras counts the step that finds no data in the mean of the epoch's losses.
                 stack.enter_context(updating_metrics_after(_list_tensors(data)))

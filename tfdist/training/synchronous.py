@@ -120,14 +120,16 @@ class SynchronousSteps(TrainingSteps):
     def iterate_train(
         self, adapter: DataAdapter, *, start_step: int, steps_per_epoch: int, total_steps: int
     ) -> Any:
-        self._num_trained = 0
-        if self.steps.is_divided and adapter.num_steps is None:  # a step may find no data
-            generators = [*list_seed_generators(self._model), *self.steps.generators]
-            self._draws = [(g, g.state.numpy(), 0) for g in generators]
-            self._batch_spec = adapter.batch_spec
         return self._give(adapter, of_training=True) or adapter.iterate_train(
             self._strategy, start_step=start_step, place=self._workers.place_input
         )
+
+    def begin_epoch(self, adapter: DataAdapter) -> None:
+        self._num_trained = 0
+        if self.steps.is_divided and not adapter.is_endless:  # a step may find no data
+            generators = [*list_seed_generators(self._model), *self.steps.generators]
+            self._draws = [(g, g.state.numpy(), 0) for g in generators]
+            self._batch_spec = adapter.batch_spec
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
         return self._give(adapter, of_training=False) or adapter.iterate_eval(
@@ -213,9 +215,10 @@ class SynchronousSteps(TrainingSteps):
         """Does the part of a step that needs no data, as Keras does after the data have ended.
 
         The optimizer counts the step and decays the weights, and random generators advance. On
-        one device, the step itself has done so.
+        one device, the step itself has done so. A step that runs eagerly, or that XLA compiles,
+        does nothing without data.
         """
-        if not self.steps.is_divided:
+        if not self.steps.is_divided or self._model.run_eagerly or self._model.jit_compile:
             return
 
         def count() -> None:
@@ -245,8 +248,10 @@ class SynchronousSteps(TrainingSteps):
         copied = self._copy(found)
         return lambda: pack(copied())
 
-    def conclude(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
-        if not overrides(self._model, "train_step", "test_step"):
+    def conclude(
+        self, kind: str, logs: dict[str, Any], *, is_empty: bool = False
+    ) -> dict[str, Any]:
+        if not (is_empty or overrides(self._model, "train_step", "test_step")):
             return logs
         states = zip(self.steps.metrics.list_variables(), self.read_metrics(), strict=True)
         values = [(variable, tf.convert_to_tensor(state)) for variable, state in states]

@@ -26,14 +26,15 @@ from tfdist.training.engine import Engine
 from tfdist.training.example_order import ExampleOrder, find_order
 from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
-from tfdist.training.loop import FitLoop
+from tfdist.training.loop import FitData, FitLoop
 from tfdist.training.own_methods import TrainerRoute, find_own_method, open_route, run_own_first
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import (
     Interval,
     Progress,
-    check_steps,
-    check_steps_at_a_time,
+    limit_epochs,
+    limit_steps,
+    make_reading,
     make_schedule,
 )
 from tfdist.training.single_batches import SingleBatches, drawing_alike
@@ -192,6 +193,7 @@ class Trainer(SingleBatches):
                 stacklevel=2,
             )
             return find_history(callbacks)
+        epochs, steps_per_epoch = limit_epochs(epochs), limit_steps(steps_per_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -216,46 +218,53 @@ class Trainer(SingleBatches):
             )
 
         adapter, data = make_adapter(self._find_order())
-        if not isinstance(x, Source):
-            check_steps(steps_per_epoch, adapter.num_steps, epochs)
-            check_steps_at_a_time(steps_per_epoch, adapter.num_steps, self.model)
+        reading = make_reading(
+            adapter,
+            steps_per_epoch=steps_per_epoch,
+            at_a_time=self.model.steps_per_execution,
+            reads_on=isinstance(x, Source),
+        )
         schedule = make_schedule(
             adapter,
+            reading,
             epochs=epochs,
             max_steps=max_steps,
-            steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
         )
         validation_adapter = None
         if validation_data is not None:
+            validation_steps = limit_steps(validation_steps)
             validation_adapter = self._make_validation_adapter(
-                validation_data, validation_batch_size or batch_size
+                validation_data, validation_batch_size or batch_size, validation_steps
             )
         self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
-        epoch_steps = min(schedule.steps_per_epoch, schedule.total_steps)
+        epoch_steps = steps_per_epoch or min(schedule.steps_per_epoch, schedule.total_steps)
         self.history = find_history(callbacks)
         callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
             verbose=verbose,
             epochs=schedule.num_epochs,
-            steps=epoch_steps if schedule.is_known else None,
+            steps=epoch_steps if schedule.is_known or steps_per_epoch else None,
             history=self.history,
         )
         self.model.history = self.history
         self.progress.begin_fit()
         loop = FitLoop(
             self.engine,
-            adapter,
+            FitData(
+                adapter,
+                {"train": data, "batch_size": batch_size},
+                reorder=make_adapter if self._seed is None else None,
+            ),
             progress=self.progress,
             recovery=self._make_recovery(),
             schedule=schedule,
+            reading=reading,
             callbacks=callback_list,
             interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
-            data={"train": data, "batch_size": batch_size},
-            reorder=make_adapter if self._seed is None else None,
             evaluate=None
             if validation_adapter is None
             else self._make_validation(
@@ -298,10 +307,11 @@ class Trainer(SingleBatches):
         Returns:
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
-        batch_size = batch_size or global_batch_size or 32
         if _use_cached_eval_dataset and self._validate is not None:
             logs = self._validate(is_stopped=lambda: False)
         else:
+            steps = limit_steps(steps)
+            batch_size = find_batch_size(batch_size or global_batch_size, x, steps)
             adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
             logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
@@ -330,7 +340,8 @@ class Trainer(SingleBatches):
         Returns:
           float array [examples, ...], or the model's structure of them.
         """
-        batch_size = batch_size or global_batch_size or 32
+        steps = limit_steps(steps)
+        batch_size = find_batch_size(batch_size or global_batch_size, x, steps)
         adapter = self._make_agreed_adapter(x, global_batch_size=batch_size)
         return self._predict(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
 
@@ -373,9 +384,13 @@ class Trainer(SingleBatches):
         is_asked = self.engine.trains_apart and not (steps_per_epoch or max_steps)
         if is_asked and adapter.num_steps is None and adapter.count_steps:
             adapter = dataclasses.replace(adapter, num_steps=adapter.count_steps())
+        if steps_per_epoch and steps_per_epoch < 0:
+            adapter = adapter.read_to_end()
         return dataclasses.replace(adapter, drops_between=not steps_per_epoch), data
 
-    def _make_validation_adapter(self, data: Any, batch_size: int | None) -> DataAdapter:
+    def _make_validation_adapter(
+        self, data: Any, batch_size: int | None, steps: int | None
+    ) -> DataAdapter:
         try:
             parts = keras.utils.unpack_x_y_sample_weight(data)
         except ValueError as error:
@@ -383,7 +398,9 @@ class Trainer(SingleBatches):
                 f"Cannot validate on a tuple of {len(data)}: `validation_data` must be x, (x, y) "
                 "or (x, y, sample_weight)."
             ) from error
-        return self._make_agreed_adapter(*parts, global_batch_size=batch_size or 32)
+        return self._make_agreed_adapter(
+            *parts, global_batch_size=find_batch_size(batch_size, parts[0], steps)
+        )
 
     def _make_agreed_adapter(self, x: Any, *others: Any, **options: Any) -> DataAdapter:
         """Returns a data adapter for evaluation, after checking that workers have the same arrays.

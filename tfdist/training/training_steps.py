@@ -33,10 +33,12 @@ class TrainingSteps:
         read the batches.
       passes_on: whether the iterator of `iterate_train` continues from one pass over the data to
         the next.
+      needs_even_epochs: whether all epochs must have the same number of steps.
     """
 
     input_s: float | None = None
     passes_on: bool = False
+    needs_even_epochs: bool = False
 
     def __init__(self, model: keras.Model):
         self._model = model
@@ -69,6 +71,9 @@ class TrainingSteps:
     ) -> Any:
         """Returns an iterator for `train`, over the global batches from `start_step` on."""
         raise NotImplementedError
+
+    def begin_epoch(self, adapter: DataAdapter) -> None:
+        """Prepares for the steps of an epoch, or of its rest."""
 
     def iterate_eval(self, adapter: DataAdapter, *, steps: int | None = None) -> Any:
         """Returns an iterator for `evaluate`, for at most `steps` steps."""
@@ -159,10 +164,12 @@ class TrainingSteps:
         """Returns the logs that callbacks get after a training step."""
         return trained.logs
 
-    def conclude(self, kind: str, logs: dict[str, Any]) -> dict[str, Any]:
+    def conclude(
+        self, kind: str, logs: dict[str, Any], *, is_empty: bool = False
+    ) -> dict[str, Any]:
         """Returns the final logs of an epoch ("train") or evaluation ("test").
 
-        They are made from those of its last step.
+        They are made from those of its last step, or of the last one before if it `is_empty`.
 
         The user's own step may return something other than the metrics under their names: the
         metrics are then reported instead, as in Keras. All workers must call this.
