@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfdist
 from tests import zoo
-from tfdist.errors import TfdistError
 
 EPOCHS = 4
 
@@ -97,11 +96,6 @@ def test_epochs_may_be_parts_of_a_pass():
     assert fit_twice(tfdist.Trainer(build_sum), "shuffled", steps_per_epoch=3) == expected
 
 
-def test_refuses_epochs_in_whose_middle_the_data_end():
-    with pytest.raises(tfdist.TfdistError, match="The data have 6 batches, which end in the"):
-        tfdist.Trainer(build_sum).fit(_shuffle(), steps_per_epoch=4, epochs=2, verbose=0)
-
-
 def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -183,16 +177,3 @@ def test_a_run_on_data_of_unknown_length_continues(strategy_name, stop_after, tm
     assert stopped.step == stop_after
     check_unknown(fit_unknown(continued), fit_keras_unknown())
     assert continued.progress.resumed_from_step == stop_after
-
-
-def test_data_that_change_their_length_are_refused():
-    length = tf.Variable(2, dtype=tf.int64)
-    data = _shuffle().filter(lambda *_: True).enumerate()
-    data = data.take_while(lambda index, _: index < length).map(lambda _, batch: batch)
-
-    def grow(epoch, logs):
-        length.assign(3)
-
-    growing = keras.callbacks.LambdaCallback(on_epoch_end=grow)
-    with pytest.raises(TfdistError, match="more batches in this epoch than the 2 of the first"):
-        tfdist.Trainer(build_sum).fit(data, epochs=2, callbacks=[growing], verbose=0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfdist.data.dataset_options import set_options
@@ -279,6 +280,38 @@ def place_batches(
     if len(replicas) < num_replicas:
         dataset = digests.watch(dataset)
     return split_batches(dataset, num_replicas=num_replicas, replicas=replicas)
+
+
+def restore_missing(adapter: DataAdapter, structure: Any) -> DataAdapter:
+    """Returns the adapter whose batches have a structure, with None where it has None.
+
+    Args:
+      adapter: an adapter of flat batches: what the structure has besides.
+      structure: the structure; None for that of the adapter.
+    """
+    if structure is None:
+        return adapter
+
+    def restore(batch: Any) -> Any:
+        present = iter(batch)
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else next(present), structure
+        )
+
+    def wrap(make: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:
+        return lambda *arguments: make(*arguments).map(lambda b, place: (restore(b), place))
+
+    def wrap_read(read: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        return None if read is None else lambda step: restore(read(step))
+
+    return replace(
+        adapter,
+        batch_spec=restore(adapter.batch_spec),
+        make_train=wrap(adapter.make_train),
+        make_eval=wrap(adapter.make_eval),
+        read_train=wrap_read(adapter.read_train),
+        read_eval=wrap_read(adapter.read_eval),
+    )
 
 
 def find_place(context: tf.distribute.InputContext) -> dict[str, Any]:

@@ -26,7 +26,13 @@ from tfdist.internals import (
     array_slicing,
     make_class_weight_map_fn,
 )
-from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.data_adapter import (
+    SKIPPING,
+    DataAdapter,
+    find_place,
+    place_batches,
+    restore_missing,
+)
 from tfdist.training.example_order import ORDER_OF_SEED_0, ExampleOrder, draw_keras_order
 from tfdist.training.python_data import make_python_adapter
 
@@ -89,6 +95,11 @@ def make_data_adapter(
     if isinstance(x, tf.data.Dataset):
         _refuse(x, given)
         return _make_dataset_adapter(_weigh_classes(x, class_weight))
+    if isinstance(x, tf.distribute.DistributedDataset):
+        raise TfdistError(
+            "Cannot read a dataset that is already distributed: its batches are those of replicas. "
+            "Give the dataset itself, whose batches are global batches; it is distributed here."
+        )
     if callable(x) and not hasattr(x, "__array__") and not isinstance(x, keras.utils.PyDataset):
         _refuse(x, given)
         return _make_function_adapter(x)
@@ -96,7 +107,7 @@ def make_data_adapter(
         return make_python_adapter(
             x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, order=order
         )
-    source = _make_array_source(x, y, sample_weight, class_weight)
+    source, structure = _make_array_source(x, y, sample_weight, class_weight)
     if isinstance(source, SparseSource) and num_replicas > 1:
         raise TfdistError(
             "Cannot split sparse or ragged arrays over replicas. Convert them, for example with "
@@ -105,7 +116,8 @@ def make_data_adapter(
     if micro_batches > 1:
         check_global_batch(min(global_batch_size, source.num_examples), **parts)
     described = order.describe(of_arrays=True)
-    return _make_source_adapter(source, {**reading, "ends_epochs": True}, described)
+    adapter = _make_source_adapter(source, {**reading, "ends_epochs": True}, described)
+    return restore_missing(adapter, structure)
 
 
 def check_order(x: Any) -> None:
@@ -161,7 +173,8 @@ def _is_dense(*data: Any) -> bool:
 
 def _make_array_source(
     x: Any, y: Any, sample_weight: Any, class_weight: Any
-) -> ArraySource | SparseSource:
+) -> tuple[ArraySource | SparseSource, Any]:
+    """Returns a source of the arrays, and their structure if some are missing, or else None."""
     try:
         adapter = array_data_adapter.ArrayDataAdapter(
             x, y, sample_weight=sample_weight, class_weight=class_weight
@@ -172,9 +185,13 @@ def _make_array_source(
         raise TfdistError("Cannot weight examples without labels: give y with sample_weight.")
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
+    structure = None
+    leaves = keras.tree.flatten(arrays)
+    if any(leaf is None for leaf in leaves):  # those of an optional input
+        structure, arrays = arrays, tuple(leaf for leaf in leaves if leaf is not None)
     if _is_dense(x, y, sample_weight):
-        return ArraySource.from_arrays(arrays)
-    return SparseSource(num_examples=adapter._num_samples, arrays=arrays)
+        return ArraySource.from_arrays(arrays), structure
+    return SparseSource(num_examples=adapter._num_samples, arrays=arrays), structure
 
 
 def _make_source_adapter(

@@ -12,7 +12,13 @@ from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
 from tfdist.internals import data_adapters
-from tfdist.training.data_adapter import SKIPPING, DataAdapter, find_place, place_batches
+from tfdist.training.data_adapter import (
+    SKIPPING,
+    DataAdapter,
+    find_place,
+    place_batches,
+    restore_missing,
+)
 from tfdist.training.example_order import ExampleOrder
 
 
@@ -38,6 +44,17 @@ def make_python_adapter(
     """
     keras_adapter = _make_keras_adapter(x, y, sample_weight, class_weight)
     spec = _drop_missing(keras_adapter.get_tf_dataset().element_spec)
+    structure = None
+    if any(map(_is_missing, keras.tree.flatten(spec))):  # those of an optional input
+        structure = keras.tree.map_structure(lambda s: None if _is_missing(s) else s, spec)
+        spec = tuple(part for part in keras.tree.flatten(structure) if part is not None)
+
+    def flatten(batch: Any) -> Any:
+        batch = _drop_missing(batch)
+        if structure is None:
+            return batch
+        return tuple(part for part in keras.tree.flatten(batch) if part is not None)
+
     num_batches = keras_adapter.num_batches
     hooks = x if isinstance(x, keras.utils.PyDataset) else keras_adapter
     is_shuffled = bool(shuffle) and hooks is x and bool(num_batches)
@@ -56,7 +73,7 @@ def make_python_adapter(
             source = _make_keras_adapter(data, y, sample_weight, class_weight, shuffle=by_keras)
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
-            yield from map(_drop_missing, source.get_numpy_iterator())
+            yield from map(flatten, source.get_numpy_iterator())
         finally:
             if getattr(source, "enqueuer", None) is not None:
                 source.enqueuer.stop()
@@ -104,7 +121,7 @@ def make_python_adapter(
             **recorded,
         },
     )
-    return adapter
+    return restore_missing(adapter, structure)
 
 
 class _Reordered(keras.utils.PyDataset):

@@ -21,9 +21,8 @@ class StepOptions(OptionGroup):
         fused kernels, which is faster. Results differ from Keras's by rounding.
       steps_per_loop: the number of steps that run at a time, without the host in between.
         Callbacks see each step with its logs, but after all of them: what they change, such as a
-        learning rate or `stop_training`, takes effect in the next loop. It takes the place of
-        `steps_per_execution` in Keras's `compile`, which is ignored: callbacks see every step,
-        and numbers of steps that it does not divide are refused, since Keras would take more.
+        learning rate or `stop_training`, takes effect in the next loop. Unlike it,
+        `steps_per_execution` in Keras's `compile` decides how often callbacks are called.
       rematerialize: whether activations are recomputed in the backward pass, so that only those
         between the model's stages stay in memory. For functional and sequential models. Their
         stages are chosen so that as little as possible stays in memory.

@@ -240,14 +240,14 @@ class Trainer(SingleBatches):
             )
         self.engine.build(adapter)
         verbose = self._find_verbosity(verbose)
-        epoch_steps = steps_per_epoch or min(schedule.steps_per_epoch, schedule.total_steps)
+        epoch_steps = steps_per_epoch or adapter.num_steps or schedule.max_steps
         self.history = find_history(callbacks)
         callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
             verbose=verbose,
             epochs=schedule.num_epochs,
-            steps=epoch_steps if schedule.is_known or steps_per_epoch else None,
+            steps=min(filter(None, (epoch_steps, schedule.max_steps)), default=None),
             history=self.history,
         )
         self.model.history = self.history
