@@ -34,7 +34,7 @@ def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
     x, y, sample_weight = batch
     y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
     loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-    rows = tf.shape(keras.tree.flatten(x)[0])[0]
+    rows = tf.shape(next(t for t in keras.tree.flatten(x) if t is not None))[0]
     model._loss_tracker.update_state(loss, sample_weight=rows)
     return loss, y_pred
 

@@ -335,11 +335,16 @@ def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None)
         return batch_size
     if not steps_per_epoch or steps_per_epoch < 0:
         return 32
-    is_array = hasattr(keras.tree.flatten(x)[0] if x is not None else None, "shape")
+    is_array = hasattr(_find_array(x), "shape")
     return -(-count_rows(x) // steps_per_epoch) if is_array else 32
 
 
 def count_rows(x: Any) -> int:
     """Returns the number of examples in arrays."""
-    leaf = keras.tree.flatten(x)[0]
+    leaf = _find_array(x)
     return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)
+
+
+def _find_array(x: Any) -> Any:
+    """Returns the first array; an optional input may be missing."""
+    return next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)

@@ -72,7 +72,7 @@ def take_micro_batch(
       index: the number of the micro-batch, int64.
       micro_batches: the number of micro-batches.
     """
-    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
+    num_rows = _count_rows(batch)
     first = index * num_rows // micro_batches
     end = (index + 1) * num_rows // micro_batches
     part = keras.tree.map_structure(lambda t: None if t is None else t[first:end], batch)
@@ -81,7 +81,7 @@ def take_micro_batch(
 
 def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
     """Returns an operation that fails if a batch has fewer examples than micro-batches."""
-    num_rows = tf.shape(keras.tree.flatten(batch)[0], tf.int64)[0]
+    num_rows = _count_rows(batch)
     return assert_in_graph(
         num_rows >= micro_batches,
         tf.strings.join(
@@ -93,6 +93,11 @@ def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
             ]
         ),
     )
+
+
+def _count_rows(batch: Any) -> tf.Tensor:
+    leaf = next(t for t in keras.tree.flatten(batch) if t is not None)  # an input may be missing
+    return tf.shape(leaf, tf.int64)[0]
 
 
 def add_gradients(total: Any, part: Any) -> Any:
