@@ -6,8 +6,10 @@ dataclasses from parsed flags. This module needs only the standard library.
 """
 
 import dataclasses
+import numbers
 import os
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -42,12 +44,13 @@ class OptionGroup:
     """A group of options: a frozen dataclass that expands `~` in its paths.
 
     Raises:
-      TfdistError: a value is not one of the option's choices, or is out of range.
+      TfdistError: a value is of another type, not one of the option's choices, or out of range.
     """
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
+            value = _convert(item, getattr(self, item.name))
+            object.__setattr__(self, item.name, value)
             _check_value(item, value)
             if value and item.metadata.get("metavar") in _PATHS:
                 value = os.path.expanduser(value)
@@ -166,6 +169,37 @@ def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metada
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
     return field(default=value, metadata={**item.metadata, **metadata})
+
+
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: ((str, os.PathLike), "a text"),
+}
+
+
+def _convert(item: dataclasses.Field, value: Any) -> Any:
+    """Returns a value from Python, such as one of NumPy's numbers, as the option's own type."""
+    kinds = [k for k in typing.get_args(item.type) if k is not type(None)] or [item.type]
+    auto = item.metadata.get("auto")
+    if value is None or (auto is not None and value == auto):
+        return value
+    if typing.get_origin(item.type) is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise TfdistError(f"`{item.name}={value}` is not a list. Give a list or a tuple.")
+        return tuple(_convert_part(item, kinds[0], part) for part in value)
+    return _convert_part(item, kinds[0], value)
+
+
+def _convert_part(item: dataclasses.Field, kind: Any, value: Any) -> Any:
+    if kind not in _TYPES:
+        return value
+    accepted, words = _TYPES[kind]
+    is_truth = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if is_truth != (kind is bool) or not (is_truth or isinstance(value, accepted)):
+        raise TfdistError(f"`{item.name}={value}` is not {words}. Give {words}.")
+    return os.fspath(value) if kind is str else kind(value)
 
 
 def _check_value(item: dataclasses.Field, value: Any) -> None:

@@ -29,7 +29,7 @@ _SHUFFLE_ROUNDS = 4
 _ENDLESS = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
-Shuffle: TypeAlias = Any  # bool, str or tf.Tensor
+Shuffle: TypeAlias = Any  # bool, str or a tensor
 
 
 class BatchAugmentation(Protocol):

@@ -251,7 +251,7 @@ def run_prediction(options: PredictOptions) -> int:
         raise TfdistError(f"Cannot read `examples={chosen.examples}`: {error}") from error
     x = read if isinstance(read, np.ndarray) else dict(read)
     run, _ = _load(options)
-    outputs = Trainer(run.model).predict(x, batch_size=chosen.global_batch_size)
+    outputs = Trainer(run.model).predict(x, batch_size=chosen.global_batch_size, verbose=0)
     leaves = keras.tree.flatten(outputs)
     if len(leaves) == 1:
         np.save(chosen.output, leaves[0])

@@ -58,6 +58,8 @@ class DataAdapter:
         second one also before `fit` and `evaluate`, as in Keras.
       replay: (epochs, steps per epoch) -> None; repeats the hooks and reads of these epochs, before
         a run continues.
+      reorder: `ExampleOrder` -> the same data in this order, and their fingerprint; None if a
+        continued run must have the order of these data.
       with_places: whether iterators yield the pairs, rather than the batches alone.
       how_to_continue: the part of a continued run's message that says how it reaches its step.
       read_train: step -> its global batch, in any graph; None if only a dataset can provide it.
@@ -94,6 +96,7 @@ class DataAdapter:
     replay: Callable[[int, int], None] = lambda epochs, steps_per_epoch: None
     with_places: bool = True
     digests: BatchDigests | None = None
+    reorder: Callable[[Any], tuple["DataAdapter", dict[str, Any]]] | None = None
     _opened: list[int] = field(default_factory=list)
 
     def begin_at(self, first_step: int) -> "DataAdapter":

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import keras
@@ -19,28 +19,12 @@ from tfdist.training.checkpoints import find_nonfinite
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.data_errors import explain_data_errors
 from tfdist.training.engine import Engine
-from tfdist.training.example_order import ExampleOrder, read_order
+from tfdist.training.example_order import read_order
 from tfdist.training.history import find_history, keep_epochs, read_history, write_history
 from tfdist.training.model_variables import hash_values, keeping_values
 from tfdist.training.recovery import Recovery
-from tfdist.training.schedule import Interval, Progress, Reading, Schedule, warn_of_end
+from tfdist.training.schedule import Interval, Progress, Schedule, warn_of_end
 from tfdist.training.training_steps import Trained, TrainingSteps
-
-
-@dataclass(frozen=True)
-class FitData:
-    """What `fit` trains on.
-
-    Attributes:
-      adapter: the data.
-      record: what a checkpoint records about them: the fingerprint, and the batch size.
-      reorder: order -> the data in this order, and their fingerprint; None if the order of a
-        checkpoint must be that of the data.
-    """
-
-    adapter: DataAdapter
-    record: Mapping[str, Any]
-    reorder: Callable[[ExampleOrder], tuple[DataAdapter, dict[str, Any]]] | None = None
 
 
 class FitLoop:
@@ -48,13 +32,13 @@ class FitLoop:
 
     Args:
       engine: the engine of the trainer's model, which is built.
-      data: the data.
+      adapter: the data.
       progress: the trainer's progress, which is updated.
       recovery: writes and restores checkpoints; None for none.
       schedule: steps and epochs.
-      reading: how the data are read, from their start.
       callbacks: Keras's callbacks, including the history.
       interval: the interval between checkpoints, in addition to one per epoch.
+      data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;
         None for no validation.
     """
@@ -62,28 +46,28 @@ class FitLoop:
     def __init__(
         self,
         engine: Engine,
-        data: FitData,
+        adapter: DataAdapter,
         *,
         progress: Progress,
         recovery: Recovery | None,
         schedule: Schedule,
-        reading: Reading,
         callbacks: CallbackList,
         interval: Interval,
+        data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
     ):
         self._engine = engine
-        self._adapter = data.adapter.begin_at(schedule.first_step)
+        self._adapter = adapter.begin_at(schedule.first_step)
         self._model = engine.model
-        self._steps: TrainingSteps = engine.build(data.adapter)
+        self._steps: TrainingSteps = engine.build(adapter)
         self._progress = progress
         self._workers = engine.workers
         self._pulse = engine.workers.pulse
         self._is_compiled = False
         self._recovery = recovery
         self._schedule = schedule
-        self._reading = reading
-        self._at_a_time = reading.at_a_time
+        self._reading = schedule.reading
+        self._at_a_time = schedule.reading.at_a_time
         self._epoch = self._start = 0  # the current epoch, and the step at which it begins
         self._learned_steps = schedule.steps_per_epoch if schedule.is_known else 0
         self._last_step = 0.0
@@ -92,9 +76,8 @@ class FitLoop:
         self._callbacks = callbacks
         self._interval = interval
         self._evaluate = evaluate
-        self._reorder = data.reorder
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
-        self._data = data.record
+        self._data = data
         self._iterator: Any = None
         self._started: tuple[int, int | None, Callable[[], list[Trained]]] | None = None
         # Keras's `TerminateOnNaN` ends training by itself; checkpoints stay finite.
@@ -308,9 +291,10 @@ class FitLoop:
     def _take_order(self, before: Mapping[str, Any]) -> None:
         """Continues with the order that the data of a checkpoint have, if it may be another one."""
         recorded, own = (data.get("order", {}) for data in (before, self._data["train"]))
-        if self._reorder is None or "seed" not in recorded or recorded == own:
+        reorder = self._adapter.reorder
+        if reorder is None or "seed" not in recorded or recorded == own:
             return
-        self._adapter, train = self._reorder(read_order(recorded))
+        self._adapter, train = reorder(read_order(recorded))
         self._data = {**self._data, "train": train}
 
     def _begin_again(self, epoch: int, restore_callbacks: Callable[[], None]) -> None:

@@ -48,41 +48,6 @@ class Progress:
         self.was_stopped = False
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How the steps of a run are divided into epochs.
-
-    Attributes:
-      steps_per_epoch: steps per epoch; the last one, and those of data that end, may have fewer.
-      total_steps: the total number of steps, unless data end.
-      is_known: whether these numbers are known; else an epoch ends where the data end.
-      first_epoch: the epoch in which a run without a checkpoint begins.
-      max_steps: the step after which training ends; None for none.
-      validation_epochs: epoch -> whether to validate after it.
-    """
-
-    steps_per_epoch: int
-    total_steps: int
-    is_known: bool = True
-    first_epoch: int = 0
-    max_steps: int | None = None
-    validation_epochs: Callable[[int], bool] = lambda epoch: True
-
-    @property
-    def num_epochs(self) -> int:
-        """The number of epochs, including the last one, which may be shorter."""
-        return math.ceil(self.total_steps / self.steps_per_epoch)
-
-    @property
-    def first_step(self) -> int:
-        """The step at which a run without a checkpoint begins."""
-        return self.find_first_step(self.first_epoch)
-
-    def find_first_step(self, epoch: int) -> int:
-        """Returns the step at which a run begins whose first epoch is the given one."""
-        return min(epoch * self.steps_per_epoch, self.total_steps) if self.is_known else 0
-
-
 @dataclass
 class Reading:
     """How far `fit` has read its data, as Keras's `EpochIterator` counts it.
@@ -158,6 +123,43 @@ class Reading:
 
     def _round(self, steps: int) -> int:
         return -(-steps // self.at_a_time) * self.at_a_time if self.rounds_up else steps
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the steps of a run are divided into epochs.
+
+    Attributes:
+      steps_per_epoch: steps per epoch; the last one, and those of data that end, may have fewer.
+      total_steps: the total number of steps, unless data end.
+      is_known: whether these numbers are known; else an epoch ends where the data end.
+      first_epoch: the epoch in which a run without a checkpoint begins.
+      max_steps: the step after which training ends; None for none.
+      validation_epochs: epoch -> whether to validate after it.
+      reading: how the data are read, from their start.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+    reading: Reading
+    is_known: bool = True
+    first_epoch: int = 0
+    max_steps: int | None = None
+    validation_epochs: Callable[[int], bool] = lambda epoch: True
+
+    @property
+    def num_epochs(self) -> int:
+        """The number of epochs, including the last one, which may be shorter."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def first_step(self) -> int:
+        """The step at which a run without a checkpoint begins."""
+        return self.find_first_step(self.first_epoch)
+
+    def find_first_step(self, epoch: int) -> int:
+        """Returns the step at which a run begins whose first epoch is the given one."""
+        return min(epoch * self.steps_per_epoch, self.total_steps) if self.is_known else 0
 
 
 @dataclass
@@ -240,6 +242,7 @@ def make_schedule(
     return Schedule(
         steps,
         max_steps or epochs * steps,
+        reading,
         is_known=is_known,
         first_epoch=initial_epoch,
         max_steps=max_steps,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,18 +21,25 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
 from tfdist.training import evaluation
 from tfdist.training.agreement import agree_on_data
+from tfdist.training.arguments import (
+    BatchArguments,
+    FitArguments,
+    TrainerArguments,
+    check_kind,
+)
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
 from tfdist.training.example_order import ExampleOrder, find_order
 from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
-from tfdist.training.loop import FitData, FitLoop
+from tfdist.training.loop import FitLoop
 from tfdist.training.own_methods import TrainerRoute, find_own_method, open_route, run_own_first
 from tfdist.training.recovery import Recovery
 from tfdist.training.schedule import (
     Interval,
     Progress,
+    Schedule,
     limit_epochs,
     limit_steps,
     make_reading,
@@ -40,6 +48,11 @@ from tfdist.training.schedule import (
 from tfdist.training.single_batches import SingleBatches, drawing_alike
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers import Workers, explain_lost_worker
+
+_STOPPED = (
+    "This trainer was stopped and trains no further: fit returns at once. Run the program again to "
+    "continue."
+)
 
 
 class Trainer(SingleBatches):
@@ -98,6 +111,11 @@ class Trainer(SingleBatches):
         step_options: StepOptions | None = None,
         placement: Placement | None = None,
     ):
+        given = TrainerArguments(
+            checkpoint_dir=checkpoint_dir or None, keep_checkpoints=keep_checkpoints, seed=seed
+        )
+        check_kind("step_options", step_options, StepOptions)
+        check_kind("placement", placement, Placement)
         self.strategy = to_strategy(strategy, of_model=build_model)
         workers = Workers(self.strategy)
         self.progress = Progress()
@@ -113,14 +131,14 @@ class Trainer(SingleBatches):
                 placement=placement,
             )
         self.model = self.engine.model
-        self._seed = seed
-        self._checkpoint_dir = checkpoint_dir
-        self._keep_checkpoints = keep_checkpoints
-        self.recovery = (
-            Recovery(checkpoint_dir, keep=keep_checkpoints, workers=workers)
-            if checkpoint_dir
-            else None
-        )
+        self._seed = given.seed
+        self._checkpoint_dir = given.checkpoint_dir
+        self._keep_checkpoints = given.keep_checkpoints
+        self.recovery = None
+        if self._checkpoint_dir:
+            self.recovery = Recovery(
+                self._checkpoint_dir, keep=self._keep_checkpoints, workers=workers
+            )
 
     @run_own_first
     @explain_lost_worker
@@ -185,13 +203,22 @@ class Trainer(SingleBatches):
           TfdistError: the data do not fit the model, the strategy or the batch size.
           TrainingError: the loss or a weight is not finite; the last checkpoint has finite weights.
         """
-        batch_size = batch_size or global_batch_size
+        given = FitArguments(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            verbose=verbose,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            max_steps=max_steps,
+            validation_split=validation_split,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+            checkpoint_every=checkpoint_every,
+            checkpoint_every_s=checkpoint_every_s,
+        )
+        batch_size = given.size
         if self.progress.was_stopped:
-            warnings.warn(
-                "This trainer was stopped and trains no further: fit returns at once. Run the "
-                "program again to continue.",
-                stacklevel=2,
-            )
+            warnings.warn(_STOPPED, stacklevel=2)
             return find_history(callbacks)
         epochs, steps_per_epoch = limit_epochs(epochs), limit_steps(steps_per_epoch)
         if validation_split and validation_data is None:
@@ -213,11 +240,14 @@ class Trainer(SingleBatches):
                 micro_batches=self._step_options.micro_batches,
                 order=order,
             )
+            adapter = dataclasses.replace(
+                adapter, reorder=make_adapter if self._seed is None else None
+            )
             return self._prepare_adapter(
                 adapter, steps_per_epoch=steps_per_epoch, max_steps=max_steps
             )
 
-        adapter, data = make_adapter(self._find_order())
+        adapter, fingerprint = make_adapter(self._find_order())
         reading = make_reading(
             adapter,
             steps_per_epoch=steps_per_epoch,
@@ -232,53 +262,16 @@ class Trainer(SingleBatches):
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
         )
-        validation_adapter = None
+        validation = None
         if validation_data is not None:
-            validation_steps = limit_steps(validation_steps)
-            validation_adapter = self._make_validation_adapter(
-                validation_data, validation_batch_size or batch_size, validation_steps
+            validation = self._make_validation(
+                validation_data,
+                batch_size=given.validation_batch_size or batch_size,
+                steps=limit_steps(validation_steps),
             )
         self.engine.build(adapter)
-        verbose = self._find_verbosity(verbose)
-        epoch_steps = steps_per_epoch or adapter.num_steps or schedule.max_steps
-        self.history = find_history(callbacks)
-        callback_list = evaluation.make_callbacks(
-            callbacks,
-            self.model,
-            verbose=verbose,
-            epochs=schedule.num_epochs,
-            steps=min(filter(None, (epoch_steps, schedule.max_steps)), default=None),
-            history=self.history,
-        )
-        self.model.history = self.history
-        self.progress.begin_fit()
-        loop = FitLoop(
-            self.engine,
-            FitData(
-                adapter,
-                {"train": data, "batch_size": batch_size},
-                reorder=make_adapter if self._seed is None else None,
-            ),
-            progress=self.progress,
-            recovery=self._make_recovery(),
-            schedule=schedule,
-            reading=reading,
-            callbacks=callback_list,
-            interval=Interval(steps=checkpoint_every or 0, seconds=checkpoint_every_s or 0),
-            evaluate=None
-            if validation_adapter is None
-            else self._make_validation(
-                validation_data,
-                validation_adapter,
-                batch_size=validation_batch_size or batch_size,
-                steps=validation_steps,
-                callbacks=callback_list,
-            ),
-        )
-        with self._ending_a_stopped_script():
-            loop.run(verbose=verbose)
-        self.progress.num_fits += 1
-        return self.history
+        data = {"train": fingerprint, "batch_size": batch_size}
+        return self._run_loop(adapter, schedule, given, callbacks, validation, data)
 
     @run_own_first
     @explain_lost_worker
@@ -307,11 +300,14 @@ class Trainer(SingleBatches):
         Returns:
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
+        given = BatchArguments(
+            batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
+        )
         if _use_cached_eval_dataset and self._validate is not None:
             logs = self._validate(is_stopped=lambda: False)
         else:
             steps = limit_steps(steps)
-            batch_size = find_batch_size(batch_size or global_batch_size, x, steps)
+            batch_size = find_batch_size(given.size, x, steps)
             adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
             logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
@@ -324,7 +320,7 @@ class Trainer(SingleBatches):
         self,
         x: Any,
         batch_size: int | None = None,
-        verbose: int | str = 0,
+        verbose: int | str = "auto",
         steps: int | None = None,
         callbacks: Any = None,
         *,
@@ -340,8 +336,11 @@ class Trainer(SingleBatches):
         Returns:
           float array [examples, ...], or the model's structure of them.
         """
+        given = BatchArguments(
+            batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
+        )
         steps = limit_steps(steps)
-        batch_size = find_batch_size(batch_size or global_batch_size, x, steps)
+        batch_size = find_batch_size(given.size, x, steps)
         adapter = self._make_agreed_adapter(x, global_batch_size=batch_size)
         return self._predict(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
 
@@ -363,6 +362,46 @@ class Trainer(SingleBatches):
     def step(self) -> int:
         """The number of updates made."""
         return self.progress.steps_before + self.progress.step
+
+    def _run_loop(
+        self,
+        adapter: DataAdapter,
+        schedule: Schedule,
+        given: FitArguments,
+        callbacks: Any,
+        validation: Callable[[CallbackList], Any] | None,
+        data: dict[str, Any],
+    ) -> keras.callbacks.History:
+        verbose = self._find_verbosity(given.verbose)
+        epoch_steps = schedule.reading.asked or adapter.num_steps or schedule.max_steps
+        self.history = find_history(callbacks)
+        callback_list = evaluation.make_callbacks(
+            callbacks,
+            self.model,
+            verbose=verbose,
+            epochs=schedule.num_epochs,
+            steps=min(filter(None, (epoch_steps, schedule.max_steps)), default=None),
+            history=self.history,
+        )
+        self.model.history = self.history
+        self.progress.begin_fit()
+        loop = FitLoop(
+            self.engine,
+            adapter,
+            progress=self.progress,
+            recovery=self._make_recovery(),
+            schedule=schedule,
+            callbacks=callback_list,
+            interval=Interval(
+                steps=given.checkpoint_every or 0, seconds=given.checkpoint_every_s or 0
+            ),
+            data=data,
+            evaluate=None if validation is None else validation(callback_list),
+        )
+        with self._ending_a_stopped_script():
+            loop.run(verbose=verbose)
+        self.progress.num_fits += 1
+        return self.history
 
     def _ending_a_stopped_script(self) -> contextlib.AbstractContextManager[None]:
         if self.recovery is None:
@@ -414,17 +453,15 @@ class Trainer(SingleBatches):
         return adapter
 
     def _make_validation(
-        self,
-        data: Any,
-        adapter: DataAdapter,
-        *,
-        batch_size: int | None,
-        steps: int | None,
-        callbacks: CallbackList,
-    ) -> Callable[[Callable[[], bool]], Any]:
-        """Returns a function that validates; with the model's own `evaluate`, as in Keras."""
+        self, data: Any, *, batch_size: int | None, steps: int | None
+    ) -> Callable[[CallbackList], Any]:
+        """Returns a function from callbacks to what validates: the model's own `evaluate`, if any.
 
-        def validate(is_stopped: Callable[[], bool]) -> Any:
+        As in Keras, the data are read once, and `_use_cached_eval_dataset` says so.
+        """
+        adapter = self._make_validation_adapter(data, batch_size, steps)
+
+        def validate(callbacks: CallbackList, is_stopped: Callable[[], bool]) -> Any:
             return evaluation.evaluate(
                 self.engine,
                 adapter,
@@ -435,24 +472,24 @@ class Trainer(SingleBatches):
 
         own = find_own_method(self.model, "evaluate")
         if own is None:
-            return validate
+            return lambda callbacks: functools.partial(validate, callbacks)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
 
-        def run_own(is_stopped: Callable[[], bool]) -> Any:
-            self._validate = validate
+        def run_own(callbacks: CallbackList, is_stopped: Callable[[], bool]) -> Any:
+            self._validate = functools.partial(validate, callbacks)
             try:
                 return own(
                     **arguments,
                     steps=steps,
                     callbacks=callbacks,
                     return_dict=True,
-                    _use_cached_eval_dataset=True,  # as Keras passes it
+                    _use_cached_eval_dataset=True,
                 )
             finally:
                 self._validate = None
 
-        return run_own
+        return lambda callbacks: functools.partial(run_own, callbacks)
 
     def make_other(self, model: keras.Model) -> "Trainer":
         """Returns a trainer for another model of the strategy, which the model's methods use."""

@@ -147,7 +147,7 @@ class Classification(Task):
 
         summary = super().evaluate(trainer, data, global_batch_size=global_batch_size)
         source: Any = data.val
-        logits = trainer.predict(source, batch_size=global_batch_size)
+        logits = trainer.predict(source, batch_size=global_batch_size, verbose=0)
         batches = tf.data.Dataset.range(source.num_examples).batch(global_batch_size)
         truth = np.concatenate([source.load_batch(indices)[1].numpy() for indices in batches])
         names = data.info["class_names"]

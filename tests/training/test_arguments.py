@@ -1,0 +1,139 @@
+"""Arguments from Python are checked as flags are: one line that names the argument."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import TfdistError
+
+X = np.ones((16, 4), np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+def _build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return tfdist.Trainer(_build)
+
+
+BAD_FIT = [
+    ({"checkpoint_every": -5}, "`checkpoint_every=-5` is too small: give 0 or more"),
+    ({"checkpoint_every": 1.5}, "`checkpoint_every=1.5` is not a whole number"),
+    ({"checkpoint_every": "90s"}, "`checkpoint_every=90s` is not a whole number"),
+    ({"checkpoint_every": True}, "`checkpoint_every=True` is not a whole number"),
+    ({"checkpoint_every_s": -1}, "`checkpoint_every_s=-1.0` is too small"),
+    ({"checkpoint_every_s": "1"}, "`checkpoint_every_s=1` is not a number"),
+    ({"max_steps": -3}, "`max_steps=-3` is too small: give 1 or more"),
+    ({"max_steps": 0}, "`max_steps=0` is too small"),
+    ({"batch_size": -4}, "`batch_size=-4` is too small"),
+    ({"batch_size": 0}, "`batch_size=0` is too small"),
+    ({"batch_size": 2.5}, "`batch_size=2.5` is not a whole number"),
+    ({"global_batch_size": 0}, "`global_batch_size=0` is too small"),
+    ({"batch_size": 4, "global_batch_size": 8}, "two names for the examples per step"),
+    ({"validation_batch_size": -1}, "`validation_batch_size=-1` is too small"),
+    ({"epochs": -1}, "`epochs=-1` is too small"),
+    ({"epochs": "3"}, "`epochs=3` is not a whole number"),
+    ({"epochs": None}, "`epochs=None` is not a whole number"),
+    ({"initial_epoch": -1}, "`initial_epoch=-1` is too small"),
+    ({"validation_split": 1.5}, "`validation_split=1.5` is too large"),
+    ({"validation_freq": 0}, "`validation_freq=0` says no epochs"),
+    ({"validation_freq": "2"}, "`validation_freq=2` says no epochs"),
+    ({"verbose": "yes"}, "`verbose=yes` is unknown"),
+    ({"verbose": -1}, "`verbose=-1` is unknown"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_FIT)
+def test_fit_refuses_in_one_line(trainer, arguments, message):
+    with pytest.raises(TfdistError, match=message) as error:
+        trainer.fit(X, Y, **{"verbose": 0, **arguments})
+    assert "\n" not in str(error.value)
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": -4}, {"batch_size": 4, "global_batch_size": 8}, {"verbose": "no"}],
+)
+def test_evaluate_and_predict_refuse_too(trainer, method, arguments):
+    with pytest.raises(TfdistError, match="too small|two names|unknown"):
+        getattr(trainer, method)(X, **{"verbose": 0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keep_checkpoints": 0}, "`keep_checkpoints=0` is too small"),
+        ({"keep_checkpoints": -1}, "`keep_checkpoints=-1` is too small"),
+        ({"keep_checkpoints": 1.5}, "`keep_checkpoints=1.5` is not a whole number"),
+        ({"seed": -1}, "`seed=-1` is too small"),
+        ({"seed": 2**31}, "`seed=2147483648` is too large"),
+        ({"seed": "1"}, "`seed=1` is not a whole number"),
+        ({"checkpoint_dir": 3}, "`checkpoint_dir=3` is not a text"),
+        ({"step_options": {"micro_batches": 2}}, "is a dict. Give a StepOptions"),
+        ({"placement": "layers"}, "is a str. Give a Placement"),
+    ],
+)
+def test_a_trainer_refuses_in_one_line(arguments, message):
+    with pytest.raises(TfdistError, match=message):
+        tfdist.Trainer(_build, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tfdist.StepOptions(micro_batches=1.5), "`micro_batches=1.5` is not a whole"),
+        (lambda: tfdist.StepOptions(micro_batches="2"), "`micro_batches=2` is not a whole"),
+        (lambda: tfdist.StepOptions(micro_batches=True), "`micro_batches=True` is not a whole"),
+        (lambda: tfdist.StepOptions(jit_compile="no"), "`jit_compile=no` is not true or false"),
+        (lambda: tfdist.StepOptions(jit_compile=1), "`jit_compile=1` is not true or false"),
+        (lambda: tfdist.StepOptions(check=True), "`check=True` is not a text"),
+        (lambda: tfdist.placement.Layers(devices=-1), "`devices=-1` is too small"),
+        (lambda: tfdist.placement.Layers(devices=2.5), "`devices=2.5` is not a whole"),
+        (lambda: tfdist.strategies.Mirrored(devices="GPU:0"), "`devices=GPU:0` is not a list"),
+        (lambda: tfdist.strategies.LocalSgd(sync_every=0), "`sync_every=0` is too small"),
+        (lambda: tfdist.strategies.LocalSgd(sync_every=2.5), "`sync_every=2.5` is not a whole"),
+    ],
+)
+def test_options_from_python_have_types(make, message):
+    with pytest.raises(TfdistError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_and_paths_are_accepted(tmp_path):
+    options = tfdist.StepOptions(micro_batches=np.int64(2), jit_compile=np.bool_(False))
+    assert type(options.micro_batches) is int
+    assert options.jit_compile is False
+    assert tfdist.strategies.Mirrored(devices=["GPU:0"]).devices == ("GPU:0",)
+    trainer = tfdist.Trainer(_build, checkpoint_dir=tmp_path, keep_checkpoints=np.int32(2))
+    trainer.fit(
+        X, Y, batch_size=np.int64(4), global_batch_size=4, epochs=np.int64(2), verbose=False,
+        checkpoint_every=np.int64(2), checkpoint_every_s=np.float32(60),
+    )  # fmt: skip
+    assert trainer.step == 8
+    assert len(list(tmp_path.glob("step-*"))) == 2
+
+
+def test_an_epoch_beyond_the_last_trains_nothing_as_in_keras():
+    trainer = tfdist.Trainer(_build)
+    for options in ({"epochs": 2, "initial_epoch": 3}, {"epochs": 0}):
+        assert trainer.fit(X, Y, verbose=0, **options).epoch == []
+        assert _build().fit(X, Y, verbose=0, **options).epoch == []
+    assert trainer.step == 0
+
+
+def test_predictions_show_their_progress_as_in_keras(capsys):
+    model = _build()
+    model.predict(X)
+    expected = capsys.readouterr().out
+    tfdist.Trainer(model).predict(X)
+    found = capsys.readouterr().out
+    assert "1/1" in expected
+    assert "1/1" in found
