@@ -183,7 +183,8 @@ def _convert(item: dataclasses.Field, value: Any) -> Any:
     """Returns a value from Python, such as one of NumPy's numbers, as the option's own type."""
     kinds = [k for k in typing.get_args(item.type) if k is not type(None)] or [item.type]
     auto = item.metadata.get("auto")
-    if value is None or (auto is not None and value == auto):
+    may_be_none = item.default is None or type(None) in typing.get_args(item.type)
+    if (value is None and may_be_none) or (auto is not None and value == auto):
         return value
     if typing.get_origin(item.type) is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):

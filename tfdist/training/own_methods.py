@@ -156,6 +156,11 @@ class TrainerRoute:
 
 def call_inner(trainer: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Calls a trainer's method in the place of Keras's, without the model's own."""
+    is_cached = kwargs.pop("_use_cached_eval_dataset", False)  # Keras's `fit` validates
+    if is_cached and trainer.validate_cached is not None:
+        logs = trainer.validate_cached(is_stopped=lambda: False)
+        is_named = kwargs.get("return_dict")
+        return logs if is_named else trainer.model._flatten_metrics_in_order(logs)
     return getattr(type(trainer), name).inner(trainer, *args, **kwargs)
 
 

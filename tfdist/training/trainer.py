@@ -98,6 +98,7 @@ class Trainer(SingleBatches):
       progress: the progress of training.
       engine: the model's compiled steps, and the processes that train together.
       recovery: writes and restores checkpoints; None without a `checkpoint_dir`.
+      validate_cached: evaluates the validation data while the model's own `evaluate` validates.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Trainer(SingleBatches):
         self.progress = Progress()
         self.history = keras.callbacks.History()
         self._step_options = step_options or StepOptions()
-        self._validate: Callable[..., Any] | None = None
+        self.validate_cached: Callable[..., Any] | None = None
         with open_route(TrainerRoute(self)):  # `fit = model.fit` within build_model gets the route
             self.engine = Engine(
                 build_model,
@@ -289,7 +290,6 @@ class Trainer(SingleBatches):
         return_dict: bool = False,
         *,
         global_batch_size: int | None = None,
-        _use_cached_eval_dataset: bool = False,
     ) -> Any:
         """Returns the losses and metrics over a dataset, with every example counted once.
 
@@ -303,13 +303,10 @@ class Trainer(SingleBatches):
         given = BatchArguments(
             batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
         )
-        if _use_cached_eval_dataset and self._validate is not None:
-            logs = self._validate(is_stopped=lambda: False)
-        else:
-            steps = limit_steps(steps)
-            batch_size = find_batch_size(given.size, x, steps)
-            adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
-            logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
+        steps = limit_steps(steps)
+        batch_size = find_batch_size(given.size, x, steps)
+        adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
+        logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
@@ -477,7 +474,7 @@ class Trainer(SingleBatches):
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
 
         def run_own(callbacks: CallbackList, is_stopped: Callable[[], bool]) -> Any:
-            self._validate = functools.partial(validate, callbacks)
+            self.validate_cached = functools.partial(validate, callbacks)
             try:
                 return own(
                     **arguments,
@@ -487,7 +484,7 @@ class Trainer(SingleBatches):
                     _use_cached_eval_dataset=True,
                 )
             finally:
-                self._validate = None
+                self.validate_cached = None
 
         return lambda callbacks: functools.partial(run_own, callbacks)
 
