@@ -171,22 +171,26 @@ def test_evaluation_and_prediction_take_the_steps_of_keras(data, at_a_time):
     assert found[half:] == found[:half]
 
 
+def use_within_limits(model):
+    epochs = fit(model, "known", None)
+    losses = model.evaluate(X, Y, batch_size=4, verbose=0)
+    return epochs, losses, model.predict(X, batch_size=4, verbose=0).shape
+
+
 def test_limits_of_the_configuration_hold():
     found = []
-    for model in (build(), make("one_device")):
-        keras.config.set_max_epochs(2)
-        keras.config.set_max_steps_per_epoch(3)
-        try:
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        for model in (build(), make("one_device")):
             with pytest.warns(UserWarning, match="Limiting") as caught:
-                epochs = fit(model, "known", None)
-                losses = model.evaluate(X, Y, batch_size=4, verbose=0)
-                rows = model.predict(X, batch_size=4, verbose=0).shape
-        finally:
-            keras.config.set_max_epochs(None)
-            keras.config.set_max_steps_per_epoch(None)
-        found.append((epochs, losses, rows, [str(warning.message) for warning in caught]))
+                used = use_within_limits(model)
+            found.append((used, [str(warning.message) for warning in caught]))
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
     assert found[0] == found[1]
-    assert found[1][2] == (12, 1)
+    assert used[2] == (12, 1)
 
 
 @pytest.mark.parametrize("stop_after", [3, 5, 7, 10])
