@@ -18,6 +18,7 @@ _TOGETHER = {
         "options",
         "imports",
         "internals",
+        "named_code",
         "replacing",
     ),
     "machine": ("cgroups", "devices", "memory", "stopping"),

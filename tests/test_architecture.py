@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = [
     {"_lazy", "cgroups", "cli.output", "distributed_variables", "errors", "internals", "replacing"},
     {"options", "imports", "cli.arguments"},
+    {"named_code"},
     {"training.options", "training.optimizers", "training.step_options"},
     {"placement.options"},
     {"cluster", "devices", "memory", "models"},

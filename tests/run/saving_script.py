@@ -117,7 +117,7 @@ def main():
         keras.callbacks.ModelCheckpoint(f"{out}/best.keras"),
     ]
     callbacks = [Save(), *(writing if mode == "all" else ())]
-    history = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
     if mode == "all" or worker == 0:
         save_models(model)
         save_checkpoints(model)

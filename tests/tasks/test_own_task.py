@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -152,6 +153,40 @@ def test_a_finished_run_is_evaluated_used_and_exported(trained, run):
     flags = ("--format=litert", "--output=words.tflite")
     out, _ = run(directory, "export", "--run_dir=run", *flags)
     assert "words.tflite loses 0.0000 of accuracy" in out
+
+
+@pytest.mark.parametrize("option", ["task", "strategy"])
+def test_a_strangers_run_executes_nothing(trained, tmp_path, run, monkeypatch, option):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where no command has named anything
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "run" / "options.json"
+    options = json.loads(path.read_text())
+    if option == "strategy":
+        options["task"]["task"] = "segmentation"
+    name = options[option][option] = options["result"][option] = "strangers.py:Words"
+    path.write_text(json.dumps(options))
+    code = f"open({str(tmp_path / 'executed')!r}, 'w')\n{WORDS}"
+    (tmp_path / "strangers.py").write_text(code)
+    use = ("--run_dir=run", "--quiet")
+    (tmp_path / "a.png").touch()
+    examples = "--images=a.png" if option == "strategy" else "--examples=a.png"
+    commands = [
+        ("report", "run"),
+        ("evaluate", *use),
+        ("predict", *use, examples, "--output=y"),
+        ("export", *use, "--output=servable"),
+        ("export", *use, "--output=words.tflite", "--format=litert"),
+        ("serve", *use),
+        ("train", "--config=run/options.json", "--run_dir=other"),
+    ]
+    for module, *flags in commands:
+        _, err = run(tmp_path, module, *flags, status=2)
+        assert f"names code that would be executed, {option}={name}" in err
+        assert ("--trust_task" in err) == (module != "train")
+        assert not (tmp_path / "executed").exists(), module
+    if option == "task":
+        run(tmp_path, "evaluate", *use, "--trust_task")
+        assert (tmp_path / "executed").exists()
 
 
 def test_the_strategies_are_verified_on_it(trained):

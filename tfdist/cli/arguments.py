@@ -45,6 +45,22 @@ def find_flag(arguments: Sequence[str], name: str) -> str | None:
     return found
 
 
+def is_set(arguments: Sequence[str], name: str) -> bool:
+    """Returns whether a boolean flag is true; as in absl, the last one counts.
+
+    >>> is_set(["--tta"], "tta"), is_set(["--tta", "--notta"], "tta")
+    (True, False)
+    """
+    found = False
+    for argument in arguments:
+        if argument == "--":
+            break
+        match = re.match(rf"--?(no)?{name}(?:=(.*))?$", argument, re.DOTALL)
+        if match:
+            found = not match[1] and (match[2] or "true").lower() in ("true", "t", "1")
+    return found
+
+
 def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> int:
     """Returns how many arguments are flags and their values, before a program and its arguments.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdist.cli.arguments import find_flag
 from tfdist.errors import TfdistError
+from tfdist.named_code import CODE_OPTIONS, check_recorded_code, remember_code
 
 CONFIG = "config"
 PRINT_CONFIG = "--print_config"
@@ -20,12 +21,19 @@ def expand_config(arguments: Sequence[str]) -> list[str]:
       arguments: the command line.
 
     Raises:
-      TfdistError: the file cannot be read.
+      TfdistError: the file cannot be read, or it is a run's record that names unknown code.
     """
+    given = [(find_flag(arguments, name) or "").split(",") for name in CODE_OPTIONS]
+    remember_code(name for names in given for name in names if ":" in name)
     path = find_flag(arguments, CONFIG)
     if path is None:
         return list(arguments)
-    values = _flatten(_read(path), path)
+    found = _read(path)
+    values = _flatten(found, path)
+    if "result" in found or os.path.basename(path) == "options.json":  # from a run directory
+        check_recorded_code(
+            values, where=f"--config={path}", cure="give that option on the command line as well"
+        )
     return [_to_argument(name, value) for name, value in values.items()] + _drop(arguments)
 
 

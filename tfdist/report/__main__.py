@@ -55,7 +55,7 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     if is_bad:
         return EXIT_BAD_INPUT
     if len(runs) == 1:
-        written = write_report(runs[0], options.run.output)
+        written = write_report(runs[0], options.run.output, trust_task=options.run.trust_task)
     else:
         written = write_page(options.run.output or "comparison.html", make_comparison(runs))
     if not options.run.quiet:

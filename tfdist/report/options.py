@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tfdist.named_code import trust_option
 from tfdist.options import CommandOptions, OptionGroup, option
 
 
@@ -15,6 +16,7 @@ class ReportRunOptions(OptionGroup):
         "file of the report; RUN/report.html by default, comparison.html for several runs",
         metavar="FILE",
     )
+    trust_task: bool = trust_option()
     quiet: bool = option(False, "print nothing but errors")
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.report.run_page import make_run_page
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
@@ -56,17 +57,23 @@ class WriteReport(keras.callbacks.Callback):
             self._has_failed = True
 
 
-def write_report(run: RecordedRun, output: str = "", *, task: Task | None = None) -> str:
+def write_report(
+    run: RecordedRun, output: str = "", *, task: Task | None = None, trust_task: bool = False
+) -> str:
     """Writes the report of a run, and returns its path.
 
     Args:
       run: the run's records.
       output: the file; `report.html` in the run's directory by default.
       task: the run's task; found by its name in the run's options by default.
+      trust_task: whether to execute any code that the run's options name.
 
     Raises:
-      TfdistError: the task cannot be found, or the file cannot be written.
+      TfdistError: the task cannot be found, the run's options name code that no command line has
+        named on this machine, or the file cannot be written.
     """
+    if task is None and not trust_task:
+        check_recorded_code(run.options, where=f"The run in {run.path}", cure=TRUST)
     task = task or _find_task(run)
     page = make_run_page(
         run, task.make_report(run), monitor=task.monitor, defaults=_list_defaults(run)

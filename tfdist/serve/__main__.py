@@ -64,6 +64,7 @@ def run_serving(options: ServeOptions) -> int:
         return run_server(options, options.model.model, chosen, work)
     with tempfile.TemporaryDirectory(prefix="tfdist-serve-") as directory:
         arguments = [f"--run_dir={options.model.run_dir}", f"--output={directory}", "--quiet"]
+        arguments += ["--trust_task"] if options.model.trust_task else []
         if status := run_task_command("export", arguments):
             return status
         return run_server(options, directory, chosen, work)

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from tfdist.errors import TfdistError
+from tfdist.named_code import trust_option
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.strategies.base import devices_option
 from tfdist.strategies.options import StrategyOptions
@@ -17,6 +18,7 @@ class ServedModelOptions(OptionGroup):
     """Model."""
 
     run_dir: str = option("", "serve the model of this finished run; it is exported", metavar="DIR")
+    trust_task: bool = trust_option()
     model: str = option(
         "", "serve this SavedModel, or the highest of its versions 1, 2, ...", metavar="DIR"
     )

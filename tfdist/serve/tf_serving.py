@@ -50,6 +50,7 @@ def write_tf_serving_files(options: ServeOptions) -> int:
         ) from error
     if options.model.run_dir:
         arguments = [f"--run_dir={options.model.run_dir}", f"--output={model}", "--quiet"]
+        arguments += ["--trust_task"] if options.model.trust_task else []
         if status := run_task_command("export", arguments):
             return status
     if not options.run.quiet:

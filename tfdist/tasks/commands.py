@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli.arguments import find_flag
+from tfdist.cli.arguments import find_flag, is_set
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
+from tfdist.named_code import TRUST, check_recorded_code, trust_option
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import devices_option
@@ -51,6 +52,7 @@ class FinishedRunOptions(OptionGroup):
     """Options of every command that uses a finished run."""
 
     run_dir: str = option("runs/default", "directory of a finished run", metavar="DIR")
+    trust_task: bool = trust_option()
     quiet: bool = option(False, "print nothing but errors", result=False)
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
 
@@ -180,11 +182,17 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        run_dir = find_flag(expand_flag_files(arguments), "run_dir")
-        task = find_task(_read_task(run_dir or FinishedRunOptions().run_dir))
+        expanded = expand_flag_files(arguments)
+        run_dir = find_flag(expanded, "run_dir") or FinishedRunOptions().run_dir
+        chosen = _read_task(run_dir)
+        if not is_set(expanded, "trust_task"):
+            check_recorded_code(
+                {"task": chosen}, where=f"The run in `run_dir={run_dir}`", cure=TRUST
+            )
+        task = find_task(chosen)
         command: Command = import_named("task", task.commands[name])
     except TfdistError as error:
-        print(f"tfdist: {name_flags(error)}", file=sys.stderr)
+        print(f"tfdist: {name_flags(error, EvaluateOptions)}", file=sys.stderr)
         return error.exit_status
     return run_command(
         f"tfdist.{name}",
@@ -275,7 +283,7 @@ def run_export(options: ExportOptions) -> int:
     if chosen.format != SAVED_MODEL:
         return export_file(chosen)
     check_saved_model_path("output", output)
-    run = read_finished(chosen.run_dir)
+    run = read_finished(chosen.run_dir, trust_task=chosen.trust_task)
     gfile = tf.io.gfile
     there = gfile.listdir(output) if gfile.exists(output) else []
     versions = [int(name.rstrip("/")) for name in there if name.rstrip("/").isdigit()]
@@ -305,7 +313,8 @@ def _load(
 
     strategy = start_devices(options.devices)
     with strategy.scope():
-        return read_finished(options.run.run_dir), strategy
+        run = read_finished(options.run.run_dir, trust_task=options.run.trust_task)
+        return run, strategy
 
 
 def _read_task(run_dir: str) -> str:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.named_code import TRUST, UnknownCodeError, check_recorded_code
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
 from tfdist.training.durable_files import FullTemporaryError, temporary_directory
@@ -37,13 +38,18 @@ class FinishedRun:
     model_sha256: str
 
 
-def read_finished(path: str) -> FinishedRun:
+def read_finished(path: str, *, trust_task: bool = False) -> FinishedRun:
     """Reads a run's directory, on any file system of `tf.io.gfile`.
 
     The model's variables are created in the current strategy's scope.
 
+    Args:
+      path: the directory.
+      trust_task: whether to execute any code that the run's options name.
+
     Raises:
-      TfdistError: there is no run, it is not finished, or its files cannot be read.
+      TfdistError: there is no run, it is not finished, its files cannot be read, or its options
+        name code that no command line has named on this machine.
     """
     run = RunDirectory(path)
     if not tf.io.gfile.exists(f"{path}/options.json"):
@@ -57,11 +63,14 @@ def read_finished(path: str) -> FinishedRun:
             "summary.json. Run the tfdist.train command that started it until it finishes."
         )
     try:
-        options = TrainOptions.from_dict(_read_json(f"{path}/options.json"))
+        recorded = _read_json(f"{path}/options.json")
+        if not trust_task:
+            check_recorded_code(recorded, where=f"The run in `run_dir={path}`", cure=TRUST)
+        options = TrainOptions.from_dict(recorded)
         task = options.task.select()  # First: its module may register the model's layers.
         summary = _read_json(f"{path}/summary.json")
         model, digest = _load_model(run.model)
-    except FullTemporaryError:
+    except (FullTemporaryError, UnknownCodeError):
         raise
     except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
         raise TfdistError(

@@ -51,7 +51,7 @@ def run_file_export(options: "ExportRunOptions") -> int:
     output = options.find_output()
     check_file_name(output, options.format)
     check_installed(options.format)
-    run = read_finished(options.run_dir)
+    run = read_finished(options.run_dir, trust_task=options.trust_task)
     data = to_sources(run.task.make_data(seed=run.options.training.seed, quiet=options.quiet))
     model = to_float32(run.model)
     run.task.compile_model(model, keras.optimizers.SGD(), data.info)

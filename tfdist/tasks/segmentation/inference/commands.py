@@ -46,7 +46,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
     chosen = options.run
     strategy = start_devices(options.devices)
-    run = assembly.load_run(chosen.run_dir, strategy=strategy)
+    run = assembly.load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
     source = assembly.build_examples(run, chosen)
     full = source if chosen.full_size and isinstance(source, FolderSource | TfdsSource) else None
     predictor = assembly.build_predictor(
@@ -103,7 +103,7 @@ def run_prediction(options: PredictOptions) -> int:
     masks = files.find_masks(images, chosen.masks) if chosen.masks else None
     label_map = parse_label_map(chosen.label_map)
     strategy = start_devices(options.devices)
-    run = assembly.load_run(chosen.run_dir, strategy=strategy)
+    run = assembly.load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
     label_map = label_map or parse_label_map(run.task.label_map)
     predictor = assembly.build_predictor(run, options.windows, strategy)
     palette = make_palette(run.num_classes)
@@ -179,7 +179,7 @@ def run_export(options: ExportOptions) -> int:
     if chosen.format != SAVED_MODEL:
         return export_file(chosen)
     check_saved_model_path("output", output)
-    run = assembly.load_run(chosen.run_dir)
+    run = assembly.load_run(chosen.run_dir, trust_task=chosen.trust_task)
     path = export_servable(run, output)
     if not chosen.quiet:
         height, width = run.image_size

@@ -51,16 +51,19 @@ class TrainedRun:
         return self.task.ignore_label
 
 
-def read_run(path: str) -> TrainedRun:
+def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
     """Reads a run's directory, on any file system of `tf.io.gfile`.
 
     The model's variables are created in the current strategy's scope.
+
+    Args:
+      path, trust_task: see `read_finished`.
 
     Raises:
       TfdistError: there is no run, it is not finished, its files cannot be read, or it is a run
         of another task.
     """
-    run = read_finished(path)
+    run = read_finished(path, trust_task=trust_task)
     if not isinstance(run.task, Segmentation):
         raise TfdistError(
             f"Cannot use the run in `run_dir={path}`: it is of `task={run.options.task.task}`, "
