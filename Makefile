@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: setup train test test-all test-vertex errors faults random-programs compare docs docs-links lint format types check clean
+.PHONY: setup train test test-all test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
 
 # For training and serving, for the tests, and for the documentation.
 RUN  := $(VENV)/with-serve
@@ -45,6 +45,10 @@ faults: $(TEST)
 # Trains programs made at random with Keras and under every strategy, for up to 30 minutes.
 random-programs: $(TEST)
 	$(BIN)/python -m benchmarks.random_programs
+
+# Runs the tests of the installed Keras as tfdist.run runs a script, for about 30 minutes.
+keras-tests: setup
+	$(BIN)/python -m benchmarks.keras_tests
 
 # Compares with Keras, with PyTorch, and between two hosts: some 90 minutes with no other work. PYTORCH is a Python that
 # has PyTorch; the hosts are network namespaces, which need root.
