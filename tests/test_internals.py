@@ -47,6 +47,8 @@ SIGNATURES = [
     ),
     (internals.array_slicing, "train_validation_split", ["arrays", "validation_split"]),
     (internals.array_slicing, "convert_to_sliceable", ["arrays", "target_backend"]),
+    (internals.data_adapter_utils, "is_scipy_sparse", ["x"]),
+    (internals.data_adapter_utils, "scipy_sparse_to_tf_sparse", ["x"]),
     (internals.array_data_adapter, "can_convert_arrays", ["arrays"]),
     (
         internals.data_adapters,

@@ -20,7 +20,11 @@ from keras.src.random import seed_generator as keras_random
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
-from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
+from keras.src.trainers.data_adapters import (
+    array_data_adapter,
+    array_slicing,
+    data_adapter_utils,
+)
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.client import device_lib
@@ -81,6 +85,7 @@ __all__ = [
     "context",
     "cross_device_ops",
     "custom_gradient",
+    "data_adapter_utils",
     "data_adapters",
     "device_lib",
     "file_io",

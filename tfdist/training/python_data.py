@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
-from tfdist.internals import data_adapters
+from tfdist.internals import data_adapter_utils, data_adapters
 from tfdist.training.data_adapter import (
     SKIPPING,
     DataAdapter,
@@ -73,7 +73,8 @@ def make_python_adapter(
             source = _make_keras_adapter(data, y, sample_weight, class_weight, shuffle=by_keras)
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
-            yield from map(flatten, source.get_numpy_iterator())
+            for batch in source.get_numpy_iterator():
+                yield keras.tree.map_structure(_to_tensor, flatten(batch))
         finally:
             if getattr(source, "enqueuer", None) is not None:
                 source.enqueuer.stop()
@@ -160,6 +161,13 @@ def _drop_missing(batch: Any) -> Any:
     while isinstance(batch, tuple) and _is_missing(batch[-1]):
         batch = batch[:-1]
     return batch
+
+
+def _to_tensor(part: Any) -> Any:
+    """Converts a sparse matrix of SciPy, as Keras does; returns anything else as it is."""
+    if data_adapter_utils.is_scipy_sparse(part):
+        return data_adapter_utils.scipy_sparse_to_tf_sparse(part)
+    return part
 
 
 def _is_missing(part: Any) -> bool:
