@@ -605,6 +605,10 @@ PROGRAMS = {
     "masks": Program(_build_masked, (TOKENS, (TOKENS * 7 % 5).astype("int32"))),
     "own steps": Program(lambda: dense(cls=OwnSteps)),
     "own steps of a loss": Program(lambda: dense(cls=LossSteps)),
+    "the tutorial's average": Program(lambda: dense(cls=TutorialSteps)),
+    "the tutorial's average of a known size": Program(
+        lambda: dense(cls=functools.partial(TutorialSteps, batch_size=8))
+    ),
     "a plain compute_loss": Program(lambda: dense(cls=PlainLoss)),
     "a step that changes variables": Program(lambda: dense(cls=StepsWithVariables)),
     "a moving mean": Program(lambda: dense(between=MovingMean())),
@@ -751,6 +755,24 @@ class SumOfRows(keras.Model):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class TutorialSteps(keras.Model):
+    """Averages as TensorFlow's tutorial for training loops does, where replicas add up losses."""
+
+    def __init__(self, *args, batch_size=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batch_size = batch_size
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.MeanSquaredError(reduction="none")(y, self(x, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=self.batch_size)
+            loss += tf.nn.scale_regularization_loss(0.1 * tf.reduce_sum(self.trainable_weights[0]))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}

@@ -140,6 +140,19 @@ def test_sparse_and_ragged_arrays_are_read_as_in_keras(name):
     _compare(_use(tfdist.Trainer(build), make(), Y), _use(build(), make(), Y, x_of_batch))
 
 
+def _generate_scipy():
+    for row in range(0, 32, 8):
+        yield _make_scipy()[row : row + 8], Y[row : row + 8]
+
+
+def test_a_generator_of_scipy_is_read_as_in_keras():
+    model, trainer = _build_sparse(), tfdist.Trainer(_build_sparse)
+    expected = model.fit(_generate_scipy(), shuffle=False, verbose=0).history
+    _compare(trainer.fit(_generate_scipy(), shuffle=False, verbose=0).history, expected)
+    expected = model.predict(_generate_scipy(), verbose=0)
+    _compare(trainer.predict(_generate_scipy()), expected)
+
+
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_and_ragged_arrays_are_refused_on_replicas(name):
     build, make = SPARSE[name]
@@ -320,3 +333,23 @@ def test_weights_and_exports_of_replicas_are_keras_s(tmp_path):
     trainer.export(str(tmp_path / "served"))
     served = tf.saved_model.load(str(tmp_path / "served"))
     _compare(served.serve(tf.constant(X)).numpy(), expected)
+
+
+def _build_sequences():
+    last = keras.layers.Dense(1, kernel_initializer=zoo.seeded(1))
+    model = keras.Sequential([keras.Input((2, 3)), keras.layers.TimeDistributed(last)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_weights_that_keras_would_align_with_another_axis_are_refused_on_replicas():
+    """With as many examples as steps, Keras weights the steps by them, and a replica others."""
+    x, y, weight = X.reshape(-1, 2, 3), Y[..., None], np.arange(32.0)
+    options = {"verbose": 0, "shuffle": False, "batch_size": 4}
+    trainer = tfdist.Trainer(_build_sequences, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match=r"losses of shape \[batch, 2\] by weights .*\[batch\]"):
+        trainer.fit(x, y, sample_weight=weight, **options)
+    trainer = tfdist.Trainer(_build_sequences, strategy=zoo.STRATEGIES["mirrored-2"]())
+    found = trainer.fit(x, y, sample_weight=weight[:, None], **options).history
+    expected = _build_sequences().fit(x, y, sample_weight=weight[:, None], **options).history
+    _compare(found, expected)

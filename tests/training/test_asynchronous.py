@@ -129,7 +129,7 @@ def test_refuses_programs_that_workers_cannot_compute(programs):
     assert "a layer assigns its own weight spectral/" in spectral
     assert "has no trainable weights. Use another strategy." in frozen
     assert "cannot run OwnSteps.train_step: a worker computes a gradient" in steps
-    assert "'largest' under ParameterServerStrategy: it is not a sum" in maximum
+    assert "'largest' (Largest) under ParameterServerStrategy: it is not a sum" in maximum
     assert "draws with TensorFlow's RandomStandardNormal, which differs on each" in draws
 
 

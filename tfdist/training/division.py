@@ -10,6 +10,7 @@ global batch.** A plain mean over examples obeys it. The rest is changed while t
 - an added loss with one value per example is summed over the global batch;
 - batch normalization uses the moments of the global batch;
 - random layers draw the numbers that belong to the replica's examples (`randomness`);
+- `tf.nn.compute_average_loss`, for replicas whose losses are added, gives a mean for this rule;
 - gradients are reduced before an optimizer sees them (`replica_optimizers`);
 - metrics count every example once (`replica_metrics`).
 
@@ -28,6 +29,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import TfdistError
 from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
@@ -144,17 +146,12 @@ class Division:
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
-            (
-                loss_module,
-                "apply_mask",
-                self._make_apply_mask(),
-            ),
-            (
-                loss_module,
-                "reduce_values",
-                self._make_reduce_values(),
-            ),
+            (loss_module, "apply_mask", self._make_apply_mask()),
+            (loss_module, "reduce_values", self._make_reduce_values()),
+            (loss_module, "squeeze_or_expand_to_same_rank", self._make_align()),
             (TensorFlowTrainer, "_aggregate_additional_loss", self._make_aggregate()),
+            (tf.nn, "compute_average_loss", self._make_average_loss()),
+            (tf.nn, "scale_regularization_loss", self._make_regularization_loss()),
             # For each all-reduce, TensorFlow searches the graph for variables. A function's graph
             # has none, it captures them, and the search takes minutes in deep networks.
             (custom_gradient, "_get_dependent_variables", lambda *_, **__: []),
@@ -291,6 +288,55 @@ class Division:
 
         return reduce_values
 
+    def _make_average_loss(self) -> Any:
+        """Returns TensorFlow's function for training loops that add up the replicas' losses."""
+
+        original = find_function(tf.nn, "compute_average_loss")
+
+        def compute_average_loss(
+            per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+        ) -> Any:
+            part = self.part
+            if part is None:
+                return original(per_example_loss, sample_weight, global_batch_size)
+            loss = original(per_example_loss, sample_weight, 1)
+            size = part.total if global_batch_size is None else global_batch_size
+            return loss * tf.cast(part.sum_scale / tf.cast(size, tf.float64), loss.dtype)
+
+        return compute_average_loss
+
+    def _make_regularization_loss(self) -> Any:
+        original = find_function(tf.nn, "scale_regularization_loss")
+
+        def scale_regularization_loss(regularization_loss: Any) -> Any:
+            if self.part is None:
+                return original(regularization_loss)
+            return tf.reduce_sum(regularization_loss)
+
+        return scale_regularization_loss
+
+    def _make_align(self) -> Any:
+        original = find_function(loss_module, "squeeze_or_expand_to_same_rank")
+
+        def align(values: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+            values, weights = original(values, weights, *args, **kwargs)
+            part = self.part
+            if part is None or len(values.shape) == len(weights.shape):
+                return values, weights
+            # TensorFlow aligns the last axes. Where a part of the batch happens to have as many
+            # examples as that axis has entries, it would weight other entries than Keras does.
+            fewer, more = sorted((values.shape, weights.shape), key=len)
+            if len(fewer) and fewer[0] in (None, part.static_rows):
+                raise TfdistError(
+                    f"Cannot weight losses of shape {_describe(more)} by weights or masks of shape "
+                    f"{_describe(fewer)}: Keras aligns their last axes, which weights the "
+                    "examples of a part of a batch otherwise. Give weights an axis for each axis "
+                    "of the losses, such as [batch, 1]."
+                )
+            return values, weights
+
+        return align
+
     def _make_aggregate(self) -> Any:
         def aggregate(model: keras.Model, loss: Any) -> Any:
             total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
@@ -316,6 +362,10 @@ class Division:
                 self._of_thread.own, self._of_thread.part = None, own
 
         return compute_loss
+
+
+def _describe(shape: tf.TensorShape) -> str:
+    return f"[{', '.join(['batch', *map(str, shape[1:])])}]"
 
 
 class _Normalizers:

@@ -221,15 +221,17 @@ class Guard:
 
         Args:
           bounds: for each replica, its first example and the one after its last.
-          moved_by: the fraction of its value by which each weight is moved before.
+          moved_by: the fraction of its value by which each weight and input is moved before.
         """
         run = self._run_whole if bounds is self._whole else self._run
+        batch = self._batch
         with self._without_effect():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
+                batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
             self._steps.reset_metrics()
             with self._explaining():
-                logs, gradients = run(self._batch, self._to_bounds(bounds))
+                logs, gradients = run(batch, self._to_bounds(bounds))
             states = {
                 name: np.asarray(_read(self._handles[place]), "float64")
                 for place, name in self._names.items()
@@ -302,9 +304,15 @@ def move_weights(
     """Changes every weight by a fraction of its value, up or down."""
     with strategy.scope():
         for number, variable in enumerate(model.trainable_variables):
-            value = variable.numpy()
-            signs = np.random.default_rng([seed, number]).choice([-1, 1], value.shape)
-            variable.assign(value * (1 + share * signs).astype(value.dtype))
+            variable.assign(_move(tf.convert_to_tensor(variable.numpy()), share, [seed, number]))
+
+
+def _move(leaf: Any, share: float, seed: Any = 0) -> Any:
+    """Changes every number of a floating-point tensor by a fraction of its value, up or down."""
+    if not (isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating):
+        return leaf
+    signs = np.random.default_rng(seed).choice([-1, 1], leaf.shape)
+    return leaf * tf.cast(1 + share * signs, leaf.dtype)
 
 
 class _Float64(keras.DTypePolicy):
