@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
+from tests.training.programs import X, Y, dense
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.strategies import LocalSgdStrategy
 from tfdist.training.callbacks import Throughput
@@ -272,3 +273,21 @@ def test_refuses_workers_that_train_by_themselves():
     strategy = LocalSgdStrategy(tf.distribute.get_strategy())
     with pytest.raises(TfdistError, match="LocalSgdStrategy does not support `steps_per_loop`"):
         check_strategy(StepOptions(steps_per_loop=3), strategy, num_workers=2)
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_training_on_a_batch_in_a_callback_takes_no_step_of_the_epochs(strategy_name):
+    def fit(trainer, model):
+        class TrainMore(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                trainer.train_on_batch(X[:8], Y[:8])
+
+        options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+        trainer.fit(X, Y, callbacks=[TrainMore()], **options)
+        return model.get_weights()
+
+    expected = dense()
+    trainer = zoo.make_trainer(dense, strategy=zoo.STRATEGIES[strategy_name]())
+    for ours, theirs in zip(fit(trainer, trainer.model), fit(expected, expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert trainer.step == 15

@@ -25,7 +25,7 @@ class Progress:
       resumed_from_step: the step of the checkpoint that this call continued from, if any.
       is_asked_to_stop: whether this process was asked to stop.
       steps_s: seconds spent in steps, without the work between them.
-      steps_before: updates made by earlier calls of `fit`.
+      steps_before: updates made by earlier calls of `fit`, and of `train_on_batch`.
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.

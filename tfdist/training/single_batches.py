@@ -67,7 +67,7 @@ class SingleBatches(ModelFiles):
         trained = steps.train(iterator)[0]
         steps.sync(1, is_last=True)
         logs = steps.read_training_logs(trained)
-        self.progress.step += 1
+        self.progress.steps_before += 1  # A callback may call this while `fit` counts its steps.
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
