@@ -147,10 +147,11 @@ def _generate_scipy():
 
 def test_a_generator_of_scipy_is_read_as_in_keras():
     model, trainer = _build_sparse(), tfdist.Trainer(_build_sparse)
-    expected = model.fit(_generate_scipy(), shuffle=False, verbose=0).history
-    _compare(trainer.fit(_generate_scipy(), shuffle=False, verbose=0).history, expected)
-    expected = model.predict(_generate_scipy(), verbose=0)
-    _compare(trainer.predict(_generate_scipy()), expected)
+    options = {"steps_per_epoch": 4, "shuffle": False, "verbose": 0}
+    expected = model.fit(_generate_scipy(), **options).history
+    _compare(trainer.fit(_generate_scipy(), **options).history, expected)
+    expected = model.predict(_generate_scipy(), steps=4, verbose=0)
+    _compare(trainer.predict(_generate_scipy(), steps=4), expected)
 
 
 @pytest.mark.parametrize("name", SPARSE)
