@@ -34,10 +34,11 @@ SIGNATURES = [
     (keras.Model, "compute_metrics", STEP[:-1]),
     (keras.Model, "_flatten_layers", ["self", "include_self", "recursive"]),
     (keras.Model, "_flatten_metrics_in_order", ["self", "logs"]),
-    (internals.backend, "get_keras_mask", ["x"]),
-    (internals.backend, "set_keras_mask", ["x", "mask"]),
+    (internals, "get_autocast_scope", []),
+    (internals, "get_keras_mask", ["x"]),
+    (internals, "set_keras_mask", ["x", "mask"]),
     (
-        internals.backend,
+        internals.lstm_module,
         "lstm",
         [
             *("inputs", "initial_state_h", "initial_state_c", "mask", "kernel"),

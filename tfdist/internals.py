@@ -1,61 +1,88 @@
 """Names from private modules of Keras and TensorFlow, which no other module imports.
 
+A name that has moved between versions is found by what it is, and only here.
 `tests/test_internals.py` fails if a new version removes one or changes its signature.
 """
 
-from keras.src import backend
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import get_stateless_scope
-from keras.src.backend.tensorflow.core import compute_output_spec
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, potentially_ragged_concat
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.losses import loss as loss_module
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
-from keras.src.models.functional import Functional
-from keras.src.models.functional import operation_fn as bind_call_context
-from keras.src.ops.operation import Operation
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random import seed_generator as keras_random
-from keras.src.saving import saving_lib
-from keras.src.trainers import data_adapters
-from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
-from keras.src.trainers.data_adapters import (
-    array_data_adapter,
-    array_slicing,
-    data_adapter_utils,
-)
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
-from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.client import device_lib
-from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute import cross_device_ops, merge_call_interim, values_util
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.distribute.distribute_lib import UpdateContext
-from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
-from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.distribute.ps_values import AggregatingVariable
-from tensorflow.python.distribute.values import (
-    DistributedDelegate,
-    DistributedVariable,
-    MirroredVariable,
-    PerReplica,
-    SyncOnReadVariable,
-)
-from tensorflow.python.eager import context, record
-from tensorflow.python.eager.context import global_seed
-from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
-from tensorflow.python.lib.io import file_io
-from tensorflow.python.ops import custom_gradient, gen_summary_ops
-from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
-from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
-from tensorflow.python.saved_model import load as model_loading
-from tensorflow.python.saved_model import save as model_saving
-from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
-from tensorflow.python.training import py_checkpoint_reader
+import sys
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+
+try:
+    from keras.src import backend
+    from keras.src.backend import compute_output_spec
+    from keras.src.backend.common import global_state
+    from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+    from keras.src.backend.common.stateless_scope import get_stateless_scope
+    from keras.src.backend.common.variables import get_autocast_scope
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.legacy.saving import legacy_h5_format
+    from keras.src.losses import loss as loss_module
+    from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+    from keras.src.models.functional import Functional
+    from keras.src.ops.operation import Operation
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.random import seed_generator as keras_random
+    from keras.src.saving import saving_lib
+    from keras.src.trainers import data_adapters
+    from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
+    from keras.src.trainers.data_adapters import (
+        array_data_adapter,
+        array_slicing,
+        data_adapter_utils,
+    )
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+    from tensorflow.python.checkpoint.checkpoint import TrackableSaver
+    from tensorflow.python.client import device_lib
+    from tensorflow.python.data.ops import multi_device_iterator_ops
+    from tensorflow.python.distribute import cross_device_ops, merge_call_interim, values_util
+    from tensorflow.python.distribute.collective_all_reduce_strategy import (
+        CollectiveAllReduceExtended,
+    )
+    from tensorflow.python.distribute.distribute_lib import UpdateContext
+    from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
+    from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+    from tensorflow.python.distribute.ps_values import AggregatingVariable
+    from tensorflow.python.distribute.values import (
+        DistributedDelegate,
+        DistributedVariable,
+        MirroredVariable,
+        PerReplica,
+        SyncOnReadVariable,
+    )
+    from tensorflow.python.eager import context, record
+    from tensorflow.python.eager.context import global_seed
+    from tensorflow.python.framework.config import is_op_determinism_enabled
+    from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
+    from tensorflow.python.lib.io import file_io
+    from tensorflow.python.ops import custom_gradient, gen_summary_ops
+    from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+    from tensorflow.python.ops.tensor_getitem_override import _slice_helper_var as slice_variable
+    from tensorflow.python.saved_model import load as model_loading
+    from tensorflow.python.saved_model import save as model_saving
+    from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
+    from tensorflow.python.training import py_checkpoint_reader
+
+    # The class of Keras's models that trains with TensorFlow. Keras 3.16 calls it Trainer.
+    TensorFlowTrainer = next(c for c in keras.Model.__mro__ if "make_train_function" in vars(c))
+    # What Keras joins the outputs of batches with, in the module of that class.
+    potentially_ragged_concat = sys.modules[TensorFlowTrainer.__module__].potentially_ragged_concat
+    # Where the layer looks `lstm` up. Keras 3.16 moves it out of the backend's own module.
+    lstm_module = backend if hasattr(backend, "lstm") else backend.rnn
+    # The name under which Keras stores its global generator, which Keras 3.12 spells out.
+    GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+except (ImportError, AttributeError, StopIteration) as error:
+    raise TfdistError(
+        f"tfdist does not work with Keras {keras.__version__} and TensorFlow {tf.__version__} "
+        f"({error or type(error).__name__}). Install versions that it is tested with: "
+        "pip install --upgrade --force-reinstall tfdist."
+    ) from error
 
 __all__ = [
+    "GLOBAL_SEED_GENERATOR",
     "AggregatingVariable",
     "BaseOptimizer",
     "CollectiveAllReduceExtended",
@@ -79,8 +106,6 @@ __all__ = [
     "UpdateContext",
     "array_data_adapter",
     "array_slicing",
-    "backend",
-    "bind_call_context",
     "compute_output_spec",
     "context",
     "cross_device_ops",
@@ -90,6 +115,8 @@ __all__ = [
     "device_lib",
     "file_io",
     "gen_summary_ops",
+    "get_autocast_scope",
+    "get_keras_mask",
     "get_stateless_scope",
     "global_seed",
     "global_state",
@@ -97,6 +124,7 @@ __all__ = [
     "keras_random",
     "legacy_h5_format",
     "loss_module",
+    "lstm_module",
     "make_class_weight_map_fn",
     "merge_call_interim",
     "model_loading",
@@ -107,6 +135,7 @@ __all__ = [
     "random_ops",
     "record",
     "saving_lib",
+    "set_keras_mask",
     "slice_variable",
     "values_util",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import TfdistError
-from tfdist.internals import Functional, bind_call_context
+from tfdist.internals import Functional
 
 Values = dict[int, Any]
 """Number of a value -> tensor. Values are numbered from 0, the model's inputs first."""
@@ -59,8 +59,14 @@ class Operation:
             known = {id(t): value for t, value in zip(tensors, taken, strict=True)}
             args, kwargs = self.node.arguments.fill_in(known)
             training = self.training if training is None else training
-            call = bind_call_context(self.layer, training=training, **context)
-            given = keras.tree.flatten(call(*args, **kwargs))
+            context = {"training": training, **context}
+            # As in a functional model: the layer's own arguments give way to those of the call.
+            kwargs |= {
+                name: value
+                for name, value in context.items()
+                if value is not None and name in getattr(self.layer, "_call_context_args", ())
+            }
+            given = keras.tree.flatten(self.layer(*args, **kwargs))
         values.update(zip(self.outputs, given, strict=True))
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals import Functional, backend, global_state
+from tfdist.internals import (
+    Functional,
+    get_autocast_scope,
+    get_keras_mask,
+    global_state,
+    set_keras_mask,
+)
 from tfdist.placement.graph import Graph
 from tfdist.replacing import find_function, replaced
 
@@ -42,7 +48,7 @@ def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
 @contextlib.contextmanager
 def autocasting(scope: Any) -> Iterator[None]:
     """Opens a Keras autocast scope again; None casts nothing."""
-    before = backend.get_autocast_scope()
+    before = get_autocast_scope()
     global_state.set_global_attribute("autocast_scope", scope)
     try:
         yield
@@ -62,13 +68,13 @@ def add_penalties(graph: Graph, penalties: list[tf.Tensor]) -> None:
 def set_mask(tensor: Any, mask: Any) -> None:
     """Gives a tensor a Keras mask, if there is one."""
     if mask is not None:
-        backend.set_keras_mask(tensor, mask)
+        set_keras_mask(tensor, mask)
 
 
 def copy_with_mask(tensor: Any) -> Any:
     """Returns a tensor on the current device, with its Keras mask."""
     copy = tf.identity(tensor)
-    set_mask(copy, backend.get_keras_mask(tensor))
+    set_mask(copy, get_keras_mask(tensor))
     return copy
 
 

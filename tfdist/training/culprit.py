@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.internals import Operation, backend
+from tfdist.internals import Operation, get_keras_mask, set_keras_mask
 from tfdist.replacing import find_function, replaced
 from tfdist.training.compilation import describe_layer
 from tfdist.training.divisible import is_known_layer, is_of_batch, list_losses
@@ -158,9 +158,9 @@ def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
         part = of_whole[slice(*cut)] if tf.is_tensor(own) and own.shape.rank else own
         if part is own or part.shape != own.shape:
             return own
-        mask = backend.get_keras_mask(own)
+        mask = get_keras_mask(own)
         if mask is not None:
-            backend.set_keras_mask(part, mask)
+            set_keras_mask(part, mask)
         return part
 
     with contextlib.ExitStack() as stack:

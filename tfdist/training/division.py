@@ -30,7 +30,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import TensorFlowTrainer, backend, custom_gradient, loss_module
+from tfdist.internals import (
+    TensorFlowTrainer,
+    custom_gradient,
+    get_keras_mask,
+    loss_module,
+    set_keras_mask,
+)
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
 from tfdist.training.added_losses import losses_by_thread
@@ -184,10 +190,10 @@ class Division:
             return context.all_reduce(SUM, value * tf.cast(part.weight, value.dtype))
         if value.shape[0] is not None and value.shape[0] != part.static_rows:
             return value
-        mask = backend.get_keras_mask(value)
+        mask = get_keras_mask(value)
         gathered = self._gather_rows(value)
         if mask is not None:
-            backend.set_keras_mask(gathered, self._gather_rows(mask))
+            set_keras_mask(gathered, self._gather_rows(mask))
         return gathered
 
     def agree(self, value: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals import backend
+from tfdist.internals import lstm_module
 from tfdist.models.batch_norm import normalize_by_batch
 from tfdist.replacing import find_function, replaced
 from tfdist.training.global_norm import make_norm_call
@@ -36,7 +36,7 @@ def fusing_layers(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
         # On GPUs, Keras itself uses cuDNN.
         if not is_compiled and not tf.config.list_logical_devices("GPU"):
             stack.enter_context(
-                replaced(backend, "lstm", _make_lstm(find_function(backend, "lstm")))
+                replaced(lstm_module, "lstm", _make_lstm(find_function(lstm_module, "lstm")))
             )
         yield
 

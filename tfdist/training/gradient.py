@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals import backend
+from tfdist.internals import get_keras_mask, set_keras_mask
 from tfdist.placement.stages.call import StagedCall
 from tfdist.placement.strips.call import StripedCall
 from tfdist.training.division import Division
@@ -123,7 +123,7 @@ class OwnStep:
                 if isinstance(part, tf.Tensor):
                     part.set_shape(variable.shape)  # TensorFlow does not always infer it
             keys[:] = counts
-            masks = [backend.get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
+            masks = [get_keras_mask(output) for output in keras.tree.flatten(y_pred)]
             return gradients, list(counts.values()), y_pred, masks
 
         if self._options.jit_compile:
@@ -132,7 +132,7 @@ class OwnStep:
         gradients, counts, y_pred, masks = differentiate(batch)
         for output, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
             if mask is not None:
-                backend.set_keras_mask(output, mask)
+                set_keras_mask(output, mask)
         return gradients, dict(zip(keys, counts, strict=True)), y_pred
 
     def _differentiate_parts(

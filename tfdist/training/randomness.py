@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import global_state, keras_random, random_ops
+from tfdist.internals import GLOBAL_SEED_GENERATOR, global_state, keras_random, random_ops
 from tfdist.replacing import find_function, replaced
 from tfdist.training import random_numbers
 
@@ -209,7 +209,7 @@ def _one_global_generator() -> Iterator[None]:
     Keras keeps one per thread, and replicas have their own threads. It is created on first use, as
     in Keras, because its seed is the next number of Python's `random`.
     """
-    name = keras_random.GLOBAL_SEED_GENERATOR
+    name = GLOBAL_SEED_GENERATOR
     known = global_state.get_global_attribute(name)
 
     def get() -> keras.random.SeedGenerator:
@@ -239,7 +239,7 @@ def moved_global_generator(strategy: tf.distribute.Strategy) -> Iterator[None]:
     generator of replicas cannot be used under another strategy. A strategy keeps its generator,
     which its compiled steps use.
     """
-    known = global_state.get_global_attribute(keras_random.GLOBAL_SEED_GENERATOR)
+    known = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     plain = tf.distribute.get_strategy()
     home: Any = strategy if strategy.num_replicas_in_sync > 1 else plain
     owner = known and (getattr(known.state.value, "distribute_strategy", None) or plain)
@@ -253,12 +253,12 @@ def moved_global_generator(strategy: tf.distribute.Strategy) -> Iterator[None]:
         _aggregate_first(generator)
         home._tfdist_global_generator = generator
     generator.state.assign(known.state.numpy())
-    global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, generator)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
     try:
         yield
     finally:
         known.state.assign(generator.state.numpy())
-        global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, known)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, known)
 
 
 def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf.Tensor:
@@ -307,7 +307,7 @@ def lend_global_generator() -> Iterator[None]:
     Keras creates it on the first draw, with a seed from Python's `random`. If nothing draws from
     it, it is removed afterwards, and the state of `random` is as before.
     """
-    if global_state.get_global_attribute(keras_random.GLOBAL_SEED_GENERATOR) is not None:
+    if global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is not None:
         yield
         return
     before = random.getstate()
@@ -318,7 +318,7 @@ def lend_global_generator() -> Iterator[None]:
         yield
     finally:
         if (generator.state.numpy() == unused).all():
-            global_state.set_global_attribute(keras_random.GLOBAL_SEED_GENERATOR, None)
+            global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
         elif random.getstate() == before:
             random.setstate(after)
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.internals import backend, record
+from tfdist.internals import get_autocast_scope, get_keras_mask, record
 from tfdist.placement.graph import Values
 from tfdist.placement.groups import find_own_group
 from tfdist.placement.stages.cutting import Stage
@@ -105,7 +105,7 @@ class StagedCall:
                         operation.run(values, training=training, **context)
             return [values[number] for number in self._graph.outputs]
         variables = self._graph.variables
-        autocast = backend.get_autocast_scope()
+        autocast = get_autocast_scope()
         with autocasting(None):
             olds = {id(v): v.value for v in variables}
         run = _Run(values, context, dict(olds), autocast)
@@ -124,7 +124,7 @@ class StagedCall:
         trainable = [v for v in stage.variables if v.trainable]
         others = [v for v in stage.variables if not v.trainable]
         taken = {number: run.take(number, position) for number in stage.inputs}
-        masks = {number: backend.get_keras_mask(value) for number, value in taken.items()}
+        masks = {number: get_keras_mask(value) for number, value in taken.items()}
         moving = [number for number, value in taken.items() if has_gradient(value)]
         with tf.device(device):
             states = [(v, tf.convert_to_tensor(run.states[id(v)])) for v in others]
@@ -251,7 +251,7 @@ class _Run:
         left = iter(results)
         for number, taker in stage.outputs:
             value = next(left) if has_gradient(found[number]) else found[number]
-            set_mask(value, backend.get_keras_mask(found[number]))
+            set_mask(value, get_keras_mask(found[number]))
             self.passed[number, taker] = value
         self.penalties += left
 

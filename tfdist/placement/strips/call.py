@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import backend
+from tfdist.internals import get_autocast_scope, get_keras_mask
 from tfdist.models.batch_norm import Moments
 from tfdist.placement.graph import Graph, Operation, Values, make_graph
 from tfdist.placement.groups import find_own_group
@@ -117,7 +117,7 @@ class StripedCall:
 
     def _run(self, inputs: Sequence[Any], *, training: bool | None, **context: Any) -> list[Any]:
         devices = [f"/device:{name}" for name in find_own_group(self._plan.groups)]
-        autocast = backend.get_autocast_scope()
+        autocast = get_autocast_scope()
         with autocasting(None):
             read = {id(v): (v, tf.convert_to_tensor(v.value)) for v in self._graph.variables}
         weights = {key: value for key, (v, value) in read.items() if v.trainable}
@@ -128,7 +128,7 @@ class StripedCall:
         def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
             local = list(inputs)
             for place, value in zip(moving, given, strict=False):
-                set_mask(value, backend.get_keras_mask(inputs[place]))
+                set_mask(value, get_keras_mask(inputs[place]))
                 local[place] = value
             own = dict(zip(weights, given[len(moving) :], strict=True))
             cells = Cells(devices[0], is_recorded=bool(training))
@@ -154,7 +154,7 @@ class StripedCall:
         self._plan.whole.extend(passes[0].whole)
         outputs = [next(results) if has_gradient(value) else value for value in found]
         for output, value in zip(outputs, found, strict=True):
-            set_mask(output, backend.get_keras_mask(value))
+            set_mask(output, get_keras_mask(value))
         add_penalties(self._graph, list(results))
         return outputs
 

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdist.errors import make_unknown_name_error
-from tfdist.internals import backend
+from tfdist.internals import set_keras_mask
 
 
 class _SegmentationLoss(keras.losses.Loss):
@@ -69,7 +69,7 @@ class _SegmentationLoss(keras.losses.Loss):
         if self.ignore_label is None:
             return values
         values = ops.where(valid, values, ops.zeros_like(values))
-        backend.set_keras_mask(values, valid)
+        set_keras_mask(values, valid)
         return values
 
 
