@@ -4,6 +4,7 @@ import inspect
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfdist import internals
 
@@ -114,3 +115,13 @@ def test_a_compiled_model_keeps_what_it_was_compiled_with():
     assert model.layers[0]._losses == []
     assert model.layers[0]._seed_generators == []
     assert isinstance(model.optimizer, internals.TFOptimizer)
+
+
+def test_newer_versions_than_the_tested_ones_are_named(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.15.9")
+    monkeypatch.setattr(tf, "__version__", "2.21.0")
+    assert internals.find_untested() == ""
+    monkeypatch.setattr(keras, "__version__", "3.16.0.dev2026102704")
+    assert internals.find_untested().startswith("Keras 3.16.0.dev2026102704: newer than ")
+    monkeypatch.setattr(tf, "__version__", "2.100.0-rc0")
+    assert internals.find_untested().startswith("Keras 3.16.0.dev2026102704 and TensorFlow 2.100")

@@ -81,8 +81,28 @@ except (ImportError, AttributeError, StopIteration) as error:
         "pip install --upgrade --force-reinstall tfdist."
     ) from error
 
+# The newest minor versions that the table of docs/versions.md has. Nothing else asks for a version.
+TESTED = {"Keras": (keras, (3, 15)), "TensorFlow": (tf, (2, 21))}
+
+
+def find_untested() -> str:
+    """Returns one line about versions that are newer than the tested ones; empty if none is."""
+    found = [
+        f"{name} {library.__version__}"
+        for name, (library, tested) in TESTED.items()
+        if tuple(int(number) for number in library.__version__.split(".")[:2]) > tested
+    ]
+    return (
+        f"{' and '.join(found)}: newer than what tfdist is tested with, so every program's first "
+        'batch is computed divided and whole, and refused if the results differ (check="on").'
+        if found
+        else ""
+    )
+
+
 __all__ = [
     "GLOBAL_SEED_GENERATOR",
+    "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",
     "CollectiveAllReduceExtended",
@@ -114,6 +134,7 @@ __all__ = [
     "data_adapters",
     "device_lib",
     "file_io",
+    "find_untested",
     "gen_summary_ops",
     "get_autocast_scope",
     "get_keras_mask",

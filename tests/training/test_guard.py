@@ -117,6 +117,13 @@ def test_what_it_costs_is_known_after_a_refusal():
     assert trainer.engine.check_s > 0
 
 
+def test_what_is_known_is_guarded_under_untested_versions(monkeypatch):
+    assert _train(dense).engine.check_s == 0
+    monkeypatch.setattr("tfdist.training.engine.find_untested", lambda: "Keras 4: newer")
+    assert _train(dense).engine.check_s > 0
+    assert _train(dense, check="off").engine.check_s == 0
+
+
 def test_a_prediction_that_depends_on_the_batch_is_refused():
     build = INDIVISIBLE["a centered batch"].build
     trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())

@@ -11,9 +11,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
+from tfdist.internals import find_untested
 from tfdist.placement.groups import find_groups
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.options import Placement, Shards, Strips
@@ -88,6 +90,9 @@ class Engine:
         placement: Placement | None = None,
     ):
         self._strategy, self.workers, self.options = strategy, workers, options
+        self._untested = find_untested()
+        if self._untested and options.check == "auto":
+            _warn_once(self._untested)
         self._placement = placement
         self._traits = find_traits(strategy)
         check_strategy(options, strategy, num_workers=workers.count, placement=placement)
@@ -372,7 +377,8 @@ class Engine:
             return False
         is_sure = predicts_by_known_layers if kind == "predict" else is_known
         check = self.options.check
-        return check == "on" or (check == "auto" and not is_sure(self.model))
+        is_guarded = bool(self._untested) or not is_sure(self.model)
+        return check == "on" or (check == "auto" and is_guarded)
 
     def _check_trace(self, graph: Any) -> None:
         is_jitted = self.model.jit_compile and self._steps.steps.is_divided
@@ -449,3 +455,8 @@ class Engine:
             shards=self._shards,
             check_trace=self._check_trace,
         )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logging.warning("%s", text)
