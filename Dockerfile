@@ -1,4 +1,4 @@
-# An image that trains: docker build -t IMAGE .  (for NVIDIA GPUs: --build-arg EXTRAS=[gpu])
+# An image that trains: docker build -t IMAGE .  (for NVIDIA GPUs: --build-arg EXTRAS=[gpu]; for TPUs: EXTRAS=[tpu])
 ARG PYTHON=3.13.9-slim-trixie
 
 FROM python:${PYTHON} AS build
@@ -10,6 +10,10 @@ COPY setup.cfg pyproject.toml ./
 RUN mkdir tfdist && echo '__version__ = "0"' > tfdist/__init__.py && touch README.md LICENSE \
  && /opt/tfdist/bin/pip install --no-cache-dir ".${EXTRAS}" \
  && rm -rf tfdist README.md LICENSE build *.egg-info
+# The package for TPUs replaces files of TensorFlow, on which tfdist depends.
+RUN case "${EXTRAS}" in *tpu*) \
+    /opt/tfdist/bin/pip install --no-cache-dir --no-deps --force-reinstall \
+      "$(/opt/tfdist/bin/pip freeze | grep -i '^tensorflow.tpu==')" ;; esac
 COPY . .
 RUN /opt/tfdist/bin/pip install --no-cache-dir --no-deps --force-reinstall .
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from tests.jobs import tools_stand_in
+from tests.jobs.commands import make_texts
+from tfdist.errors import TfdistError
 
 IMAGE = "--image=europe-docker.pkg.dev/p/r/tfdist"
 VERTEX = ("--target=vertex", IMAGE, "--", "--run_dir=gs://b/r")
@@ -93,6 +95,20 @@ def test_a_tpu_vm_is_given_back_and_a_failed_job_starts_on_another(tools):
     train = ["python", "-m", "tfdist.train", "--strategy=tpu", "--tpu=local"]
     image = IMAGE.removeprefix("--image=")
     assert shlex.split(run)[-7:] == [image, *train, "--run_dir=gs://b/a run"]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "runtime"),
+    [("v6e-8", "v2-alpha-tpuv6e"), ("v5p-8", "v2-alpha-tpuv5"), ("v4-8", "tpu-ubuntu2204-base")],
+)
+def test_every_kind_of_tpu_gets_its_software(accelerator, runtime):
+    script = make_texts(*TPU_VM[:2], f"--accelerator={accelerator}", *TPU_VM[2:])["tpu_vm.sh"]
+    assert f"--accelerator-type={accelerator} --runtime-version={runtime} " in script
+
+
+def test_a_tpu_without_tensorflow_is_refused():
+    with pytest.raises(TfdistError, match="TensorFlow does not run on TPU7x"):
+        make_texts(*TPU_VM[:2], "--accelerator=tpu7x-8", *TPU_VM[2:])
 
 
 def test_bad_input_is_not_tried_again_on_a_tpu_vm(tools):

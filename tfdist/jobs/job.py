@@ -24,6 +24,14 @@ _DEFAULT_ACCELERATORS = {
     "kubernetes": "nvidia.com/gpu",
     "slurm": "",
 }
+# TPUs on one host -> the software of their VM. The numbers count chips in v5e and v6e, and otherwise
+# TensorCores, of which a chip has two.
+TPU_RUNTIMES = {
+    "v6e-[148]": "v2-alpha-tpuv6e",
+    "v5p-8": "v2-alpha-tpuv5",
+    "v5litepod-[148]": "v2-alpha-tpuv5-lite",
+    "v4-8|v[23]-8": "tpu-ubuntu2204-base",
+}
 
 
 @dataclass(frozen=True)
@@ -210,11 +218,15 @@ def _check_vertex(job: Job) -> None:
 
 def _check_tpu_vm(job: Job) -> None:
     _check_image(job, "REGION-docker.pkg.dev/PROJECT/REPOSITORY/tfdist")
-    # Slices of more than 8 chips have several hosts.
-    if not re.fullmatch(r"v5litepod-[148]|v[23]-8|v4-8", job.accelerator):
+    if job.accelerator.startswith(("tpu7", "v7x")):
         raise TfdistError(
-            f"--accelerator={job.accelerator} is not a TPU on one host. Give v5litepod-1, "
-            "v5litepod-4, v5litepod-8, v4-8, v3-8 or v2-8."
+            f"--accelerator={job.accelerator}: TensorFlow does not run on TPU7x "
+            "(https://cloud.google.com/tpu/docs/tpu7x). Give v6e-8 or another kind."
+        )
+    if not any(re.fullmatch(kind, job.accelerator) for kind in TPU_RUNTIMES):
+        raise TfdistError(
+            f"--accelerator={job.accelerator} is not a TPU on one host. Give v6e-1, v6e-4, v6e-8, "
+            "v5p-8, v5litepod-1, v5litepod-4, v5litepod-8, v4-8, v3-8 or v2-8."
         )
     _check_buckets(job, "the job")
 

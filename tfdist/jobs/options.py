@@ -26,7 +26,7 @@ class ClusterOptions(OptionGroup):
     region: str = option("us-central1", "vertex: region", metavar="REGION")
     zone: str = option("us-west4-a", "tpu_vm: zone", metavar="ZONE")
     runtime_version: str = option(
-        "v2-alpha-tpuv5-lite", "tpu_vm: software of the TPU VM", metavar="VERSION"
+        "", "tpu_vm: software of the TPU VM, by default that of its kind", metavar="VERSION"
     )
     spot: bool = option(False, "vertex, tpu_vm: use machines that may be taken back at any time")
     service_account: str = option(

@@ -4,9 +4,10 @@ Source: https://cloud.google.com/tpu/docs/queued-resources and
 https://cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create
 """
 
+import re
 import shlex
 
-from tfdist.jobs.job import Job
+from tfdist.jobs.job import TPU_RUNTIMES, Job
 from tfdist.jobs.patching import TpuVmPatch, format_option, make_script_patch
 from tfdist.jobs.submission import Submission
 
@@ -29,7 +30,7 @@ def make_script(job: Job) -> str:
     request = [
         f"--node-id={job.name}",
         f"--accelerator-type={shlex.quote(job.accelerator)}",
-        f"--runtime-version={shlex.quote(cluster.runtime_version)}",
+        f"--runtime-version={shlex.quote(cluster.runtime_version or _find_runtime(job))}",
         *(["--spot"] if cluster.spot else []),
         *(
             [f"--service-account={shlex.quote(cluster.service_account)}"]
@@ -86,3 +87,7 @@ for start in $(seq 0 {cluster.retries}); do
 done
 exit "$status"
 """
+
+
+def _find_runtime(job: Job) -> str:
+    return next(name for kind, name in TPU_RUNTIMES.items() if re.fullmatch(kind, job.accelerator))
