@@ -24,7 +24,7 @@ _DEFAULT_ACCELERATORS = {
     "kubernetes": "nvidia.com/gpu",
     "slurm": "",
 }
-# TPUs on one host -> the software of their VM. The numbers count chips in v5e and v6e, and otherwise
+# TPUs on one host -> the software of their VM. The numbers count chips in v5e and v6e, otherwise
 # TensorCores, of which a chip has two.
 TPU_RUNTIMES = {
     "v6e-[148]": "v2-alpha-tpuv6e",
