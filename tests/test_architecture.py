@@ -83,6 +83,13 @@ def test_tfdist_imports_downwards(path):
         assert row is None or row <= layer, f"{path.name} imports {name}"
 
 
+def test_windows_is_refused_in_one_line():
+    program = "import sys; sys.platform = 'win32'; import tfdist"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "ImportError: tfdist does not run on Windows itself. Use WSL2" in done.stderr
+
+
 def test_the_picture_is_of_the_imports(request):
     spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "imports_picture.py")
     picture = importlib.util.module_from_spec(spec)

@@ -31,6 +31,12 @@ def test_counts_what_this_program_uses_and_not_what_its_parent_does():
     del ballast
 
 
+def test_without_proc_all_memory_counts(tmp_path):
+    free = memory.find_free_memory(tmp_path)
+    assert free.bytes > memory.find_free_memory().bytes
+    assert free.where == "on the machine, used or not, because it has no /proc"
+
+
 def test_keeps_to_ulimit():
     def limit():
         resource.setrlimit(resource.RLIMIT_RSS, (200 * MIB, 200 * MIB))

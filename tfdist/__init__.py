@@ -4,7 +4,15 @@ The names below are loaded on first use, so that `import tfdist` and `--help` do
 wait for TensorFlow.
 """
 
+import sys
+
 from tfdist._lazy import lazy_exports
+
+if sys.platform == "win32":
+    raise ImportError(
+        "tfdist does not run on Windows itself. Use WSL2 "
+        "(https://learn.microsoft.com/windows/wsl/install) and install it there."
+    )
 
 __version__ = "0.1.0"
 

@@ -1,8 +1,10 @@
 """Measures the memory that this process uses and may still use, without TensorFlow."""
 
 import contextlib
+import os
 import re
 import resource
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,9 @@ def measure_peak_memory() -> int:
     """
     with contextlib.suppress(OSError, StopIteration):
         return _read_status("self", "VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Linux counts KiB; macOS, bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def read_resident_memory(pid: int) -> int:
@@ -75,7 +79,8 @@ def find_free_memory(root: Path = Path("/")) -> FreeMemory:
     """Returns how much memory this process may still use, under the tightest limit.
 
     The limits are the machine's available memory, those of this process's control groups
-    (containers, Slurm, systemd), and `ulimit -m`, which Linux itself does not enforce.
+    (containers, Slurm, systemd), and `ulimit -m`, which Linux itself does not enforce. Where
+    there is no /proc, as on macOS, all memory of the machine counts as available.
 
     Args:
       root: the directory of /proc and /sys.
@@ -83,6 +88,9 @@ def find_free_memory(root: Path = Path("/")) -> FreeMemory:
     Raises:
       OSError: the system does not say.
     """
+    if not (root / "proc").exists():
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return FreeMemory(pages, "on the machine, used or not, because it has no /proc")
     meminfo = (root / "proc/meminfo").read_text()
     available = next(line for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
     found = [FreeMemory(int(available.split()[1]) * 1024, "on the machine")]

@@ -336,6 +336,18 @@ def test_gpus_hidden_by_a_variable(root, report):
     assert "wrong: CUDA_VISIBLE_DEVICES=-1 shows 0 of 1 GPUs. Unset it" in problem
 
 
+def test_a_gpu_that_is_newer_than_tensorflow(root):
+    plant(root, {**GOOD, **NODE})
+    report = {
+        **{"tensorflow": "2.21.0", "is_cuda_build": True, "cuda_version": "12.5.1"},
+        **{"cuda_compute_capabilities": ["sm_60", "sm_89", "compute_90"], "libcuda": ""},
+        **{"gpus": ["/physical_device:GPU:0"], "compute_capabilities": [[12, 0]]},
+    }
+    problem = one("gpus", root=root, report=report)
+    assert "GPU:0 has compute capability 12.0, but TensorFlow 2.21.0 is built for 9.x" in problem
+    assert not find("gpus", Machine(root=root, report={**report, "cuda_compute_capabilities": []}))
+
+
 def test_a_driver_without_its_library(root, report):
     if not report["libcuda"]:
         pytest.skip("this machine has NVIDIA's driver")

@@ -1,10 +1,10 @@
 """The configurations that a benchmark measures."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfdist.benchmark.options import BenchmarkOptions
+from tfdist.launch.machine import count_cores
 from tfdist.strategies.registry import STRATEGIES
 
 _NAMES = {
@@ -62,7 +62,7 @@ def list_configurations(options: BenchmarkOptions) -> list[Configuration]:
 
 def find_lone_worker(configuration: Configuration) -> Configuration | None:
     """Returns one process on as many cores as a worker has; None if a worker has no core."""
-    cores = len(os.sched_getaffinity(0)) // configuration.workers
+    cores = count_cores() // configuration.workers
     return Configuration(precision=configuration.precision, cores=cores) if cores else None
 
 

@@ -1,7 +1,6 @@
 """Measures one configuration, in its own process."""
 
 import itertools
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from tfdist import assembly, devices
 from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.benchmark.subject import build_model, make_batches
+from tfdist.launch.machine import count_cores
 from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
@@ -179,9 +179,8 @@ class Clock(keras.callbacks.Callback):
 
     def measure_busy(self, first: int, last: int) -> float:
         """Returns the share of this process's cores that it kept busy in the same time."""
-        cores = len(os.sched_getaffinity(0))
         busy_s = self._cpu_s[last - 1] - self._cpu_s[first - 1]
-        return busy_s / self.measure_seconds(first, last) / cores
+        return busy_s / self.measure_seconds(first, last) / count_cores()
 
 
 def _count_batches(x: Any, batch_size: int) -> int:

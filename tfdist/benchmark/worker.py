@@ -10,6 +10,7 @@ from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
+from tfdist.launch.machine import list_cores
 
 
 def main(directory: str) -> int:
@@ -17,9 +18,8 @@ def main(directory: str) -> int:
     task = json.loads((Path(directory) / "task.json").read_text())
     configuration = Configuration(**task["configuration"])
     options = BenchmarkOptions.from_dict(task["options"])
-    if configuration.cores:
-        usable = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, usable[: configuration.cores])
+    if configuration.cores and list_cores():
+        os.sched_setaffinity(0, list_cores()[: configuration.cores])
     start_tensorflow_quietly()
     from tfdist.benchmark.measuring import measure, measure_ceilings
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import ClusterConfig, read_environment
-from tfdist.launch.machine import find_sources, list_cores
+from tfdist.launch.machine import count_cores, find_sources
 from tfdist.launch.probe import AddressCheck, check_cluster, find_cluster
 
 _IMPORT_TIMEOUT_S = 300.0
@@ -50,7 +50,7 @@ class Machine:
     @functools.cached_property
     def cores(self) -> int:
         """The number of cores that this process may run on."""
-        return len(list_cores()) or os.cpu_count() or 1
+        return count_cores()
 
     @functools.cached_property
     def open_files(self) -> int:

@@ -14,6 +14,7 @@ def main() -> int:
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
+    gpus = tf.config.list_physical_devices("GPU")
     report = {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
@@ -21,7 +22,11 @@ def main() -> int:
         "is_cuda_build": bool(build.get("is_cuda_build")),
         "cuda_version": build.get("cuda_version", ""),
         "cudnn_version": build.get("cudnn_version", ""),
-        "gpus": [gpu.name for gpu in tf.config.list_physical_devices("GPU")],
+        "cuda_compute_capabilities": build.get("cuda_compute_capabilities", []),
+        "gpus": [gpu.name for gpu in gpus],
+        "compute_capabilities": [
+            tf.config.experimental.get_device_details(gpu).get("compute_capability") for gpu in gpus
+        ],
         "libcuda": _find_problem_of_libcuda(),
     }
     print(json.dumps(report))

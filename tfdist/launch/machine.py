@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster import ClusterConfig
+from tfdist.errors import TfdistError
 from tfdist.launch.report import say
 from tfdist.launch.tasks import computes
 
@@ -66,6 +68,24 @@ def complete_environment(environ: Mapping[str, str], config: ClusterConfig) -> d
 def list_cores() -> list[int]:
     """Returns the cores that this process may use; none if the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def count_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(list_cores()) or os.cpu_count() or 1
+
+
+def check_core_choice() -> None:
+    """Checks that processes can be kept on some of the cores.
+
+    Raises:
+      TfdistError: this system cannot.
+    """
+    if not list_cores():
+        raise TfdistError(
+            f"{platform.system()} does not keep a process on some of the cores, which this "
+            "measurement needs. Run it on Linux."
+        )
 
 
 def add_interop_thread(environ: Mapping[str, str]) -> dict[str, str]:

@@ -50,6 +50,10 @@ class _Launch:
             raise TfdistError(f"--grace_s={self.grace_s:g} is negative. Use 0 seconds or more.")
         if self.max_restarts < 0:
             raise TfdistError(f"--max_restarts={self.max_restarts} is negative. Use 0 or more.")
+        if self.stall_timeout_s and not Path("/proc").exists():
+            raise TfdistError(
+                "--stall_timeout_s reads /proc, which this system does not have. Leave it out."
+            )
         if self.stall_timeout_s is not None and not self.stall_timeout_s >= 0:
             raise TfdistError(
                 f"--stall_timeout_s={self.stall_timeout_s:g} is negative. Use 0 to turn it off."

@@ -12,7 +12,7 @@ from typing import Any
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.runs import run_task
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.launch.machine import divide_cores
+from tfdist.launch.machine import check_core_choice, count_cores, divide_cores, list_cores
 from tfdist.plan.compute import count_parameters
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Hardware, Link, Measured, format_hardware
@@ -92,7 +92,7 @@ def measure_hardware(
     return Hardware(
         title=describe_machine(),
         source="measured by python -m tfdist.plan --calibrate",
-        devices_per_machine=len(os.sched_getaffinity(0)),
+        devices_per_machine=count_cores(),
         flops_per_s={precision: machine["flops_per_s"]},
         memory_bytes=machine["memory_bytes"],
         memory_bytes_per_s=machine["memory_bytes_per_s"],
@@ -204,7 +204,8 @@ def run(
 
 def find_half() -> float:
     """Returns the share of the cores that each process of `run_on_halves` has."""
-    cores = sorted(os.sched_getaffinity(0))
+    check_core_choice()
+    cores = list_cores()
     return len(divide_cores(cores, 2)[-1]) / len(cores)
 
 
@@ -220,7 +221,7 @@ def run_on_halves(what: str, arguments: Sequence[str], *, say: Any = None) -> di
 
     if say:
         say(f"Measuring {what} on both halves of the cores: {' '.join(arguments)}")
-    halves = divide_cores(sorted(os.sched_getaffinity(0)), 2)
+    halves = divide_cores(list_cores(), 2)
     with concurrent.futures.ThreadPoolExecutor(len(halves)) as pool:
         return max(pool.map(run_on, halves), key=lambda found: found["step_s"])
 

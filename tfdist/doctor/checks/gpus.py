@@ -1,7 +1,7 @@
 """Finds out why GPUs are not used."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfdist.doctor.findings import Finding, ok, slow, wrong
 from tfdist.doctor.machine import Machine
@@ -78,6 +78,15 @@ def _find_problem_above_the_driver(machine: Machine, number: int) -> Finding | N
         return (slow if left else wrong)(
             f"CUDA_VISIBLE_DEVICES={visible} shows {left} of {number} GPUs. Unset it, or name more."
         )
+    newest = _find_newest(report.get("cuda_compute_capabilities", ()))
+    for name, found in zip(report["gpus"], report.get("compute_capabilities", ()), strict=False):
+        if newest and found and found[0] > newest:
+            return wrong(
+                f"{name} has compute capability {found[0]}.{found[1]}, but TensorFlow "
+                f"{report['tensorflow']} is built for {newest}.x at most, and its kernels do not run "
+                "there (https://github.com/tensorflow/tensorflow/issues/89272). Use an older GPU, or a "
+                "TensorFlow that is built for it, such as tf-nightly or NVIDIA's container."
+            )
     if len(report["gpus"]) >= number:
         return None
     if report["libcuda"]:
@@ -91,6 +100,16 @@ def _find_problem_above_the_driver(machine: Machine, number: int) -> Finding | N
         f"TensorFlow sees {len(report['gpus'])} of {number} GPUs. Reinstall CUDA's libraries "
         f"({_INSTALL}), and unset LD_LIBRARY_PATH if it names others."
     )
+
+
+def _find_newest(capabilities: Sequence[str]) -> int:
+    """Returns the major version of the newest compute capability; 0 if none is named.
+
+    >>> _find_newest(["sm_60", "sm_89", "compute_90"]), _find_newest(["sm_120a"]), _find_newest([])
+    (9, 12, 0)
+    """
+    numbers = (re.search(r"_(\d+)\d", name) for name in capabilities)
+    return max((int(number[1]) for number in numbers if number), default=0)
 
 
 def _read_driver(machine: Machine) -> str | None:
