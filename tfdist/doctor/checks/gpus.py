@@ -83,9 +83,9 @@ def _find_problem_above_the_driver(machine: Machine, number: int) -> Finding | N
         if newest and found and found[0] > newest:
             return wrong(
                 f"{name} has compute capability {found[0]}.{found[1]}, but TensorFlow "
-                f"{report['tensorflow']} is built for {newest}.x at most, and its kernels do not run "
-                "there (https://github.com/tensorflow/tensorflow/issues/89272). Use an older GPU, or a "
-                "TensorFlow that is built for it, such as tf-nightly or NVIDIA's container."
+                f"{report['tensorflow']} is built for {newest}.x at most, and its kernels do not "
+                "run there (https://github.com/tensorflow/tensorflow/issues/89272). Use an older "
+                "GPU, or a TensorFlow that is built for it, such as tf-nightly."
             )
     if len(report["gpus"]) >= number:
         return None
