@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -101,9 +102,14 @@ class TrainingRun:
         trainer, options = self._trainer, self._options
         with contextlib.ExitStack() as held:
             if trainer.is_chief:
+                description = self._describe()
+                before = self._run.read_options() or {}
+                changed = describe_change(before.get("versions", {}), description["versions"])
+                if changed and not self._run.is_finished:
+                    print(changed, file=sys.stderr)
                 held.enter_context(
                     self._run.claim(
-                        self._describe(),
+                        description,
                         result=options.select_result(),
                         grows=options.list_growing(),
                     )
@@ -344,3 +350,21 @@ def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
 
 def _list_devices(strategy: Any) -> list[str]:
     return [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
+
+
+def describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Returns one line about a run that other versions of its libraries began; empty if none did.
+
+    >>> describe_change({"keras": "3.13.2", "tfdist": "1"}, {"keras": "3.15.1", "tfdist": "1"})
+    'Continuing a run of keras 3.13.2 with 3.15.1: equal to within rounding, not to the bit.'
+    >>> describe_change({"keras": "3.15.1"}, {"keras": "3.15.1"})
+    ''
+    """
+    changes = [
+        f"{name} {before[name]} with {version}"
+        for name, version in now.items()
+        if before.get(name, version) != version
+    ]
+    if not changes:
+        return ""
+    return f"Continuing a run of {', '.join(changes)}: equal to within rounding, not to the bit."
