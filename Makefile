@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: setup train test test-all test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
+.PHONY: setup train test test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
 
 # For training and serving, for the tests, and for the documentation.
 RUN  := $(VENV)/with-serve
@@ -57,6 +57,10 @@ compare: $(TEST)
 	$(BIN)/python -m benchmarks.against_pytorch --python=$(PYTORCH)
 	$(BIN)/python -m benchmarks.two_hosts --rate=1 --python=$(PYTORCH)
 	$(BIN)/python -m benchmarks.two_hosts --rate=0.2 --python=$(PYTORCH)
+
+# A virtual environment of 2 GB for each pair of TensorFlow and Keras; needs python3.11, python3.12 and python3.13.
+test-versions: $(TEST)
+	$(BIN)/python -m benchmarks.versions --write-docs
 
 # Installs Google's client library, which takes 190 MB.
 test-vertex: $(TEST)
