@@ -22,6 +22,7 @@ try:
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as loss_module
     from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+    from keras.src.models import functional
     from keras.src.models.functional import Functional
     from keras.src.ops.operation import Operation
     from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -72,6 +73,9 @@ try:
     potentially_ragged_concat = sys.modules[TensorFlowTrainer.__module__].potentially_ragged_concat
     # Where the layer looks `lstm` up. Keras 3.16 moves it out of the backend's own module.
     lstm_module = backend if hasattr(backend, "lstm") else backend.rnn
+    # Whether the `training` that a layer is given where a functional model is defined wins over that
+    # of the model's call. It does from Keras 3.16 on.
+    DEFINITION_WINS = not hasattr(functional, "operation_fn")
     # The name under which Keras stores its global generator, which Keras 3.12 spells out.
     GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 except (ImportError, AttributeError, StopIteration) as error:
@@ -101,6 +105,7 @@ def find_untested() -> str:
 
 
 __all__ = [
+    "DEFINITION_WINS",
     "GLOBAL_SEED_GENERATOR",
     "TESTED",
     "AggregatingVariable",

@@ -51,6 +51,29 @@ def test_a_frozen_call_of_a_nested_model_stays_one():
     np.testing.assert_array_equal(values[graph.outputs[0]], np.ones((2, 3)))
 
 
+class AddTraining(keras.layers.Layer):
+    def call(self, inputs, training=None):
+        return inputs + (1 if training else 0)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("defined", [None, False, True])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_training_of_the_definition_and_of_the_call_are_as_in_keras(is_nested, defined, called):
+    given = keras.Input((1,))
+    layer = AddTraining()
+    if is_nested:
+        inner_input = keras.Input((1,))
+        layer = keras.Model(inner_input, layer(inner_input))
+    outputs = layer(given) if defined is None else layer(given, training=defined)
+    model, x = keras.Model(given, outputs), np.zeros((1, 1), "f4")
+    graph = make_graph(model)
+    values = {graph.inputs[0]: x}
+    for operation in graph.operations:
+        operation.run(values, training=called)
+    np.testing.assert_array_equal(values[graph.outputs[0]], model(x, training=called))
+
+
 def test_a_subclass_is_refused_by_name():
     class Mine(keras.Model):
         def call(self, inputs):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import TfdistError
-from tfdist.internals import Functional
+from tfdist.internals import DEFINITION_WINS, Functional
 
 Values = dict[int, Any]
 """Number of a value -> tensor. Values are numbered from 0, the model's inputs first."""
@@ -58,14 +58,15 @@ class Operation:
             tensors = self.node.arguments.keras_tensors
             known = {id(t): value for t, value in zip(tensors, taken, strict=True)}
             args, kwargs = self.node.arguments.fill_in(known)
-            training = self.training if training is None else training
-            context = {"training": training, **context}
-            # As in a functional model: the layer's own arguments give way to those of the call.
-            kwargs |= {
+            if training is None or (DEFINITION_WINS and self.training is not None):
+                training = self.training
+            known = getattr(self.layer, "_call_context_args", ())
+            context = {
                 name: value
-                for name, value in context.items()
-                if value is not None and name in getattr(self.layer, "_call_context_args", ())
+                for name, value in {"training": training, **context}.items()
+                if value is not None and name in known
             }
+            kwargs = {**context, **kwargs} if DEFINITION_WINS else {**kwargs, **context}
             given = keras.tree.flatten(self.layer(*args, **kwargs))
         values.update(zip(self.outputs, given, strict=True))
 
