@@ -73,8 +73,8 @@ try:
     potentially_ragged_concat = sys.modules[TensorFlowTrainer.__module__].potentially_ragged_concat
     # Where the layer looks `lstm` up. Keras 3.16 moves it out of the backend's own module.
     lstm_module = backend if hasattr(backend, "lstm") else backend.rnn
-    # Whether the `training` that a layer is given where a functional model is defined wins over that
-    # of the model's call. It does from Keras 3.16 on.
+    # Whether a layer's `training` in the definition of a functional model wins over that of the
+    # model's call. It does from Keras 3.16 on.
     DEFINITION_WINS = not hasattr(functional, "operation_fn")
     # The name under which Keras stores its global generator, which Keras 3.12 spells out.
     GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
