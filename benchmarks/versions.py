@@ -131,8 +131,8 @@ class Environment:
         losses = [end["loss"] for end in ends]
         apart = abs(losses[0] - losses[1]) / abs(losses[0])
         said = self.pair == first.pair or "Continuing a run of" in done.stderr
-        passes = apart < ROUNDING and said
-        return f"pass ({apart:.0e} apart)" if passes else f"{apart:.0e} apart, said: {said}"
+        holds = apart < ROUNDING and said
+        return f"pass ({apart:.0e} apart)" if holds else f"{apart:.0e} apart, said: {said}"
 
     @property
     def _python(self) -> Path:
@@ -179,7 +179,7 @@ def main() -> int:
     failed = [
         name
         for name, results in found.items()
-        if PAIRS[name].is_supported and not all(map(_passes, results.values()))
+        if PAIRS[name].is_supported and not all(map(passes, results.values()))
     ]
     return 1 if failed else 0
 
@@ -195,16 +195,17 @@ def format_table(found: dict[str, dict[str, str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def passes(result: str) -> bool:
+    """Returns whether a check passed; skipped tests are allowed."""
+    return result.startswith("pass") or bool(re.fullmatch(r"\d+ passed(, \d+ skipped)?", result))
+
+
 def _list_requirements() -> list[str]:
     """Returns what setup.cfg requires, but TensorFlow and Keras."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options"]["install_requires"].split("\n")
     return [line for line in lines if line and not re.match(r"(tensorflow|keras)\b(?!-)", line)]
-
-
-def _passes(result: str) -> bool:
-    return result.startswith("pass") or bool(re.fullmatch(r"\d+ passed(, \d+ skipped)?", result))
 
 
 def _count(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,0 +1,62 @@
+"""The pairs of versions that are tested, and what may be installed with them."""
+
+import configparser
+import pathlib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from benchmarks import versions
+from tfdist import internals
+
+ROOT = pathlib.Path(__file__).parents[1]
+SUPPORTED = [name for name, pair in versions.PAIRS.items() if pair.is_supported]
+
+
+def read_pins(lines):
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def list_requirements():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = filter(None, config["options"]["install_requires"].splitlines())
+    return {requirement.name: requirement for requirement in map(Requirement, lines)}
+
+
+def test_the_newest_pair_is_what_is_not_warned_about():
+    pins = read_pins(versions.PAIRS["newest"].requirements)
+    for name, (_, tested) in internals.TESTED.items():
+        assert Version(pins[name.lower()]).release[:2] == tested
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_supported_pair_can_be_installed(name):
+    required = list_requirements()
+    for package, version in read_pins(versions.PAIRS[name].requirements).items():
+        assert required[package].specifier.contains(version), package
+
+
+def test_nothing_that_colab_has_must_change():
+    pins = read_pins((ROOT / versions.PAIRS["colab"].constraints).read_text().splitlines())
+    assert pins["tensorflow"] == read_pins(versions.PAIRS["colab"].requirements)["tensorflow"]
+    there = {name.lower(): version for name, version in pins.items()}
+    for name, requirement in list_requirements().items():
+        assert requirement.specifier.contains(there[name]), name
+
+
+def test_a_table_has_a_column_for_each_pair():
+    table = versions.format_table({"colab": {"zoo": "3 passed"}, "next": {"zoo": "1 failed"}})
+    assert "| zoo | 3 passed | 1 failed |" in table
+
+
+@pytest.mark.parametrize(
+    ("result", "passes"),
+    [
+        *(("pass", True), ("pass (1e-06 apart)", True), ("7 passed", True)),
+        *(("9 passed, 2 skipped", True), ("9 passed, 1 failed", False), ("status 1: no", False)),
+    ],
+)
+def test_what_counts_as_passing(result, passes):
+    assert versions.passes(result) is passes
