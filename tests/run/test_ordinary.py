@@ -74,6 +74,7 @@ def _list_differences(found, expected):
     }
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_a_script_does_with_variables_what_it_does_by_itself(strategy, expected):
     found, run = _run(f"--strategy={strategy}", "--virtual_devices=2")
