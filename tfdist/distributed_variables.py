@@ -72,7 +72,8 @@ def make_variables_ordinary() -> None:
     DistributedVariable.handle = property(_make_handle(DistributedVariable.handle.fget))
     DistributedVariable.__getitem__ = _make_getitem(DistributedDelegate.__getitem__)
     for name in ("sparse_read", "gather_nd"):
-        setattr(DistributedVariable, name, _read_by(name))
+        read = getattr(DistributedVariable, name)
+        setattr(DistributedVariable, name, _read_by(name, read))
     for name in _WRITES:
         write = getattr(DistributedVariable, name, None)
         setattr(DistributedVariable, name, _write_all(name, write))
@@ -143,13 +144,16 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
     return getitem
 
 
-def _read_by(name: str) -> Callable[..., Any]:
+def _read_by(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def read(variable: Any, indices: Any, name: str | None = None) -> Any:
+        if not _is_outside():
+            return original(variable, indices, name=name)
         if isinstance(variable, SyncOnReadVariable):
-            return getattr(tf, of_tensors)(variable.value(), indices, name=name)
+            function = tf.gather if method == "sparse_read" else tf.gather_nd
+            return function(variable.value(), indices, name=name)
         return getattr(variable._get_on_device_or_primary(), method)(indices, name=name)
 
-    method, of_tensors = name, "gather" if name == "sparse_read" else name
     return read
 
 
