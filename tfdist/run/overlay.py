@@ -244,7 +244,7 @@ class Overlay:
 
         def move(source: Any, target: Any, overwrite: bool) -> None:
             found = self.to_read(source)
-            if found is not source:
+            if found is not source or self._find_real(source) is None:
                 return original.RenameFile(found, self.to_write(target), overwrite)
             return original.CopyFile(source, self.to_write(target), True)
 
