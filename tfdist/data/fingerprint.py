@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.listing import check_regular
+
 FORMAT = 1
 
 # The maximum number of groups of consecutive examples. Each group has one digest, so the
@@ -196,6 +198,7 @@ def split_groups(num_examples: int) -> list[tuple[int, int]]:
 
 def _hash_file(path: str, *, with_contents: bool) -> str:
     """Returns a digest of a file's name and size, and of its contents if wanted."""
+    check_regular(path)
     size_bytes = tf.io.gfile.stat(path).length
     digest = _start(f"{_get_name(path)} {size_bytes}")
     if with_contents:

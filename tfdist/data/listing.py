@@ -1,6 +1,8 @@
 """Lists the files of a directory that can be read, and warns of those that are skipped."""
 
 import hashlib
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,9 +52,12 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
     Args:
       directory: the path of the directory.
       extensions: the wanted extensions, in lower case with the dot; case is ignored in names.
+
+    Raises:
+      TfdistError: a name is not UTF-8.
     """
     names, skipped = [], []
-    for name in sorted(tf.io.gfile.listdir(directory)):
+    for name in list_names(directory):
         if name.startswith("."):
             continue
         if name.lower().endswith(tuple(extensions)):
@@ -63,6 +68,46 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
         else:
             skipped.append(name)
     return Listing(directory, tuple(names), tuple(skipped))
+
+
+def check_regular(path: str) -> None:
+    """Refuses what is no regular file, before reading it waits for ever or fills the memory.
+
+    Raises:
+      TfdistError: a local path is a directory, a FIFO, a device or a link to nothing.
+    """
+    if "://" in path:
+        return
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise TfdistError(
+            f"Cannot read {path!r}: {getattr(error, 'strerror', None) or error}. Remove it, or "
+            "restore the file."
+        ) from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a FIFO, a socket or a device"
+        raise TfdistError(f"Cannot read {path!r}: it is {kind}, not a file. Remove it.")
+
+
+def list_names(directory: str) -> list[str]:
+    """Returns the sorted names in a directory.
+
+    Raises:
+      TfdistError: a name is not UTF-8.
+    """
+    if "://" in directory:
+        return sorted(tf.io.gfile.listdir(directory))
+    names = os.listdir(directory)
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise TfdistError(
+                f"Cannot read the file {os.fsencode(name)!r} in {directory!r}: its name is not "
+                "UTF-8. Rename it."
+            ) from error
+    return sorted(names)
 
 
 def _describe_kinds(names: Iterable[str]) -> str:

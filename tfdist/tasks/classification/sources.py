@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import hash_files, make_header
-from tfdist.data.listing import find_split, list_directory, take_part
+from tfdist.data.listing import find_split, list_directory, list_names, take_part
 from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
@@ -186,7 +186,7 @@ def make_class_folder(
             f"Cannot read `data_dir={data_dir!r}`: there is no directory {root!r}. It must hold "
             "SPLIT/CLASS/*.jpg."
         )
-    found = sorted(name.rstrip("/") for name in gfile.listdir(root) if not name.startswith("."))
+    found = sorted(name.rstrip("/") for name in list_names(root) if not name.startswith("."))
     found = [name for name in found if gfile.isdir(gfile.join(root, name))]
     names = class_names or tuple(found)
     if len(names) < 2 or set(names) != set(found):

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.listing import check_regular
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.tasks.images import bitmaps
 from tfdist.tasks.images.orientation import apply_orientation, find_orientation
@@ -56,6 +57,7 @@ def read_bytes(path: str) -> bytes:
     Raises:
       TfdistError: the file cannot be read.
     """
+    check_regular(path)
     try:
         return tf.io.read_file(path).numpy()
     except tf.errors.OpError as error:

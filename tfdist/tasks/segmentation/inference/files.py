@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.listing import list_directory
+from tfdist.data.listing import list_directory, list_names
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
@@ -77,7 +77,7 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
             f"Cannot read `masks={directory}`: there is no such directory. It must hold NAME.png "
             "for every image."
         )
-    there = set(tf.io.gfile.listdir(directory))
+    there = set(list_names(directory))
     lonely = [path for stem, path in images.items() if f"{stem}.png" not in there]
     if lonely:
         more = f" and {len(lonely) - 1} more" if len(lonely) > 1 else ""
