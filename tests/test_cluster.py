@@ -628,3 +628,38 @@ def test_setters_change_the_environment(monkeypatch):
 def test_importing_starts_no_tensorflow():
     code = "import sys, tfdist.cluster; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+NINES = "9" * 5000  # more digits than Python converts
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TF_CONFIG": "[" * 60_000},
+        {"TF_CONFIG": '{"cluster": ' * 60_000},
+        {"TF_CONFIG": TWO_WORKERS.replace("0", NINES)},
+        {"TF_CONFIG": TWO_WORKERS.replace(":", f":{NINES}")},
+        {"CLUSTER_SPEC": "[" * 60_000},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-999999999]"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n" + "[1-999]" * 9},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": f"n[{NINES}]"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "999999999", "SLURM_JOB_NODELIST": "n"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": NINES, "SLURM_JOB_NODELIST": "n"},
+        {
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "2",
+            "SLURM_JOB_NODELIST": "n",
+            "SLURM_TASKS_PER_NODE": "1(x999999999)",
+        },
+        {
+            "JOB_COMPLETION_INDEX": "0",
+            "TFDIST_SERVICE": "s",
+            "TFDIST_NUM_WORKERS": "999999999999",
+            "HOSTNAME": "j-0",
+        },
+    ],
+)
+def test_hostile_descriptions_are_refused_at_once(environ):
+    with pytest.raises(TfdistError):
+        resolve_cluster(environ=environ)

@@ -1,6 +1,7 @@
 """Options in files: `--config` and `--print_config`."""
 
 import json
+import os
 
 import pytest
 
@@ -86,3 +87,34 @@ def test_refuses_files_in_one_line(tmp_path, name, text, message):
 def test_a_file_that_is_not_there():
     with pytest.raises(TfdistError, match="Cannot read --config=nowhere.toml: No such file"):
         parse_flags(TrainOptions, ["--config=nowhere.toml"])
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", BOMB, "aliases"),
+        ("a.yaml", "epochs: " + "[" * 50_000, "Cannot read"),
+        ("a.json", "[" * 100_000, "Cannot read"),
+        ("a.json", '{"epochs": [[1]]}', "nested"),
+        ("a.json", '{"a": {"epochs": {"b": 1}}}', "nested"),
+        ("a.toml", "epochs = 1\n" + "#" * 2**20, "larger than"),
+        ("a.json", '{"epochs": ' + "9" * 5000 + "}", "Cannot read"),
+    ],
+)
+def test_hostile_files_cost_one_line(tmp_path, name, text, message):
+    with pytest.raises(TfdistError, match=message):
+        parse_flags(TrainOptions, [write(tmp_path / name, text)])
+
+
+def test_a_device_or_a_fifo_is_no_file(tmp_path):
+    (tmp_path / "a.toml").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "b.toml")
+    for name in ("a", "b"):
+        with pytest.raises(TfdistError, match="it is no regular file"):
+            parse_flags(TrainOptions, [f"--config={tmp_path}/{name}.toml"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from tfdist.named_code import CODE_OPTIONS, check_recorded_code, remember_code
 
 CONFIG = "config"
 PRINT_CONFIG = "--print_config"
+
+_MOST_BYTES = 2**20
+_MOST_LEVELS = 3
 
 
 def expand_config(arguments: Sequence[str]) -> list[str]:
@@ -55,24 +59,47 @@ def format_config(groups: Mapping[str, Mapping[str, Any]]) -> str:
 def _read(path: str) -> Any:
     kind = os.path.splitext(path)[1].lower()
     try:
-        with open(os.path.expanduser(path), "rb") as file:
-            if kind == ".toml":
-                return tomllib.load(file)
-            if kind == ".json":
-                return json.load(file)
-            if kind in (".yaml", ".yml"):
-                import yaml
-
-                return yaml.safe_load(file)
+        text = _read_text(os.path.expanduser(path))
+        if kind == ".toml":
+            return tomllib.loads(text)
+        if kind == ".json":
+            return json.loads(text)
+        if kind in (".yaml", ".yml"):
+            return _parse_yaml(text)
     except ImportError:
         raise TfdistError(
             f"Cannot read --config={path} without PyYAML. Run `pip install pyyaml`, or write TOML."
         ) from None
     except OSError as error:
-        raise TfdistError(f"Cannot read --config={path}: {error.strerror}.") from error
+        raise TfdistError(f"Cannot read --config={path}: {error.strerror or error}.") from error
     except Exception as error:  # from one of three parsers
         raise TfdistError(f"Cannot read --config={path}: {' '.join(str(error).split())}") from error
     raise TfdistError(f"Cannot read --config={path}: the file must be .toml, .yaml or .json.")
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text):
+        # A few aliases can stand for more values than fit in memory.
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has YAML aliases, such as *name; write the values")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_LEVELS:  # PyYAML's time is quadratic in them
+            raise ValueError("its values are nested")
+    return yaml.safe_load(text)
+
+
+def _read_text(path: str) -> str:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would wait
+        raise OSError("it is no regular file")
+    with open(path, "rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(f"it is larger than {_MOST_BYTES} bytes")
+    return content.decode()
 
 
 def _flatten(values: Any, path: str) -> dict[str, Any]:
@@ -86,6 +113,12 @@ def _flatten(values: Any, path: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
+    for name, value in flat.items():
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, (list, Mapping)) for part in parts):
+            raise TfdistError(
+                f"--config={path}: the value of {name} is nested. Write a value, or a list of them."
+            )
     return {name: value for name, value in flat.items() if value is not None}
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 
+MOST_TASKS = 100_000  # a text must not make a process fill its memory with hosts
+
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 
@@ -177,7 +179,7 @@ def split_address(address: str) -> tuple[str, int]:
         )
     if not host or re.search(r"[\s/=|;]", host):
         raise TfdistError(f"{address!r} has no valid host. Write host:port, as in node1:2222.")
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
         raise TfdistError(
             f"{address!r} has the port {port!r}. Write a number from 1 to 65535, as in {host}:2222."
         )
@@ -192,7 +194,7 @@ def make_config(
     Raises:
       TfdistError: the index is not a number, or the cluster is invalid.
     """
-    if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index).strip(), re.ASCII):
+    if isinstance(index, bool) or not re.fullmatch(r"\d{1,9}", str(index).strip(), re.ASCII):
         raise TfdistError(
             f"{source}: the task's index is {index!r}. Write a whole number, 0 or more, as in "
             "worker 0."
@@ -227,16 +229,28 @@ def parse_count(source: str, name: str, text: str) -> int:
     """Returns the number in a variable.
 
     Raises:
-      TfdistError: the text is not a whole number.
+      TfdistError: the text is not a whole number of at most 18 digits.
     """
-    if not re.fullmatch(r"\d+", text.strip(), re.ASCII):
-        raise TfdistError(f"{source}: {name}={text!r} is not a whole number. Correct it.")
+    if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
+        raise TfdistError(f"{source}: {name}={text[:80]!r} is not a whole number. Correct it.")
     return int(text)
+
+
+def parse_task_count(source: str, name: str, text: str) -> int:
+    """Returns a number of tasks in a variable.
+
+    Raises:
+      TfdistError: the text is not a whole number, or above `MOST_TASKS`.
+    """
+    count = parse_count(source, name, text)
+    if count > MOST_TASKS:
+        raise TfdistError(f"{source}: {name}={count} is above {MOST_TASKS}. Correct it.")
+    return count
 
 
 def count_servers(environ: Mapping[str, str]) -> int:
     """Returns the number of parameter servers that TFDIST_NUM_PS requests."""
-    return parse_count("Environment", "TFDIST_NUM_PS", environ.get("TFDIST_NUM_PS") or "0")
+    return parse_task_count("Environment", "TFDIST_NUM_PS", environ.get("TFDIST_NUM_PS") or "0")
 
 
 def _count(number: int, noun: str) -> str:

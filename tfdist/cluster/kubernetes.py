@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from tfdist.cluster.config import ClusterConfig, count_servers, make_ranked_config, parse_count
+from tfdist.cluster.config import (
+    ClusterConfig,
+    count_servers,
+    make_ranked_config,
+    parse_count,
+    parse_task_count,
+)
 from tfdist.errors import TfdistError
 
 _PORT = 2222
@@ -33,7 +39,7 @@ def parse_kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
         )
     index = parse_count(source, "JOB_COMPLETION_INDEX", environ["JOB_COMPLETION_INDEX"])
     num_ps = count_servers(environ)
-    num_tasks = parse_count(source, "TFDIST_NUM_WORKERS", workers) + num_ps + bool(num_ps)
+    num_tasks = parse_task_count(source, "TFDIST_NUM_WORKERS", workers) + num_ps + bool(num_ps)
     if num_tasks <= 1:
         return None
     port = parse_count(source, "TFDIST_PORT", environ.get("TFDIST_PORT") or str(_PORT))

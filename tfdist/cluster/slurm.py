@@ -1,10 +1,18 @@
 """Parses clusters from Slurm's variables."""
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tfdist.cluster.config import ClusterConfig, count_servers, make_ranked_config, parse_count
+from tfdist.cluster.config import (
+    MOST_TASKS,
+    ClusterConfig,
+    count_servers,
+    make_ranked_config,
+    parse_count,
+    parse_task_count,
+)
 from tfdist.errors import TfdistError
 
 _FIRST_PORT, _PORTS = 20000, 12000  # below Linux's ephemeral ports, from 32768
@@ -27,7 +35,7 @@ def parse_slurm(environ: Mapping[str, str]) -> ClusterConfig | None:
     in_batch_script = environ.get("ENVIRONMENT") == "BATCH" and step_tasks is None
     if "SLURM_PROCID" not in environ or in_batch_script:
         return None
-    num_tasks = parse_count(
+    num_tasks = parse_task_count(
         source, "SLURM_NTASKS", step_tasks or environ.get("SLURM_NTASKS") or "1"
     )
     if num_tasks <= 1:
@@ -84,6 +92,8 @@ def expand_node_list(text: str) -> list[str]:
             _expand_ranges(text, piece) if position % 2 else [piece]
             for position, piece in enumerate(pieces)
         ]
+        if len(hosts) + math.prod(map(len, choices)) > MOST_TASKS:
+            raise _node_list_error(text)
         hosts += ["".join(parts) for parts in itertools.product(*choices)]
     if not hosts or not all(hosts):
         raise _node_list_error(text)
@@ -119,8 +129,8 @@ def _place_tasks(counts: Sequence[int], distribution: str) -> list[tuple[int, in
 def _expand_task_counts(text: str) -> list[int]:
     counts: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip(), re.ASCII)
-        if not match:
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", item.strip(), re.ASCII)
+        if not match or len(counts) + int(match[2] or 1) > MOST_TASKS:
             raise TfdistError(
                 f"Slurm: SLURM_STEP_TASKS_PER_NODE={text!r} is not of the form 2(x3),1. Correct "
                 "it, or describe the cluster in TF_CONFIG."
@@ -129,19 +139,22 @@ def _expand_task_counts(text: str) -> list[int]:
     return counts
 
 
-def _expand_ranges(text: str, ranges: str) -> Iterable[str]:
+def _expand_ranges(text: str, ranges: str) -> list[str]:
     numbers: list[str] = []
     for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip(), re.ASCII)
-        if not match or int(match[2] or match[1]) < int(match[1]):
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", item.strip(), re.ASCII)
+        if not match:
             raise _node_list_error(text)
         first, last = int(match[1]), int(match[2] or match[1])
+        if not 0 <= last - first < MOST_TASKS - len(numbers):
+            raise _node_list_error(text)
         numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return numbers
 
 
 def _node_list_error(text: str) -> TfdistError:
     return TfdistError(
-        f"Slurm: the node list {text!r} is not of the form n[1-3,07-10],m5. Correct it, or "
+        f"Slurm: the node list {text[:200]!r} is not of the form n[1-3,07-10],m5, of at most "
+        f"{MOST_TASKS} nodes. Correct it, or "
         "describe the cluster in TF_CONFIG."
     )

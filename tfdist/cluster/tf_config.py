@@ -48,7 +48,7 @@ def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TfdistError(
             f"{source} is not JSON: {error}. Correct it, or unset it to run a single process."
         ) from None
