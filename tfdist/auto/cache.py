@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,11 @@ class Cache:
           devices: the devices that may be used.
         """
         key = make_key(plan, data, devices)
-        return cls(Path.home() / ".cache" / "tfdist" / "auto" / f"{_digest(key)}.json", key)
+        try:
+            home = Path.home()
+        except RuntimeError:  # this user has none
+            home = Path(os.devnull)  # where nothing can be read or written
+        return cls(home / ".cache" / "tfdist" / "auto" / f"{_digest(key)}.json", key)
 
     def read(self) -> Findings | None:
         """Returns the findings; None if there are none, or the file is damaged."""

@@ -255,7 +255,12 @@ def _read_checked(source: Source | SequentialSource, quiet: bool) -> Iterator[li
 
 def _get_local(directory: str | None) -> str:
     if directory is None:
-        return str(Path.home() / ".cache" / "tfdist")
+        try:
+            return str(Path.home() / ".cache" / "tfdist")
+        except RuntimeError as error:
+            raise TfdistError(
+                f"Cannot keep the cache on disk: {error} Set HOME, or keep the cache in memory."
+            ) from error
     if "://" in directory:
         raise TfdistError(
             f"Cannot map files of {directory!r} into memory: the cache's directory must be on "

@@ -73,7 +73,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
         found, own = probe.find_cluster(several.hosts, several.task)
         return probe.run_check(found, own, wait_s=several.wait_s)
-    train_flags, command = _find_command(rest, shlex.split(tasks.command))
+    train_flags, command = _find_command(rest, _split_command(tasks.command))
     common: dict[str, Any] = {
         "train_flags": train_flags,
         "command": command,
@@ -114,6 +114,13 @@ def _find_command(
     if not os.path.isfile(rest[0]):
         raise TfdistError(f"Cannot find the script {rest[0]!r}. tfdist.train's flags go after --.")
     return [], [sys.executable, *rest]
+
+
+def _split_command(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise TfdistError(f"Cannot read --command={text}: {error}. Correct the quotes.") from error
 
 
 def _check_alone(local: LocalClusterOptions) -> None:

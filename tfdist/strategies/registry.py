@@ -67,12 +67,13 @@ def find_strategy(name: str) -> type[Strategy]:
         return _adopt(name, next(iter(found)).load())
     module, _, attribute = name.partition(":")
     try:
-        return _adopt(name, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
+        found_object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise TfdistError(
             f"`strategy={name}`: {error}. Write package.module:Class, with the package in the "
             "current directory or installed."
         ) from error
+    return _adopt(name, found_object)
 
 
 def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":

@@ -62,11 +62,12 @@ def read_recorded_run(path: str) -> RecordedRun:
         raise TfdistError(f"Cannot read {path}/metrics.jsonl: {shorten_error(error)}") from error
     records = (run.read("logs/restarts.jsonl") or b"").splitlines()
     failures = [line for line in map(_parse, records) if isinstance(line, dict)]
+    summary = _parse(run.read("summary.json"))
     return RecordedRun(
         path,
         options,
         lines,
-        _parse(run.read("summary.json")) or {},
+        summary if isinstance(summary, dict) else {},
         tuple(line for line in failures if "cause" in line),
     )
 
@@ -75,5 +76,5 @@ def _parse(content: bytes | None) -> Any:
     """Returns the value of a JSON text, or None if there is none."""
     try:
         return json.loads(content or b"null")
-    except ValueError:  # cut short
+    except (ValueError, RecursionError):  # cut short, or someone's
         return None

@@ -162,16 +162,19 @@ class RunDirectory:
             append_durably(f"{self.path}/metrics.jsonl", json.dumps(line) + "\n")
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl` up to the first incomplete one."""
+        """Yields the lines of `metrics.jsonl` up to the first incomplete or changed one."""
         path = f"{self.path}/metrics.jsonl"
         if not tf.io.gfile.exists(path):
             return
-        with tf.io.gfile.GFile(path) as file:
-            for line in file.read().splitlines():
+        with tf.io.gfile.GFile(path, "rb") as file:
+            for text in file.read().splitlines():
                 try:
-                    yield json.loads(line)
-                except json.JSONDecodeError:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
                     return
+                if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                    return
+                yield line
 
     def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
         """Drops the lines of steps that a continued run repeats.

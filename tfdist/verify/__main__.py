@@ -14,6 +14,7 @@ from tfdist.cluster import can_redraw
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.models import MODELS
 from tfdist.runs.options import TrainOptions
+from tfdist.strategies.registry import find_strategy
 from tfdist.verify.options import VerifyOptions
 
 
@@ -68,6 +69,8 @@ def check_options(options: VerifyOptions) -> None:
     names = options.verification.strategies
     if not names:
         raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")
+    for name in names:
+        find_strategy(name)  # an unknown one is refused before the others run
     if options.model.is_own and options.model.model not in MODELS:
         raise make_unknown_name_error("--model", options.model.model, list(MODELS))
 
