@@ -60,11 +60,11 @@ class Operation:
             args, kwargs = self.node.arguments.fill_in(known)
             if training is None or (DEFINITION_WINS and self.training is not None):
                 training = self.training
-            known = getattr(self.layer, "_call_context_args", ())
+            accepted = getattr(self.layer, "_call_context_args", ())
             context = {
                 name: value
                 for name, value in {"training": training, **context}.items()
-                if value is not None and name in known
+                if value is not None and name in accepted
             }
             kwargs = {**context, **kwargs} if DEFINITION_WINS else {**kwargs, **context}
             given = keras.tree.flatten(self.layer(*args, **kwargs))
