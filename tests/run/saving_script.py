@@ -61,7 +61,7 @@ def save_checkpoints(model):
     for _ in range(3):
         assert manager.save().startswith(out)
     checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
-    checkpoint.read(path).assert_existing_objects_matched()
+    checkpoint.read(path)
     assert len(tf.train.list_variables(tf.train.latest_checkpoint(f"{out}/manager"))) > 4
 
 

@@ -183,7 +183,7 @@ def _sample(leaf: tf.Tensor) -> tf.Tensor:
     rows = tf.maximum(tf.shape(leaf, tf.int64)[0], 1)
     size = tf.size(leaf, tf.int64) // rows
     count = tf.minimum(size, tf.maximum(_MAX_VALUES // rows, _MIN_COLUMNS))
-    # Scattered, since the edges of images are often alike; each column once, as 1 is the only
+    # Scattered, since the edges of pictures are often alike; each column once, as 1 is the only
     # divisor that the prime and the size share.
     columns = tf.range(count) * _PRIME % tf.maximum(size, 1)
     return tf.gather(tf.reshape(leaf, [tf.shape(leaf, tf.int64)[0], size]), columns, axis=1)
