@@ -64,11 +64,15 @@ def test_metrics_continue_without_gap_or_duplicate(run):
     assert [line["step"] for line in run.read_metrics()] == [10, 20, 30]
 
 
-def test_a_line_cut_short_is_left_out(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [b'{"step": 2, "lo', b"7\n", b"null\n", b"{}\n", b'{"step": "2"}\n', b"\xff\n", b"[" * 10**5],
+)
+def test_a_line_cut_short_or_changed_is_left_out(tmp_path, line):
     run = RunDirectory(str(tmp_path))
     run.append_metrics({"step": 1})
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 2, "lo')
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(line)
     assert list(run.read_metrics()) == [{"step": 1}]
     run.forget_metrics_after(5)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
