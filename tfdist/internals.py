@@ -57,6 +57,7 @@ try:
     from tensorflow.python.eager import context, record
     from tensorflow.python.eager.context import global_seed
     from tensorflow.python.framework.config import is_op_determinism_enabled
+    from tensorflow.python.framework.none_tensor import NoneTensorSpec
     from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
     from tensorflow.python.lib.io import file_io
     from tensorflow.python.ops import custom_gradient, gen_summary_ops
@@ -121,6 +122,7 @@ __all__ = [
     "MetricsList",
     "MirroredExtended",
     "MirroredVariable",
+    "NoneTensorSpec",
     "Operation",
     "PerReplica",
     "ReplicaThread",

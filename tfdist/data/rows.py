@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.data.dataset_options import set_options
 from tfdist.data.graph_errors import assert_in_graph
 from tfdist.errors import TfdistError
+from tfdist.internals import NoneTensorSpec
 
 _UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of examples"
 _EVEN = "Give each part the same number, or train on one device."
@@ -67,7 +68,7 @@ def check_batches(spec: Any) -> int | None:
     Raises:
       TfdistError: they are not batches of dense tensors, or their parts have different sizes.
     """
-    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.NoneTensorSpec)]
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, NoneTensorSpec)]
     if not leaves or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         found = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
         raise TfdistError(

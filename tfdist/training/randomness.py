@@ -20,7 +20,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import GLOBAL_SEED_GENERATOR, global_state, keras_random, random_ops
+from tfdist.internals import (
+    GLOBAL_SEED_GENERATOR,
+    NoneTensorSpec,
+    global_state,
+    keras_random,
+    random_ops,
+)
 from tfdist.replacing import find_function, replaced
 from tfdist.training import random_numbers
 
@@ -345,7 +351,7 @@ def count_draws(
         return []
     leaves = tf.nest.flatten(batch_spec)
     known = [
-        isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves
+        isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, NoneTensorSpec) for leaf in leaves
     ]
 
     def draw(*given: Any) -> list[tf.Tensor]:
