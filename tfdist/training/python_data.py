@@ -49,12 +49,6 @@ def make_python_adapter(
         structure = keras.tree.map_structure(lambda s: None if _is_missing(s) else s, spec)
         spec = tuple(part for part in keras.tree.flatten(structure) if part is not None)
 
-    def flatten(batch: Any) -> Any:
-        batch = _drop_missing(batch)
-        if structure is None:
-            return batch
-        return tuple(part for part in keras.tree.flatten(batch) if part is not None)
-
     num_batches = keras_adapter.num_batches
     hooks = x if isinstance(x, keras.utils.PyDataset) else keras_adapter
     is_shuffled = bool(shuffle) and hooks is x and bool(num_batches)
@@ -74,7 +68,7 @@ def make_python_adapter(
         try:
             # Not the dataset: TensorFlow hangs if a dataset reads another one in Python.
             for batch in source.get_numpy_iterator():
-                yield keras.tree.map_structure(_to_tensor, flatten(batch))
+                yield _list_parts(batch) if structure else _to_tensors(batch)
         finally:
             if getattr(source, "enqueuer", None) is not None:
                 source.enqueuer.stop()
@@ -100,8 +94,7 @@ def make_python_adapter(
         batches = tf.data.Dataset.from_generator(read_pass, output_signature=spec).skip(step)
         return place_batches(batches, digests, **find_place(context))
 
-    described = order.describe(of_arrays=False)
-    recorded = {"order": {"shuffle": True, **described}} if is_shuffled else {}
+    described = {"shuffle": True, **order.describe(of_arrays=False)}
     digests = BatchDigests()
     adapter = DataAdapter(
         batch_spec=spec,
@@ -119,7 +112,7 @@ def make_python_adapter(
         replay=replay,
         make_fingerprint=lambda: {
             **make_header(kind="batches", num_examples=num_batches or 0, element_spec=spec),
-            **recorded,
+            **({"order": described} if is_shuffled else {}),
         },
     )
     return restore_missing(adapter, structure)
@@ -161,6 +154,15 @@ def _drop_missing(batch: Any) -> Any:
     while isinstance(batch, tuple) and _is_missing(batch[-1]):
         batch = batch[:-1]
     return batch
+
+
+def _list_parts(batch: Any) -> tuple[Any, ...]:
+    """Returns the parts of a batch that are not missing."""
+    return tuple(part for part in keras.tree.flatten(_to_tensors(batch)) if part is not None)
+
+
+def _to_tensors(batch: Any) -> Any:
+    return keras.tree.map_structure(_to_tensor, _drop_missing(batch))
 
 
 def _to_tensor(part: Any) -> Any:
