@@ -277,7 +277,10 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
                 drop_pass()
 
     return DataAdapter(
-        batch_spec=dataset.element_spec,
+        batch_spec=keras.tree.map_structure(
+            lambda spec: None if isinstance(spec, tf.NoneTensorSpec) else spec,
+            dataset.element_spec,
+        ),
         num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
         count_steps=None if is_infinite else count,

@@ -192,7 +192,7 @@ def _find_output(model: keras.Model) -> Any:
 
 def _to_symbols(spec: Any) -> Any:
     return keras.tree.map_structure(
-        lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), spec
+        lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), spec
     )
 
 
