@@ -1,6 +1,7 @@
 """Standard output and error of a command that goes on without them."""
 
 import contextlib
+import errno
 import io
 import os
 import select
@@ -54,7 +55,8 @@ class _LenientFile(io.FileIO):
                 select.select([], [self.fileno()], [])  # another process made it non-blocking
             return count
         except OSError as error:
-            if not self.has_failed and self.fileno() == 1:
+            is_chosen = error.errno == errno.EPIPE  # by the reader, as in `| head`
+            if not (self.has_failed or is_chosen) and self.fileno() == 1:
                 text = f"tfdist: cannot write to standard output: {error.strerror}. Going on.\n"
                 with contextlib.suppress(OSError):
                     os.write(2, text.encode())
