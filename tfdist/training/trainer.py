@@ -221,7 +221,7 @@ class Trainer(SingleBatches):
         if self.progress.was_stopped:
             warnings.warn(_STOPPED, stacklevel=2)
             return find_history(callbacks)
-        epochs, steps_per_epoch = limit_epochs(epochs), limit_steps(steps_per_epoch)
+        epochs, steps_per_epoch = limit_epochs(given.epochs), limit_steps(steps_per_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -259,8 +259,8 @@ class Trainer(SingleBatches):
             adapter,
             reading,
             epochs=epochs,
-            max_steps=max_steps,
-            initial_epoch=initial_epoch,
+            max_steps=given.max_steps,
+            initial_epoch=given.initial_epoch,
             validation_freq=validation_freq,
         )
         validation = None
