@@ -27,7 +27,8 @@ def test_what_a_script_writes_is_the_chief_s(tmp_path, mode):
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    models = ("epoch0.keras", "epoch1.keras", "function.keras", "method.keras", "function.h5")
+    keras.saving.load_model(out / "function.h5")  # which restores no optimizer
+    models = ("epoch0.keras", "epoch1.keras", "function.keras", "method.keras")
     for name in models:
         model = keras.saving.load_model(out / name)
         assert float(model.optimizer.iterations) == (4 if name == "epoch0.keras" else 8)
