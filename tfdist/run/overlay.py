@@ -251,8 +251,9 @@ class Overlay:
         def list_children(path: Any) -> list[Any]:
             found = self.to_read(path)
             names = list(original.GetChildren(found))
-            if found is not path and original.FileExists(path):
-                names += [name for name in original.GetChildren(path) if name not in names]
+            if found is not path:
+                with contextlib.suppress(tf.errors.NotFoundError):  # the chief has not made it
+                    names += [name for name in original.GetChildren(path) if name not in names]
             return names
 
         def match(pattern: Any) -> list[Any]:
