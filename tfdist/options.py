@@ -187,6 +187,8 @@ def _convert(item: dataclasses.Field, value: Any) -> Any:
     if (value is None and may_be_none) or (auto is not None and value == auto):
         return value
     if typing.get_origin(item.type) is tuple:
+        if value is None:
+            return item.default
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TfdistError(f"`{item.name}={value}` is not a list. Give a list or a tuple.")
         return tuple(_convert_part(item, kinds[0], part) for part in value)

@@ -25,7 +25,6 @@ def train(
         sample_weight=example.sample_weight,
         batch_size=15,
         max_steps=4,
-        steps_per_epoch=2,
         verbose=0,
     )
     return trainer, history.history, [v.numpy() for v in trainer.model.variables]

@@ -79,6 +79,7 @@ class FitLoop:
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
+        self._opened_at = 0
         self._started: tuple[int, int | None, Callable[[], list[Trained]]] | None = None
         # Keras's `TerminateOnNaN` ends training by itself; checkpoints stay finite.
         self._may_be_nan = any(
