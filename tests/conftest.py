@@ -8,6 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
 from tensorflow.python.framework import config as tf_config
 
 from tfdist.cli.quiet import collect_garbage_less_often
@@ -59,6 +60,15 @@ def pytest_collection_modifyitems(config, items) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what was imported is no garbage
+
+
+@pytest.fixture(autouse=True)
+def global_seed_of_its_own():
+    """A seed that a test sets decides nothing, such as the order of arrays, in the next one."""
+    before = tf_context.global_seed()
+    yield
+    if tf_context.global_seed() != before:
+        tf.random.set_seed(before)
 
 
 @pytest.fixture

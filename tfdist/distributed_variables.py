@@ -338,11 +338,11 @@ def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of a SavedModel that was loaded in a scope work outside of steps, too."""
 
     @functools.wraps(original)
-    def call(function: Any, args: Any, captured: Any) -> Any:
-        variables = [v for v in captured if isinstance(v, DistributedVariable)]
+    def call(function: Any, args: Any, captured_inputs: Any) -> Any:
+        variables = [v for v in captured_inputs if isinstance(v, DistributedVariable)]
         if not variables or not tf.distribute.in_cross_replica_context():
-            return original(function, args, captured)
-        handles = [v.handle if isinstance(v, DistributedVariable) else v for v in captured]
+            return original(function, args, captured_inputs)
+        handles = [v.handle if isinstance(v, DistributedVariable) else v for v in captured_inputs]
         found = super(LoadedFunction, function)._call_flat(args, handles)
         if _writes(function):
             for variable in variables:

@@ -52,7 +52,7 @@ _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def make_printable(text: str, *, limit: int = 10_000) -> str:
-    """Returns a text from elsewhere as a line that no terminal obeys: control characters escaped.
+    r"""Returns a text from elsewhere as a line that no terminal obeys: control characters escaped.
 
     Args:
       text: what somebody else has chosen, such as a name.

@@ -162,7 +162,7 @@ def test_a_strangers_run_executes_nothing(trained, tmp_path, run, monkeypatch, o
     path = tmp_path / "run" / "options.json"
     options = json.loads(path.read_text())
     if option == "strategy":
-        options["task"]["task"] = "segmentation"
+        options["task"]["task"] = options["result"]["task"] = "segmentation"
     name = options[option][option] = options["result"][option] = "strangers.py:Words"
     path.write_text(json.dumps(options))
     mark = f"import pathlib\npathlib.Path({str(tmp_path / 'executed')!r}).touch()\n"

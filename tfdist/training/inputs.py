@@ -210,7 +210,8 @@ def _make_source_adapter(
 
     @functools.cache
     def make_reader() -> Callable[[tf.Tensor], Any]:
-        return make_train_reader(source, **find_reading())
+        with tf.init_scope():  # not in the graph that asks first
+            return make_train_reader(source, **find_reading())
 
     @functools.cache  # every epoch's validation reads the same dataset
     def make_eval(num_replicas: int, replicas: range) -> tf.data.Dataset:

@@ -492,7 +492,8 @@ class FitLoop:
         return is_synced
 
     def _end_steps(self, *, is_empty: bool = False) -> None:
-        self._logs = self._steps.conclude("train", self._logs, is_empty=is_empty)
+        if self._logs or not is_empty:  # else no batch has come yet, and Keras has no logs
+            self._logs = self._steps.conclude("train", self._logs, is_empty=is_empty)
         self._progress.is_epoch_open = True
 
     def _end_epoch(self, epoch: int) -> bool:

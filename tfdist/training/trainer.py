@@ -30,7 +30,7 @@ from tfdist.training.arguments import (
 from tfdist.training.callback_list import CallbackList
 from tfdist.training.data_adapter import DataAdapter
 from tfdist.training.engine import Engine
-from tfdist.training.example_order import ExampleOrder, find_order
+from tfdist.training.example_order import ExampleOrder, find_order, read_order
 from tfdist.training.history import find_history
 from tfdist.training.inputs import check_order, find_batch_size
 from tfdist.training.loop import FitLoop
@@ -220,7 +220,9 @@ class Trainer(SingleBatches):
         batch_size = given.size
         if self.progress.was_stopped:
             warnings.warn(_STOPPED, stacklevel=2)
-            return find_history(callbacks)
+            history = find_history(callbacks)
+            history.on_train_begin()
+            return history
         epochs, steps_per_epoch = limit_epochs(given.epochs), limit_steps(steps_per_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
@@ -408,7 +410,12 @@ class Trainer(SingleBatches):
     def _find_order(self) -> ExampleOrder:
         """Returns the order in which this call of `fit` sees the examples."""
         is_alone = self.recovery is None and self.engine.is_one_process
-        return find_order(self._seed, num_fits=self.progress.num_fits, by_python=is_alone)
+        order = find_order(self._seed, num_fits=self.progress.num_fits, by_python=is_alone)
+        workers = self.engine.workers
+        if workers.count > 1 and self._seed is None:
+            # Workers may augment by seeds of their own, but see the examples in one order.
+            order = read_order(workers.share_json(order.describe(of_arrays=True))[0])
+        return order
 
     def _prepare_adapter(
         self, adapter: DataAdapter, *, steps_per_epoch: int | None, max_steps: int | None

@@ -65,7 +65,7 @@ class Workers:
 
     def sum(self, values: np.ndarray | tf.Tensor) -> np.ndarray:
         """Returns the sum of the workers' vectors: [n], of the same n and dtype on each."""
-        if self.count == 1:
+        if self.count == 1 or not values.shape[0]:  # TensorFlow crashes on an empty vector
             return np.asarray(values)
         with self.pulse.at(STEP):
             return self._sum(tf.convert_to_tensor(values)).numpy()

@@ -8,6 +8,7 @@ from tfdist.data.pipeline import make_train_dataset
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.registry import make_source
 from tfdist.tasks.segmentation.task import Segmentation
+from tfdist.training.example_order import ExampleOrder
 from tfdist.training.inputs import make_data_adapter
 
 OPTIONS = {"image_size": (16, 24), "train_examples": 6, "val_examples": 2}
@@ -37,11 +38,12 @@ def test_examples_have_the_size_of_the_model():
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_batches_are_made_from_the_stored_images(num_replicas):
     task, data = make_data(stored_size=(32, 48), scale=(1.0, 3.0))
-    options = {"global_batch_size": 4, "seed": 1, "augmentation": task.make_augmentation(data.info)}
-    dataset = make_train_dataset(data.train, num_replicas=num_replicas, **options)
+    options = {"global_batch_size": 4, "augmentation": task.make_augmentation(data.info)}
+    dataset = make_train_dataset(data.train, seed=1, num_replicas=num_replicas, **options)
     parts = list(dataset.take(num_replicas).as_numpy_iterator())
     images, masks = (np.concatenate(leaves) for leaves in zip(*parts, strict=True))
-    adapter = make_data_adapter(data.train, num_replicas=num_replicas, **options)
+    order = ExampleOrder(seed=1)
+    adapter = make_data_adapter(data.train, order=order, num_replicas=num_replicas, **options)
     assert adapter.batch_spec[0].shape.as_list() == [None, *images.shape[1:]]
     whole = adapter.read_train(tf.zeros([], tf.int64))
     np.testing.assert_array_equal(images, whole[0])
