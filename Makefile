@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: setup train test test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
+.PHONY: setup train test test-cluster test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
 
 # For training and serving, for the tests, and for the documentation.
 RUN  := $(VENV)/with-serve
@@ -31,9 +31,12 @@ train: $(RUN)
 test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster" --quick
 
+test-cluster: $(TEST)
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
+
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster"
-	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
+	$(MAKE) test-cluster
 
 errors: $(TEST)
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
@@ -46,8 +49,8 @@ faults: $(TEST)
 random-programs: $(TEST)
 	$(BIN)/python -m benchmarks.random_programs
 
-# Runs the tests of the installed Keras as tfdist.run runs a script, for about 30 minutes.
-keras-tests: setup
+# Runs the tests of the installed Keras as tfdist.run runs a script.
+keras-tests: $(TEST)
 	$(BIN)/python -m benchmarks.keras_tests
 
 # Compares with Keras, with PyTorch, and between two hosts: some 90 minutes with no other work. PYTORCH is a Python that
@@ -86,7 +89,7 @@ format: $(TEST)
 types: $(TEST)
 	$(BIN)/mypy
 
-check: lint types docs test-all
+check: lint types docs test test-cluster
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
