@@ -161,9 +161,7 @@ def train_still(strategy, **options):
         lambda: example.build(keras.optimizers.SGD(0.0)), strategy=strategy, **options
     )
     x, y = example.data
-    return trainer.fit(
-        x, y, global_batch_size=BATCH, max_steps=12, steps_per_epoch=6, verbose=0
-    ).history["loss"]
+    return trainer.fit(x, y, global_batch_size=BATCH, max_steps=12, verbose=0).history["loss"]
 
 
 def list_bytes(trainer):

@@ -85,9 +85,7 @@ def _train(example, strategy_name, **options):
     trainer = zoo.make_trainer(
         lambda: example.build(ADAM()), strategy=zoo.STRATEGIES[strategy_name](), **options
     )
-    history = trainer.fit(
-        *example.data, global_batch_size=15, max_steps=4, verbose=0
-    )
+    history = trainer.fit(*example.data, global_batch_size=15, max_steps=4, verbose=0)
     assert trainer.engine.count_traces()["train"] == 1
     values = [variable.numpy() for variable in trainer.model.variables]
     return values, history.history, trainer
