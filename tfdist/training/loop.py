@@ -249,7 +249,7 @@ class FitLoop:
         self._learned_steps = self._learned_steps or state.get("steps_per_epoch", 0)
         self._restore_reading(state.get("reading"))
         num_epochs, batch = self._epoch, progress.step - self._start
-        epochs_read = num_epochs - self._schedule.first_epoch
+        epochs_read = num_epochs - self._schedule.first_epoch + progress.is_epoch_open
         self._adapter.replay(epochs_read, self._learned_steps)
         sums = state.get("metrics", [])  # of a checkpoint of an older version: all replicas' sum
         self._steps.write_states(state.get("metric_states") or [[value] for value in sums])
