@@ -15,6 +15,8 @@ from tfdist.cli.quiet import collect_garbage_less_often
 
 LOGICAL_CPUS = 3  # and as many logical GPUs, if there is a GPU
 GPU_MEMORY_MIB = 2048  # of each
+# Deterministic kernels on GPUs ask for one.
+GLOBAL_SEED = 0 if tf.config.list_physical_devices("GPU") else None
 
 collect_garbage_less_often()
 
@@ -38,7 +40,7 @@ def pytest_configure() -> None:
         tf.config.set_logical_device_configuration(gpu, [limit] * LOGICAL_CPUS)
         # The tests compare exactly, or to the rounding of float32.
         tf.config.experimental.enable_op_determinism()
-        tf.random.set_seed(0)
+        tf.random.set_seed(GLOBAL_SEED)
         tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
@@ -64,11 +66,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def global_seed_of_its_own():
-    """A seed that a test sets decides nothing, such as the order of arrays, in the next one."""
-    before = tf_context.global_seed()
-    yield
-    if tf_context.global_seed() != before:
-        tf.random.set_seed(before)
+    """A seed that another test or a shared fixture has set decides nothing, such as an order."""
+    if tf_context.global_seed() != GLOBAL_SEED:
+        tf.random.set_seed(GLOBAL_SEED)
 
 
 @pytest.fixture
