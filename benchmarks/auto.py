@@ -21,7 +21,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.memory import find_free_memory
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.runs.options import TrainOptions
-from tfdist.tasks.sources import to_sources
+from tfdist.tasks.data import to_sources
 
 MODELS = {
     **OF_PLAN,

@@ -37,7 +37,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "Data": "tfdist.tasks.base:Data",
+        "Data": "tfdist.tasks.data:Data",
         "Predictor": "tfdist.tasks.segmentation.inference.predictor:Predictor",
         "StepOptions": "tfdist.training.step_options:StepOptions",
         "TfdistError": "tfdist.errors:TfdistError",

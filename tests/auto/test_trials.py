@@ -12,7 +12,7 @@ from tfdist.auto.candidates import list_candidates
 from tfdist.auto.trials import run_trials
 from tfdist.cli.flags import parse_flags
 from tfdist.runs.options import TrainOptions
-from tfdist.tasks.sources import to_sources
+from tfdist.tasks.data import to_sources
 
 ROOT = pathlib.Path(__file__).parents[2]
 MLP = [f"--task={ROOT}/benchmarks/mlp_task.py:Mlp", "--global_batch_size=16"]

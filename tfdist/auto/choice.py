@@ -10,7 +10,7 @@ from tfdist.placement.options import NONE
 from tfdist.plan.setup import Setup
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import LEAST_STEPS, Plan, count_steps, read_data
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 
 
 def choose_strategy(plan: Plan) -> tuple[Plan, SourceData | None]:

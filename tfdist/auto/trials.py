@@ -13,7 +13,7 @@ from tfdist.memory import find_free_memory
 from tfdist.plan.setup import Setup
 from tfdist.runs.batch_size.trials import Trial, run_trial
 from tfdist.runs.options import TrainOptions
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 
 _SAME = 0.97  # of the fastest measured speed: the first of these candidates is chosen
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfdist import models
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.models.layers import FusedBatchNormalization
-from tfdist.tasks.base import Data, Task
+from tfdist.tasks.base import Task
+from tfdist.tasks.data import Data, to_sources
 from tfdist.tasks.registry import select_task
-from tfdist.tasks.sources import to_sources
 
 BATCHES = 4  # kept in memory and used again and again
 

@@ -56,7 +56,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     from tfdist.benchmark.measuring import Clock
     from tfdist.runs import processes
     from tfdist.strategies.servers import run_server
-    from tfdist.tasks.sources import to_sources
+    from tfdist.tasks.data import to_sources
     from tfdist.training.trainer import Trainer
 
     options, config = processes.start_process(options)
@@ -175,7 +175,7 @@ def measure_machine(options: TrainOptions, task: dict[str, Any]) -> dict[str, fl
 
     from tfdist import memory
     from tfdist.runs import processes
-    from tfdist.tasks.sources import to_sources
+    from tfdist.tasks.data import to_sources
 
     options, _ = processes.start_process(options)
     precision = options.training.precision

@@ -18,7 +18,7 @@ from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import LEAST_STEPS, Plan, count_steps, make_plan
 from tfdist.strategies.registry import find_strategy
-from tfdist.tasks.base import DataPlan
+from tfdist.tasks.data import DataPlan
 from tfdist.training.checkpoints import CheckpointStore
 from tfdist.training.inputs import check_global_batch
 from tfdist.training.model_variables import build_outputs

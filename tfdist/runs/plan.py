@@ -12,7 +12,7 @@ from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import AUTO
 from tfdist.tasks.base import Task
-from tfdist.tasks.sources import SourceData, to_sources
+from tfdist.tasks.data import SourceData, to_sources
 from tfdist.training.options import AUTO_BATCH_SIZE, TrainingOptions
 from tfdist.training.run_directory import RunDirectory, find_run_directory
 from tfdist.training.trackers import check_trackers

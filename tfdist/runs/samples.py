@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.tasks.base import Task
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 from tfdist.training.run_directory import RunDirectory
 from tfdist.training.trainer import Trainer
 

@@ -25,7 +25,7 @@ from tfdist.runs.reporting import WriteReport
 from tfdist.runs.samples import DrawSamples
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 from tfdist.training import callbacks
 from tfdist.training.averaging import make_averaging
 from tfdist.training.checkpoints import CheckpointStore

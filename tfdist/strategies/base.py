@@ -93,13 +93,10 @@ class Strategy(OptionGroup):
         Raises:
           TfdistError: see `check_task`; or the cluster lacks a role or has an unsuitable one.
         """
+        if cls.traits.has_servers:
+            check_servers(config, strategy=cls.name)
+            return
         if config is None:
-            if cls.traits.has_servers:
-                raise TfdistError(
-                    f"`strategy={cls.name}` needs a cluster, but this is a single process. Start "
-                    "one with python -m tfdist.launch --workers=2 --ps=1 -- followed by these "
-                    "flags."
-                )
             return
         check_task(config)
         if cls.traits.is_local and config.num_tasks > 1:
@@ -113,18 +110,6 @@ class Strategy(OptionGroup):
                 f"`strategy={cls.name}` has no parameter servers, but {config.source} describes "
                 f"{config.num_ps}. Leave them out, or use `strategy=parameter_server`."
             )
-        if cls.traits.has_servers:
-            cls._check_servers(config)
-
-    @classmethod
-    def _check_servers(cls, config: ClusterConfig) -> None:
-        for role, needed in (("chief", "exactly one"), ("worker", "at least one"), ("ps", "")):
-            if not config.tasks.get(role):
-                raise TfdistError(
-                    f"`strategy={cls.name}` needs {needed or 'at least one'} {role}, but "
-                    f"{config.source} describes none. Add one (python -m tfdist.launch "
-                    "--workers=2 --ps=1 starts all three roles)."
-                )
 
 
 def check_task(config: ClusterConfig) -> None:
@@ -137,6 +122,33 @@ def check_task(config: ClusterConfig) -> None:
     check_cluster(config)
     if config.role == "evaluator":
         raise make_evaluator_error(config.source)
+
+
+def check_servers(
+    config: ClusterConfig | None, *, strategy: str = "parameter_server"
+) -> ClusterConfig:
+    """Returns a cluster after checking that it has a chief, workers and parameter servers.
+
+    Args:
+      config: the cluster, if there is one.
+      strategy: the name of the strategy, for errors.
+
+    Raises:
+      TfdistError: see `check_task`; or there is no cluster, or it lacks a role.
+    """
+    if config is None:
+        raise TfdistError(
+            f"`strategy={strategy}` needs a cluster, but this is a single process. Start one with "
+            "python -m tfdist.launch --workers=2 --ps=1 -- followed by these flags."
+        )
+    check_task(config)
+    for role, needed in (("chief", "exactly"), ("worker", "at least"), ("ps", "at least")):
+        if not config.tasks.get(role):
+            raise TfdistError(
+                f"`strategy={strategy}` needs {needed} one {role}, but {config.source} describes "
+                "none. Add one (python -m tfdist.launch --workers=2 --ps=1 starts all three roles)."
+            )
+    return config
 
 
 def devices_option() -> Any:

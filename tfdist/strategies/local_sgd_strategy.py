@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.devices import list_devices
-from tfdist.strategies.builtin.local_sgd import LocalSgd
+from tfdist.strategies.averaging import Averaging
 
 
 class LocalSgdStrategy(tf.distribute.MirroredStrategy):
@@ -12,21 +12,24 @@ class LocalSgdStrategy(tf.distribute.MirroredStrategy):
     By itself, it trains each worker separately. `tfdist.Trainer` gives each worker its part of the
     global batches and averages the workers' weights.
 
-    Attributes:
+    Args:
       channel: a MultiWorkerMirroredStrategy over all workers, for communication only.
-      options: when and how the workers average.
+      options: when and how the workers average; every 8 steps by default.
+      replicas_per_worker: how many of the worker's GPUs to use; 0: all.
     """
 
     def __init__(
         self,
         channel: tf.distribute.MultiWorkerMirroredStrategy,
-        options: LocalSgd | None = None,
+        options: Averaging | None = None,
+        *,
+        replicas_per_worker: int = 0,
     ):
-        self.options = options or LocalSgd()
+        self.options = options or Averaging()
         own = list_devices() if tf.config.list_physical_devices("GPU") else ("CPU:0",)
         # TensorFlow's own choice would number its collectives as the channel does.
         super().__init__(
-            devices=list(own[: self.options.replicas_per_worker or None]),
+            devices=list(own[: replicas_per_worker or None]),
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.channel = channel

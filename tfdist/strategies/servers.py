@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig, resolve_cluster, split_address
-from tfdist.strategies.builtin.parameter_server import ParameterServer
+from tfdist.strategies.base import check_servers
 from tfdist.strategies.rendezvous import check_own_address, wait_for_servers
 
 _POLL_S = 0.25
@@ -32,7 +32,7 @@ def connect(
     Raises:
       TfdistError, TrainingError: see `make_parameter_server`.
     """
-    config = _find_cluster(cluster)
+    config = check_servers(cluster or resolve_cluster())
     check_own_address(config)
     wait_for_servers(config, timeout_s=timeout_s)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -65,7 +65,7 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
     Raises:
       TfdistError: see `make_parameter_server`.
     """
-    config = _find_cluster(cluster)
+    config = check_servers(cluster or resolve_cluster())
     check_own_address(config)
     chief = split_address(config.tasks["chief"][0])
     end_at = float("inf")
@@ -138,13 +138,6 @@ class _Coordinator(tf.distribute.coordinator.ClusterCoordinator):
 
     def __del__(self) -> None:
         pass
-
-
-def _find_cluster(cluster: ClusterConfig | None) -> ClusterConfig:
-    config = cluster or resolve_cluster()
-    ParameterServer.check_cluster(config)
-    assert config is not None
-    return config
 
 
 def _make_cluster_spec(config: ClusterConfig) -> tf.train.ClusterSpec:

@@ -1,52 +1,21 @@
 """The base class of tasks, which defines a task's options, data, model and reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tfdist.options import OptionGroup
+from tfdist.tasks.data import Data, DataPlan, to_sources
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
 
     from tfdist.data.pipeline import BatchAugmentation
-    from tfdist.data.source import Source
     from tfdist.report import Section
     from tfdist.training.recorded_run import RecordedRun
     from tfdist.training.run_directory import RunDirectory
     from tfdist.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class Data:
-    """The training and validation data of a run.
-
-    Attributes:
-      train, val: sources of examples `(x, y)` or `(x, y, sample_weight)`, or tuples of arrays.
-      info: what the model must know about the data, such as the class names; ready for JSON.
-    """
-
-    train: "Source | tuple[Any, ...]"
-    val: "Source | tuple[Any, ...]"
-    info: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DataPlan:
-    """What is known about the data before it is read.
-
-    Attributes:
-      text: the line that a dry run prints.
-      info: see `Data`.
-      num_examples: the number of training examples; None if unknown before the data is read.
-      element_spec: the structure of `tf.TensorSpec` of one example; None if unknown.
-    """
-
-    text: str
-    info: Mapping[str, Any]
-    num_examples: int | None
-    element_spec: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +113,6 @@ class Task(OptionGroup):
 
     def describe_data(self, *, seed: int) -> DataPlan:
         """Returns what is known about the data; may read the data, but writes nothing."""
-        from tfdist.tasks.sources import to_sources
-
         data = to_sources(self.make_data(seed=seed, quiet=True))
         number = data.train.num_examples
         text = f"{number} training and {data.val.num_examples} validation examples"

@@ -218,7 +218,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     """Evaluates a run's model on a part of its data, prints the metrics and writes them."""
     import keras
 
-    from tfdist.tasks.sources import to_sources
+    from tfdist.tasks.data import to_sources
     from tfdist.training.durable_files import make_directories, write_atomically
     from tfdist.training.trainer import Trainer
 

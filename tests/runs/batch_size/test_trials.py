@@ -14,8 +14,8 @@ from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
+from tfdist.tasks.data import to_sources
 from tfdist.tasks.registry import make_task_options
-from tfdist.tasks.sources import to_sources
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[3]

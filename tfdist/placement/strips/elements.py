@@ -3,22 +3,20 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from keras import layers
 
 from tfdist.placement.graph import Operation
+from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import Pieces, StripedImage
-
-if TYPE_CHECKING:
-    from tfdist.placement.strips.call import Pass
 
 Values = Sequence[Any]
 _NONE = ((0, 0), (0, 0))
 
 
-def compute_elements(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def compute_elements(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Elements that depend on elements at the same place only."""
     first = next(value for value in taken if isinstance(value, StripedImage))
     is_joined = isinstance(operation.layer, layers.Concatenate)
@@ -64,18 +62,18 @@ def _join_all(given: Sequence[Pieces], *tensors: tf.Tensor) -> list[tf.Tensor]:
     return [pieces.join(*itertools.islice(left, len(pieces.tensors))) for pieces in given]
 
 
-def multiply_noise(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def multiply_noise(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Random factors."""
     return _draw(run, operation, taken, tf.ones, tf.multiply)
 
 
-def add_noise(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def add_noise(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Random terms."""
     return _draw(run, operation, taken, tf.zeros, tf.add)
 
 
 def _draw(
-    run: "Pass", operation: Operation, taken: Values, make: Any, combine: Any
+    run: StripForward, operation: Operation, taken: Values, make: Any, combine: Any
 ) -> list[Any] | None:
     """The numbers are drawn for the whole image, as on one device, and divided."""
     if not run.is_training(operation):
@@ -91,7 +89,7 @@ def _draw(
 
 
 def map_parts(
-    run: "Pass",
+    run: StripForward,
     image: StripedImage,
     function: Callable[..., tf.Tensor],
     *shared: tf.Tensor,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,13 +10,11 @@ from tfdist.models.batch_norm import Moments, measure_part, normalize_part
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values, compute_elements, map_parts
+from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import StripedImage
 
-if TYPE_CHECKING:
-    from tfdist.placement.strips.call import Pass
 
-
-def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def normalize_batch(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """The moments of the parts are pooled, and then those of the replicas."""
     (image,), layer = taken, operation.layer
     if not (run.is_training(operation) and layer.trainable):
@@ -44,7 +42,7 @@ def normalize_batch(run: "Pass", operation: Operation, taken: Values) -> list[An
     return [_normalize(run, image, layer, normalize_part, mean, variance)]
 
 
-def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def normalize_groups(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """The moments of each example's groups of channels are pooled."""
     (image,), layer = taken, operation.layer
     channels = image.parts[0].shape[-1]
@@ -72,7 +70,7 @@ def normalize_groups(run: "Pass", operation: Operation, taken: Values) -> list[A
     return [_normalize(run, image, layer, _normalize_plainly, mean, variance)]
 
 
-def _cast(run: "Pass", image: StripedImage, dtype: str) -> StripedImage:
+def _cast(run: StripForward, image: StripedImage, dtype: str) -> StripedImage:
     """Returns an image in the dtype in which its layer computes, as Keras gives it to the layer."""
     if image.parts[0].dtype == dtype:
         return image
@@ -80,7 +78,7 @@ def _cast(run: "Pass", image: StripedImage, dtype: str) -> StripedImage:
 
 
 def _measure(
-    run: "Pass", image: StripedImage, measure: Callable[[tf.Tensor], Moments]
+    run: StripForward, image: StripedImage, measure: Callable[[tf.Tensor], Moments]
 ) -> list[tf.Tensor]:
     """Returns the count, mean and variance of each part, one after the other."""
     found = []
@@ -103,7 +101,7 @@ def _pool(flat: Sequence[tf.Tensor]) -> Moments:
 
 
 def _normalize(
-    run: "Pass",
+    run: StripForward,
     image: StripedImage,
     layer: Any,
     normalize: Callable[..., tf.Tensor],
@@ -135,7 +133,7 @@ def _normalize_plainly(
     return (tf.cast(x, mean.dtype) - mean) * (tf.math.rsqrt(variance + epsilon) * gamma) + beta
 
 
-def average_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
+def average_all(run: StripForward, operation: Operation, taken: Values) -> list[Any]:
     """The means of all pixels."""
     (image,), keeps = taken, operation.layer.keepdims
 
@@ -145,7 +143,7 @@ def average_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
     return _reduce(run, image, tf.reduce_sum, compute, keeps)
 
 
-def maximize_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
+def maximize_all(run: StripForward, operation: Operation, taken: Values) -> list[Any]:
     """The largest values of all pixels."""
     (image,), keeps = taken, operation.layer.keepdims
 
@@ -156,7 +154,7 @@ def maximize_all(run: "Pass", operation: Operation, taken: Values) -> list[Any]:
 
 
 def _reduce(
-    run: "Pass",
+    run: StripForward,
     image: StripedImage,
     each: Any,
     together: Callable[..., list[tf.Tensor]],

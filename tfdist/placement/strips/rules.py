@@ -4,15 +4,15 @@ A rule takes a forward pass, an operation and its inputs, of which at least one 
 returns the outputs, or None if it cannot divide them: then the operation is computed whole.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 from keras import layers
 
 from tfdist.models.layers import FusedBatchNormalization, ReverseChannels
 from tfdist.placement.graph import Operation
-from tfdist.placement.strips.elements import Values, add_noise, compute_elements, multiply_noise
+from tfdist.placement.strips.elements import add_noise, compute_elements, multiply_noise
+from tfdist.placement.strips.forward import StripRule
 from tfdist.placement.strips.moments import (
     average_all,
     maximize_all,
@@ -27,11 +27,6 @@ from tfdist.placement.strips.windows import (
     shift,
     upsample,
 )
-
-if TYPE_CHECKING:
-    from tfdist.placement.strips.call import Pass
-
-StripRule = Callable[["Pass", Operation, Values], "list[Any] | None"]
 
 
 def find_rule(operation: Operation) -> StripRule | None:

@@ -1,21 +1,19 @@
 """Layers whose outputs depend on a window: parts get the rows and columns of their neighbors."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from keras import layers
 
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values
+from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import Pieces, StripedImage, Window, list_areas
-
-if TYPE_CHECKING:
-    from tfdist.placement.strips.call import Pass
 
 
 def _slide(
-    run: "Pass",
+    run: StripForward,
     operation: Operation,
     taken: Values,
     windows: Sequence[Window],
@@ -70,7 +68,7 @@ def _slide(
     return [StripedImage(tuple(parts), bounds)]
 
 
-def convolve(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def convolve(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Convolutions of any stride and dilation."""
     layer = operation.layer
     sizes = zip(layer.kernel_size, layer.strides, _pair(layer.dilation_rate), strict=True)
@@ -90,18 +88,18 @@ def _list_pool_windows(layer: Any) -> list[Window]:
     return [Window(size, stride, layer.padding == "same") for size, stride in pairs]
 
 
-def pool_max(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def pool_max(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """The largest elements of windows."""
     windows = _list_pool_windows(operation.layer)
     return _slide(run, operation, taken, windows, fill=lambda dtype: dtype.min)
 
 
-def pool_average(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def pool_average(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """The means of windows, without what is added at the borders."""
     return _slide(run, operation, taken, _list_pool_windows(operation.layer), average=True)
 
 
-def shift(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def shift(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Rows and columns are added or removed at the borders."""
     (image,), layer = taken, operation.layer
     name = "padding" if isinstance(layer, layers.ZeroPadding2D) else "cropping"
@@ -130,7 +128,7 @@ def shift(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
     return [StripedImage(tuple(parts), bounds)]
 
 
-def convolve_transposed(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def convolve_transposed(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Every pixel of the input adds to a window of the output, from which the part is cut."""
     (image,), layer = taken, operation.layer
     if layer.output_padding is not None or _pair(layer.dilation_rate) != (1, 1):
@@ -174,7 +172,7 @@ def convolve_transposed(run: "Pass", operation: Operation, taken: Values) -> lis
     return [StripedImage(tuple(parts), bounds)]
 
 
-def upsample(run: "Pass", operation: Operation, taken: Values) -> list[Any] | None:
+def upsample(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
     """Rows and columns repeated, or interpolated between neighbors; beyond a border as at it."""
     (image,), layer = taken, operation.layer
     if layer.interpolation not in ("nearest", "bilinear"):

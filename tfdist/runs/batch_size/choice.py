@@ -8,7 +8,7 @@ from tfdist.runs.batch_size.search import Usage, search_largest
 from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.run_directory import RunDirectory
 

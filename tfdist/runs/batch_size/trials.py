@@ -19,7 +19,7 @@ from tfdist.launch.machine import find_sources
 from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.search import Usage
 from tfdist.runs.options import TrainOptions
-from tfdist.tasks.sources import SourceData
+from tfdist.tasks.data import SourceData
 
 EXIT_OUT_OF_MEMORY = 3
 SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and other programs

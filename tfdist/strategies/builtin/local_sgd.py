@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdist.errors import TfdistError
-from tfdist.options import option
+from tfdist.strategies.averaging import Averaging
 from tfdist.strategies.base import (
     Strategy,
     Traits,
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd(Strategy):
+class LocalSgd(Strategy, Averaging):
     """The options of a LocalSgdStrategy: data parallelism that communicates only every few steps.
 
     Every `sync_every` steps, and at the end of every epoch, the weights become the mean of the
@@ -29,11 +28,7 @@ class LocalSgd(Strategy):
 
     Args:
       collective, worker_timeout_s, replicas_per_worker: see `MultiWorkerMirrored`.
-      sync_every: steps between two averagings, 1 or more.
-      average_optimizer: whether to average the optimizer's state too, such as momentum.
-      outer_learning_rate: the learning rate of the outer step; 1 is plain averaging if there is no
-        outer momentum.
-      outer_momentum: the momentum of the outer step, in [0, 1).
+      sync_every, average_optimizer, outer_learning_rate, outer_momentum: see `Averaging`.
 
     Source: Stich 2019, arXiv:1805.09767 (local SGD); Wang et al. 2020, arXiv:1910.00643
       (SlowMo, algorithm 1) and Douillard et al. 2023, arXiv:2311.08105 (DiLoCo), for the
@@ -50,15 +45,6 @@ class LocalSgd(Strategy):
     collective: str = collective_option()
     worker_timeout_s: float = worker_timeout_option()
     replicas_per_worker: int = replicas_option()
-    sync_every: int = option(8, "steps between two averagings of the weights", minimum=1)
-    average_optimizer: bool = option(True, "average the optimizer's state as well")
-    outer_learning_rate: float = option(1.0, "learning rate of the averaging step", above=0)
-    outer_momentum: float = option(0.0, "momentum of the averaging step; 0: none", minimum=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.outer_momentum >= 1:
-            raise TfdistError(f"`outer_momentum={self.outer_momentum}` is not below 1. Try 0.5.")
 
     @classmethod
     def find_type(cls) -> type:
@@ -74,7 +60,9 @@ class LocalSgd(Strategy):
             worker_timeout_s=self.worker_timeout_s,
             replicas_per_worker=self.replicas_per_worker,
         )
-        return LocalSgdStrategy(channel.build(alike=alike), self)
+        return LocalSgdStrategy(
+            channel.build(alike=alike), self, replicas_per_worker=self.replicas_per_worker
+        )
 
 
 def make_local_sgd(*, alike: Mapping[str, str] | None = None, **options: Any) -> "LocalSgdStrategy":

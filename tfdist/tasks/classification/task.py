@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.imports import import_named
 from tfdist.options import option
-from tfdist.tasks.base import Data, DataPlan, Task
+from tfdist.tasks.base import Task
+from tfdist.tasks.data import Data, DataPlan
 
 if TYPE_CHECKING:
     import keras

@@ -14,6 +14,7 @@ from tfdist.data.progress import show_progress
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.tasks.base import Task
+from tfdist.tasks.data import to_sources
 from tfdist.tasks.exporting.conversion import check_file_name, convert_model, to_float32
 from tfdist.tasks.exporting.interpreters import check_installed, open_file
 from tfdist.tasks.exporting.scoring import (
@@ -23,7 +24,6 @@ from tfdist.tasks.exporting.scoring import (
     score_examples,
 )
 from tfdist.tasks.finished import FinishedRun, read_finished
-from tfdist.tasks.sources import to_sources
 from tfdist.training.durable_files import make_directories, temporary_directory, write_atomically
 
 if TYPE_CHECKING:

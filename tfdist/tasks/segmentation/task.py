@@ -10,7 +10,8 @@ from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.models import MODELS
 from tfdist.options import option
-from tfdist.tasks.base import Data, DataPlan, Task
+from tfdist.tasks.base import Task
+from tfdist.tasks.data import Data, DataPlan
 from tfdist.tasks.segmentation.presets import PRESETS
 
 if TYPE_CHECKING:

@@ -1,0 +1,73 @@
+"""A task's data: arrays or sources, whose batches are a pure function of seed and step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import TfdistError
+
+if TYPE_CHECKING:
+    from tfdist.data.source import Source
+
+
+@dataclass(frozen=True)
+class Data:
+    """The training and validation data of a run.
+
+    Attributes:
+      train, val: sources of examples `(x, y)` or `(x, y, sample_weight)`, or tuples of arrays.
+      info: what the model must know about the data, such as the class names; ready for JSON.
+    """
+
+    train: "Source | tuple[Any, ...]"
+    val: "Source | tuple[Any, ...]"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What is known about the data before it is read.
+
+    Attributes:
+      text: the line that a dry run prints.
+      info: see `Data`.
+      num_examples: the number of training examples; None if unknown before the data is read.
+      element_spec: the structure of `tf.TensorSpec` of one example; None if unknown.
+    """
+
+    text: str
+    info: Mapping[str, Any]
+    num_examples: int | None
+    element_spec: Any = None
+
+
+@dataclass(frozen=True)
+class SourceData(Data):
+    """Data whose two parts are both sources."""
+
+    train: "Source"
+    val: "Source"
+
+
+def to_sources(data: Any) -> SourceData:
+    """Returns a task's data with arrays converted to sources.
+
+    Raises:
+      TfdistError: the task's data is neither sources nor tuples of arrays.
+    """
+    if not isinstance(data, Data):
+        raise TfdistError(f"make_data returned {type(data).__name__}, not tfdist.Data.")
+    return SourceData(_to_source(data.train), _to_source(data.val), data.info)
+
+
+def _to_source(part: Any) -> "Source":
+    from tfdist.data.source import ArraySource, Source
+
+    if isinstance(part, Source):
+        return part
+    if isinstance(part, tuple):
+        return ArraySource.from_arrays(part)
+    raise TfdistError(
+        f"make_data returned a {type(part).__name__} in tfdist.Data. Give a tfdist.data.Source, or "
+        "a tuple of arrays such as (x, y)."
+    )
