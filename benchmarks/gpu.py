@@ -32,8 +32,8 @@ from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 
-Found = dict[str, Any]
-Commands = dict[str, Callable[[], Found]]
+StepResult = dict[str, Any]
+Commands = dict[str, Callable[[], StepResult]]
 
 LIST = (
     "import tensorflow as tf; print([tf.config.experimental.get_device_details(g) for g in "
@@ -69,9 +69,9 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     # Otherwise, a process with virtual devices takes all memory, and no other one may run beside.
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-    results: Found = {"machine": describe_machine()}
+    results: StepResult = {"machine": describe_machine()}
 
-    def record(name: str, run: Callable[[], Found]) -> None:
+    def record(name: str, run: Callable[[], StepResult]) -> None:
         began = time.monotonic()
         try:
             found = run()
@@ -193,12 +193,12 @@ def list_users_models(names: str) -> dict[str, Contestant]:
     }
 
 
-def make_command(kind: str, task: Found) -> list[str]:
+def make_command(kind: str, task: StepResult) -> list[str]:
     """Returns the command of a process that takes turns."""
     return [sys.executable, "-m", "benchmarks.gpu", "take_turns", kind, json.dumps(task)]
 
 
-def compete(flags: argparse.Namespace, contestants: dict[str, Contestant]) -> Found:
+def compete(flags: argparse.Namespace, contestants: dict[str, Contestant]) -> StepResult:
     """Measures contestants in turns; fails if one of them failed."""
     results = hold_contest(contestants, rounds=flags.rounds, limit_s=flags.compile_limit_s)
     for name, found in results.items():
@@ -207,7 +207,7 @@ def compete(flags: argparse.Namespace, contestants: dict[str, Contestant]) -> Fo
     return {"contestants": results} | ({"error": f"failed: {failed}"} if failed else {})
 
 
-def take_turns(kind: str, task: Found) -> None:
+def take_turns(kind: str, task: StepResult) -> None:
     """Trains one form of a model in turns; see benchmarks/turns.py."""
     start_tensorflow_quietly()
     import tfdist
@@ -254,7 +254,7 @@ def take_turns(kind: str, task: Found) -> None:
         run_loop(options, (x, y), None, end_step)
 
 
-def run_python(arguments: list[str], *, limit_s: float, log: Path | None = None) -> Found:
+def run_python(arguments: list[str], *, limit_s: float, log: Path | None = None) -> StepResult:
     """Runs an interpreter, and returns the end of its output; ends it with all its children."""
     command = [sys.executable, *arguments]
     process = subprocess.Popen(
@@ -281,12 +281,12 @@ def run_python(arguments: list[str], *, limit_s: float, log: Path | None = None)
     return {"output": text[-4000:]}
 
 
-def run_module(command: str, limit_s: float, *, log: Path | None = None) -> Found:
+def run_module(command: str, limit_s: float, *, log: Path | None = None) -> StepResult:
     """Runs a module, and returns the end of its output."""
     return run_python(["-m", *shlex.split(command)], limit_s=limit_s, log=log)
 
 
-def train(output: Path, flags: str, limit_s: float = 150) -> Found:
+def train(output: Path, flags: str, limit_s: float = 150) -> StepResult:
     """Trains eight steps, and returns the run's summary."""
     run_dir = output / f"run-{time.time_ns()}"
     strategy = "" if "--strategy" in flags else "--strategy=one_device"
@@ -295,11 +295,11 @@ def train(output: Path, flags: str, limit_s: float = 150) -> Found:
         f"--max_steps=8 --quiet {flags} --run_dir={shlex.quote(str(run_dir))}",
         limit_s,
     )
-    summary: Found = json.loads((run_dir / "summary.json").read_text())
+    summary: StepResult = json.loads((run_dir / "summary.json").read_text())
     return summary
 
 
-def compare_runs(output: Path, flags: list[str], *, key: str) -> Found:
+def compare_runs(output: Path, flags: list[str], *, key: str) -> StepResult:
     """Trains once for each set of flags, and compares an entry of the summaries."""
     summaries = [train(output, own) for own in flags]
     found = [summary[key] for summary in summaries]
@@ -314,7 +314,7 @@ def compare_runs(output: Path, flags: list[str], *, key: str) -> Found:
     }
 
 
-def compare_limits(output: Path, flags: str, placements: list[str]) -> Found:
+def compare_limits(output: Path, flags: str, placements: list[str]) -> StepResult:
     """Trains what one device of limited memory refuses, on four such devices."""
     split = f"{flags} --virtual_devices={PARTS} --train_examples=8 --val_examples=8"
     try:
@@ -324,7 +324,7 @@ def compare_limits(output: Path, flags: str, placements: list[str]) -> Found:
         assert "memory" in refusal, refusal
     else:
         raise AssertionError("one device trains it")
-    found: Found = {"one device": refusal}
+    found: StepResult = {"one device": refusal}
     for placement in placements:
         summary = train(output, f"{split} --placement={placement} --mesh=data:1,model:4")
         found[placement] = {

@@ -50,8 +50,8 @@ def train(precision: str, directory: str) -> None:
     from tfdist.runs import processes
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
+    from tfdist.training.fit.trainer import Trainer
     from tfdist.training.options import TrainingOptions
-    from tfdist.training.trainer import Trainer
 
     options = TrainOptions(
         strategy=make_strategy_options(strategy="one_device"),

@@ -131,9 +131,9 @@ def measure(directory: str) -> int:
     from tfdist.runs import processes
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
+    from tfdist.training.fit.trainer import Trainer
     from tfdist.training.options import TrainingOptions
     from tfdist.training.step_options import StepOptions
-    from tfdist.training.trainer import Trainer
 
     split = case.strategy == "mirrored"
     options = TrainOptions(

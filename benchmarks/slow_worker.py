@@ -19,8 +19,8 @@ from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.servers import run_server
+from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
-from tfdist.training.trainer import Trainer
 
 WIDTH = 32
 _PACE = "pace"  # in the directory in which a process runs

@@ -218,8 +218,8 @@ def measure(directory: str) -> int:
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
     from tfdist.strategies.servers import run_server
+    from tfdist.training.fit.trainer import Trainer
     from tfdist.training.step_options import StepOptions
-    from tfdist.training.trainer import Trainer
 
     options, config = processes.start_process(
         TrainOptions(

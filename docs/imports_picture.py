@@ -21,17 +21,31 @@ _TOGETHER = {
         "named_code",
         "replacing",
     ),
+    "step options": ("training.options", "training.optimizers", "training.step_options"),
     "machine": ("cgroups", "devices", "memory", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     "runs": ("assembly",),
     # What is done with finished runs, and needs their options.
     "use": (
+        "tasks.command_options",
         "tasks.commands",
         "tasks.exporting",
         "tasks.finished",
         "tasks.segmentation.inference",
     ),
 }
+for _room in [
+    "inputs",
+    "replicas",
+    "workers",
+    "step",
+    "kinds",
+    "servers",
+    "guard",
+    "checkpoint",
+    "fit",
+]:
+    _TOGETHER[_room] = (f"training.{_room}",)
 _OF = {module: name for name, modules in _TOGETHER.items() for module in modules}
 # No size depends on a text, so it does not matter which fonts a machine has.
 _BOX = {"shape": "box", "fixedsize": True, "width": 1, "height": 0.32, "style": "filled,rounded"}

@@ -1,6 +1,7 @@
 """The directions of the imports, and what importing does not do."""
 
 import ast
+import graphlib
 import importlib.util
 import pathlib
 import re
@@ -18,18 +19,26 @@ LAYERS = [
     {"training.options", "training.optimizers", "training.step_options"},
     {"placement.options"},
     {"cluster", "devices", "memory", "models"},
+    {"records"},
     {"stopping"},
     {"cli"},
     {"strategies"},
     {"launch"},
     {"data"},
     {"placement"},
+    {"training.inputs"},
+    {"training.replicas"},
+    {"training.workers"},
+    {"training.step"},
+    {"training.kinds"},
+    {"training.servers", "training.guard", "training.checkpoint"},
     {"training"},
     {"report"},
     {"tasks"},
     {"runs.options", "run.options"},
     {
         "tasks.finished",
+        "tasks.command_options",
         "tasks.commands",
         "tasks.exporting",
         "tasks.segmentation.inference",
@@ -37,7 +46,7 @@ LAYERS = [
         "jobs",
         "launch.__main__",
     },
-    {"runs.utilization"},
+    {"runs.flops", "runs.utilization"},
     {"runs"},
     {"predict", "evaluate", "export"},
     {"verify", "benchmark", "run", "serve", "doctor", "report.__main__"},
@@ -81,6 +90,17 @@ def test_tfdist_imports_downwards(path):
         other = name.removeprefix("tfdist.")
         row = _find_layer(other) if other != name else None
         assert row is None or row <= layer, f"{path.name} imports {name}"
+
+
+def test_no_two_files_import_each_other():
+    imports = {}
+    for path in (ROOT / "tfdist").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        imports[name] = _list_imports(path) - {name}
+    sorter = graphlib.TopologicalSorter(
+        {name: others & imports.keys() for name, others in imports.items()}
+    )
+    sorter.prepare()  # raises CycleError, which names the files
 
 
 def test_windows_is_refused_in_one_line():

@@ -17,6 +17,7 @@ from tfdist.doctor import __main__ as doctor
 from tfdist.jobs import __main__ as jobs
 from tfdist.launch import __main__ as launch
 from tfdist.plan import __main__ as plan
+from tfdist.records.run_lock import hold_run_lock
 from tfdist.report import __main__ as report
 from tfdist.runs.options import TrainOptions
 from tfdist.serve import __main__ as serve
@@ -28,7 +29,6 @@ from tfdist.tasks.segmentation.inference.commands import (
 )
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.train import run_training
-from tfdist.training.run_lock import hold_run_lock
 from tfdist.verify.__main__ import run_verification
 from tfdist.verify.options import VerifyOptions
 

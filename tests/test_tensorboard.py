@@ -17,9 +17,9 @@ from tensorboard.plugins.hparams import backend_context, list_session_groups
 from tensorboard.plugins.hparams.api_pb2 import ListSessionGroupsRequest
 
 from tfdist.cli.command import run_command
+from tfdist.records.run_directory import RunDirectory
 from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
-from tfdist.training.run_directory import RunDirectory
 
 SMALL = [
     "--strategy=one_device",

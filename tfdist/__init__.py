@@ -42,7 +42,7 @@ __getattr__, __dir__ = lazy_exports(
         "StepOptions": "tfdist.training.step_options:StepOptions",
         "TfdistError": "tfdist.errors:TfdistError",
         "Task": "tfdist.tasks.base:Task",
-        "Trainer": "tfdist.training.trainer:Trainer",
+        "Trainer": "tfdist.training.fit.trainer:Trainer",
         "TrainingError": "tfdist.errors:TrainingError",
         "data": "tfdist.data",
         "load_run": "tfdist.tasks.segmentation.inference.assembly:load_run",

@@ -9,8 +9,8 @@ import keras
 from tfdist import devices
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
-from tfdist.training.averaging import average_statistics
-from tfdist.training.initial_weights import InitialWeights
+from tfdist.training.checkpoint.initial_weights import InitialWeights
+from tfdist.training.fit.averaging import average_statistics
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.options import TrainingOptions
 

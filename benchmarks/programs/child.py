@@ -71,7 +71,7 @@ def main() -> None:
 
 def _find_check_s() -> float:
     """Returns the seconds spent checking that replicas can divide the steps."""
-    from tfdist.training.engine import Engine
+    from tfdist.training.fit.engine import Engine
 
     return sum(found.check_s for found in gc.get_objects() if type(found) is Engine)
 
@@ -120,7 +120,7 @@ def run_program(
 def _wait_for_all() -> None:
     import tensorflow as tf
 
-    from tfdist.training.workers import Workers
+    from tfdist.training.workers.communication import Workers
 
     Workers(tf.distribute.get_strategy()).wait_for_all()
 
@@ -275,7 +275,7 @@ def _make_mover(dtype: str, seed: int) -> Any:
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.training.guard import move_weights
+    from tfdist.training.guard.guard import move_weights
 
     class Mover(keras.callbacks.Callback):
         is_done = False

@@ -12,10 +12,10 @@ from tfdist.auto.choice import choose_strategy
 from tfdist.auto.prediction import explain_omission, order, predict
 from tfdist.auto.trials import Findings
 from tfdist.cli.flags import parse_flags
+from tfdist.records.run_directory import find_run_directory
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import make_plan, read_data
 from tfdist.strategies.builtin.mirrored import Mirrored
-from tfdist.training.run_directory import find_run_directory
 
 SMALL = [
     "--dataset=shapes",

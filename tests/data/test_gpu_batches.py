@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests import zoo
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
 from tfdist.training import data_adapter, step, synchronous
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 X, Y = np.arange(24, dtype="f4").reshape(6, 4), np.arange(6)
 PAIRS = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)  # of 4 and 2 rows

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from tests.browser import needs_browser, open_browser
+from tfdist.records.recorded_run import read_recorded_run
 from tfdist.report.comparison import make_comparison
 from tfdist.runs.reporting import write_page, write_report
-from tfdist.training.recorded_run import read_recorded_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="comes with the [dev] extra")
 pytestmark = needs_browser

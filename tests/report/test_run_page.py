@@ -2,8 +2,8 @@ import functools
 import json
 import re
 
+from tfdist.records.recorded_run import read_recorded_run
 from tfdist.report.run_page import make_run_page as make_page
-from tfdist.training.recorded_run import read_recorded_run
 
 make_run_page = functools.partial(make_page, monitor="val_loss", defaults={})
 LINE = {"step": 20, "epoch": 2, "loss": 0.5, "val_loss": 0.75, "examples_per_second": 30.0}

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from tfdist.runs import utilization
+from tfdist.runs.flops import TRAINING_PASSES, count_flops
 from tfdist.strategies import make_one_device
-from tfdist.training.flops import TRAINING_PASSES, count_flops
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 
 def build_model():

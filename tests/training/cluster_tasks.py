@@ -20,8 +20,8 @@ from tests.training.test_outputs import Outputs, compiled, list_values
 from tests.training.test_outputs import X as ROWS
 from tfdist import strategies
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.training import local
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.kinds import local_sgd as local
+from tfdist.training.step.model_variables import hash_weights
 
 STEPS = 20
 BATCH = 16

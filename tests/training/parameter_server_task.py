@@ -23,8 +23,8 @@ from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
 from tfdist.replacing import replaced
 from tfdist.strategies import make_parameter_server, run_server
-from tfdist.training import coordination
-from tfdist.training.gradient_slots import GradientSlots
+from tfdist.training.servers import coordination
+from tfdist.training.servers.gradient_slots import GradientSlots
 
 BATCH = 16
 SCENARIO = sys.argv[1] if __name__ == "__main__" else ""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import zoo
 from tfdist.placement import Layers, Shards, Strips
-from tfdist.training.averaging import average_statistics, make_averaging
+from tfdist.training.fit.averaging import average_statistics, make_averaging
 from tfdist.training.optimizers import make_optimizer
 from tfdist.training.options import TrainingOptions
 

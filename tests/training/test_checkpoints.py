@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.training.checkpoints import (
+from tfdist.training.checkpoint.files import (
     BackgroundWriter,
     Checkpoint,
     CheckpointStore,
     find_nonfinite,
 )
-from tfdist.training.structure import Structure, VariableRecord
+from tfdist.training.checkpoint.structure import Structure, VariableRecord
 
 
 def _make_checkpoint(step, best_step=None):

@@ -4,8 +4,8 @@ import pytest
 
 import tfdist
 from tests import zoo
-from tfdist.training import data_adapter
-from tfdist.training.inputs import make_data_adapter
+from tfdist.training.inputs import data_adapter
+from tfdist.training.inputs.make_adapter import make_data_adapter
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
 Y = X.sum(axis=1, keepdims=True)

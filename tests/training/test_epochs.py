@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError
-from tfdist.training.example_order import draw_keras_order
+from tfdist.training.inputs.example_order import draw_keras_order
 
 X = np.arange(44, dtype=np.float32)[:, None]
 Y = X**1.1

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training.programs import TOKENS, X, Y, dense, seeded
-from tfdist.training import fused_update
+from tfdist.training.step import fused_update
 
 Adam = keras.optimizers.Adam
 STRATEGIES = ["one_device", "mirrored-2", "central_storage-2"]

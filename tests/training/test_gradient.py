@@ -8,9 +8,9 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training.programs import X, Y, dense
-from tfdist.training.gradient import compute_loss
-from tfdist.training.inputs import make_data_adapter
-from tfdist.training.reduction import count_gradient_bytes
+from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.replicas.reduction import count_gradient_bytes
+from tfdist.training.step.gradient import compute_loss
 
 WEIGHTS = np.linspace(0, 2, 8).astype("f4")
 

@@ -19,8 +19,8 @@ from tests.training.programs import (
     dense,
 )
 from tfdist.errors import TfdistError
-from tfdist.training.divisible import is_known, predicts_by_known_layers
-from tfdist.training.guard import Guard
+from tfdist.training.guard.guard import Guard
+from tfdist.training.replicas.divisible import is_known, predicts_by_known_layers
 
 FIT = {"epochs": 1, "verbose": 0, "shuffle": False, "batch_size": 8}
 L = keras.layers
@@ -119,7 +119,7 @@ def test_what_it_costs_is_known_after_a_refusal():
 
 def test_what_is_known_is_guarded_under_untested_versions(monkeypatch):
     assert _train(dense).engine.check_s == 0
-    monkeypatch.setattr("tfdist.training.engine.find_untested", lambda: "Keras 4: newer")
+    monkeypatch.setattr("tfdist.training.fit.engine.find_untested", lambda: "Keras 4: newer")
     assert _train(dense).engine.check_s > 0
     assert _train(dense, check="off").engine.check_s == 0
 

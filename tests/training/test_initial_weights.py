@@ -3,7 +3,7 @@
 import keras
 
 from tests import zoo
-from tfdist.training.initial_weights import InitialWeights
+from tfdist.training.checkpoint.initial_weights import InitialWeights
 
 
 def _build(seed):

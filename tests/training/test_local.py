@@ -8,8 +8,8 @@ import tensorflow as tf
 from tests.training.programs import dense
 from tfdist import strategies
 from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
-from tfdist.training.local import WeightAverager
-from tfdist.training.workers import Workers
+from tfdist.training.kinds.local_sgd import WeightAverager
+from tfdist.training.workers.communication import Workers
 
 
 def _make(**options):

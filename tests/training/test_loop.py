@@ -10,12 +10,12 @@ import tensorflow as tf
 from tests import zoo
 from tests.training.programs import X, Y, dense
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.runs.callbacks import Throughput
 from tfdist.strategies import LocalSgdStrategy
-from tfdist.training.callbacks import Throughput
-from tfdist.training.model_variables import hash_weights
-from tfdist.training.step_checks import check_strategy
+from tfdist.training.kinds.synchronous import SynchronousSteps
+from tfdist.training.replicas.step_checks import check_strategy
+from tfdist.training.step.model_variables import hash_weights
 from tfdist.training.step_options import StepOptions
-from tfdist.training.synchronous import SynchronousSteps
 
 EPOCHS, STEPS_PER_EPOCH, BATCH = 2, 4, 12  # loops of three: 3, 1, 3, 1
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 # No gradient is clipped, but for one that is still scaled.
 SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=10.0)  # noqa: E731

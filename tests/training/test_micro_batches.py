@@ -11,7 +11,7 @@ from tfdist import models
 from tfdist.errors import TfdistError
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.tasks.segmentation.losses import make_loss
-from tfdist.training.randomness import list_seed_generators
+from tfdist.training.replicas.random_layers import list_seed_generators
 
 STEPS = 4
 BATCH = 15  # 8 and 7 rows over two replicas, in parts of 2 and 3

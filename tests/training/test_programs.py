@@ -25,8 +25,8 @@ from tests.training.programs import (
     dense,
 )
 from tfdist.errors import TfdistError
-from tfdist.training import inputs
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.inputs import make_adapter as inputs
+from tfdist.training.step.model_variables import hash_weights
 
 ALL_PROGRAMS = {**PROGRAMS, **INDIVISIBLE}
 EPOCHS = 2

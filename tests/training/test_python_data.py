@@ -9,7 +9,7 @@ import pytest
 import tfdist
 from tests import zoo
 from tests.training.programs import X, Y, dense
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 
 class Pages(keras.utils.PyDataset):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.internals import random_ops
-from tfdist.training import random_numbers
+from tfdist.training.replicas import random_numbers
 
 SEED = tf.constant([5, 77])
 SHAPES = [[7], [3, 5], [4, 4], [0, 3]]

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tfdist.training.data_adapter import take_next
-from tfdist.training.inputs import make_data_adapter
-from tfdist.training.part import make_part
-from tfdist.training.randomness import RowDraws, Rows, hide_rows
+from tfdist.training.inputs.data_adapter import take_next
+from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.replicas.batch_share import make_part
+from tfdist.training.replicas.random_layers import RowDraws, Rows, hide_rows
 
 IMAGES = np.random.default_rng(3).uniform(0, 255, (14, 6, 5, 3)).astype("f4")
 LAYERS = {

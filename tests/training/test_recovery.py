@@ -13,9 +13,9 @@ import tensorflow as tf
 from tests import zoo
 from tfdist import Trainer
 from tfdist.errors import TfdistError
-from tfdist.training.model_variables import hash_weights
-from tfdist.training.recovery import Recovery
-from tfdist.training.run_directory import RunDirectory
+from tfdist.records.run_directory import RunDirectory
+from tfdist.training.checkpoint.recovery import Recovery
+from tfdist.training.step.model_variables import hash_weights
 
 EXAMPLES, BATCH = 40, 8  # 5 steps an epoch
 EPOCHS = 12
@@ -427,7 +427,7 @@ def test_a_trainer_that_failed_leaves_the_checkpoints_to_the_next(tmp_path):
 def test_a_process_that_is_killed_leaves_the_checkpoints_to_the_next(path_with_spaces):
     code = (
         "import sys, time\n"
-        "from tfdist.training.run_lock import hold_run_lock\n"
+        "from tfdist.records.run_lock import hold_run_lock\n"
         "with hold_run_lock(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     )
     arguments = [sys.executable, "-c", code, str(path_with_spaces)]
@@ -531,7 +531,7 @@ def test_continues_from_a_checkpoint_that_says_less_about_the_data(tmp_path, mon
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr("tfdist.training.trainer.agree_on_data", agree)
+        patch.setattr("tfdist.training.fit.trainer.agree_on_data", agree)
         fit(2)
     assert fit(5).progress.resumed_from_step == 2
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training.programs import X, Y, dense
-from tfdist.training import replica_metrics
-from tfdist.training.inputs import make_data_adapter
+from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.replicas import metrics as replica_metrics
 from tfdist.training.step_options import StepOptions
 
 ROWS = 7  # of each of two replicas: 4 and 3

@@ -10,7 +10,7 @@ import pytest
 
 import tfdist
 from tests import zoo
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -107,7 +107,7 @@ def test_checkpoints_that_began_from_another_state_are_replaced(tmp_path, caplog
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np, tfdist
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 directory, is_stopped, keeps = sys.argv[1], sys.argv[2] == "stop", sys.argv[3] == "keep"
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")

@@ -10,9 +10,9 @@ import pytest
 from tests import zoo
 from tfdist import Trainer
 from tfdist.errors import TfdistError
-from tfdist.training.recovery import Recovery
-from tfdist.training.structure import Structure, describe_structure, find_difference
-from tfdist.training.workers import Workers
+from tfdist.training.checkpoint.recovery import Recovery
+from tfdist.training.checkpoint.structure import Structure, describe_structure, find_difference
+from tfdist.training.workers.communication import Workers
 
 X, Y = np.ones([8, 4], "f4"), np.ones([8, 4], "f4")
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tests.training.programs import X, Y, dense
-from tfdist.training.inputs import make_data_adapter
+from tfdist.training.inputs.make_adapter import make_data_adapter
 
 ROWS = 7
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.runs.callbacks import Throughput
 from tfdist.strategies.builtin.mirrored import make_mirrored
-from tfdist.training.callbacks import Throughput
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 PAUSE_S, STEPS = 0.05, 20
 

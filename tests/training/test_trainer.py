@@ -9,7 +9,7 @@ import tfdist
 from tests import zoo
 from tfdist.data.source import ArraySource
 from tfdist.errors import TfdistError, TrainingError
-from tfdist.training.model_variables import hash_weights
+from tfdist.training.step.model_variables import hash_weights
 
 STEPS = 9  # three epochs of 16, 16 and 8 examples
 BATCH = 16

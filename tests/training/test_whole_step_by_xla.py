@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import zoo
 from tfdist.strategies import Strategy, Traits
-from tfdist.training.step import Steps
+from tfdist.training.step.steps import Steps
 
 
 class CompilingStrategy(tf.distribute.MirroredStrategy):

@@ -18,9 +18,9 @@ from tfdist.auto.trials import Findings
 from tfdist.benchmark.machine import describe_machine
 from tfdist.data.code_hash import hash_code
 from tfdist.errors import shorten_error
+from tfdist.records.durable_files import write_atomically
 from tfdist.runs.plan import Plan
 from tfdist.tasks.data import SourceData
-from tfdist.training.durable_files import write_atomically
 
 _LENGTHS = {"epochs", "max_steps", "early_stopping", "seed", "init_from"}
 

@@ -15,13 +15,13 @@ from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.benchmark.subject import build_model, make_batches
 from tfdist.launch.machine import count_cores
 from tfdist.runs import processes
+from tfdist.runs.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.registry import STRATEGIES
 from tfdist.strategies.servers import run_server
-from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
+from tfdist.training.fit.trainer import Trainer
 from tfdist.training.options import TrainingOptions
-from tfdist.training.trainer import Trainer
 
 
 def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any] | None:

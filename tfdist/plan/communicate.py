@@ -35,7 +35,7 @@ def time_communication(
         return hardware.time(hardware.between, directions * workload.gradients, messages=2)
     if setup.sharing == 1:
         return 0.0
-    if traits.trains_apart:
+    if traits.local_updates:
         state = workload.gradients * (1 + workload.optimizer)
         apart = Setup(strategy="mirrored", replicas=setup.replicas)
         inside = time_communication(apart, workload, hardware, computed)

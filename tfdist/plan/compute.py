@@ -136,7 +136,7 @@ def _share_processor(setup: Setup, workload: Workload, hardware: Hardware) -> tu
 
 def _time_normalization(setup: Setup, workload: Workload, hardware: Hardware, rows: int) -> float:
     """Returns the seconds that batch normalization of several replicas or strips takes besides."""
-    apart = setup.servers or setup.traits.trains_apart
+    apart = setup.servers or setup.traits.local_updates
     together = setup.replicas if apart else setup.sharing
     is_divided = setup.placement == "strips"
     if together == 1 and not is_divided:

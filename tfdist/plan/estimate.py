@@ -140,7 +140,7 @@ def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: flo
     """
     if setup.servers or hardware.shares_cores:
         return 0.0
-    apart = workload.sync_every**0.5 if setup.traits.trains_apart else 1.0
+    apart = workload.sync_every**0.5 if setup.traits.local_updates else 1.0
     return hardware.jitter * busy * expect_slowest(setup.devices) / apart
 
 

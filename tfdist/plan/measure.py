@@ -57,7 +57,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     from tfdist.runs import processes
     from tfdist.strategies.servers import run_server
     from tfdist.tasks.data import to_sources
-    from tfdist.training.trainer import Trainer
+    from tfdist.training.fit.trainer import Trainer
 
     options, config = processes.start_process(options)
     has_servers = options.strategy.select().traits.has_servers
@@ -120,7 +120,7 @@ def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     import tensorflow as tf
 
     from tfdist.runs import processes
-    from tfdist.training.reduction import sum_over_replicas
+    from tfdist.training.replicas.reduction import sum_over_replicas
 
     options, config = processes.start_process(options)
     strategy = processes.build_strategy(options)

@@ -88,7 +88,7 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
         if not hardware.shares_cores:
             optimizer = 0.0  # on the host
     packed = gradients if setup.sharing > 1 else 0.0
-    if setup.traits.trains_apart and setup.workers > 1:
+    if setup.traits.local_updates and setup.workers > 1:
         # A pack of weights and slots: weighted, sent, received, their mean, and its parts.
         most = max((x.weights for x in workload.layers), default=0.0)
         packed = 5 * min(gradients + optimizer, max(_PACK, most))

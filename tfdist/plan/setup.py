@@ -63,7 +63,7 @@ class Setup:
     @property
     def is_exact(self) -> bool:
         """Whether the result is that of one device."""
-        return not (self.traits.trains_apart or self.traits.has_servers)
+        return not (self.traits.local_updates or self.traits.has_servers)
 
     @property
     def name(self) -> str:

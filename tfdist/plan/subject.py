@@ -16,7 +16,7 @@ from tfdist.runs.dry_run import find_inputs
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.training.options import AUTO_BATCH_SIZE
-from tfdist.training.step_checks import check_model
+from tfdist.training.replicas.step_checks import check_model
 
 
 def make_workload(options: TrainOptions, hardware: Hardware) -> Workload:

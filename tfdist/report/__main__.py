@@ -39,9 +39,9 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     Raises:
       TfdistError: there is no path.
     """
+    from tfdist.records.recorded_run import read_recorded_run
     from tfdist.report.comparison import make_comparison
     from tfdist.runs.reporting import write_page, write_report
-    from tfdist.training.recorded_run import read_recorded_run
 
     if not paths:
         raise TfdistError("No run is given. Run python -m tfdist.report RUN [RUN ...].")

@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.charts import chart_runs
 from tfdist.report.elements import Section, make_table, write_value
 from tfdist.report.html_page import make_html
 from tfdist.report.run_page import list_results
-from tfdist.training.recorded_run import RecordedRun
 
 _SAME_FOR_NONE = {"run_dir"}
 _AFTER_RESULTS = ("examples_per_second", "mfu", "seconds", "peak_memory_bytes")

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.charts import chart_run
 from tfdist.report.elements import Section, make_bars, make_pairs, make_table, write_value
 from tfdist.report.html_page import make_html
-from tfdist.training.recorded_run import RecordedRun
 
 _SPEED = {
     "examples_per_second": "training examples per second, without the first step",

@@ -77,7 +77,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     from tfdist.runs import processes
     from tfdist.stopping import ScriptStop
     from tfdist.strategies.servers import run_server
-    from tfdist.training.model_variables import make_creator
+    from tfdist.training.step.model_variables import make_creator
 
     cluster = processes.join_cluster(options)
     devices.configure_devices(options.strategy.virtual_devices)

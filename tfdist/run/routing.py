@@ -16,11 +16,11 @@ from tfdist.internals import TrackableSaver, legacy_h5_format, model_saving, sav
 from tfdist.placement.options import Placement
 from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
-from tfdist.training.alone import alone, creating_alone
-from tfdist.training.own_methods import call_inner, open_route
+from tfdist.training.fit.own_methods import call_inner, open_route
+from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
-from tfdist.training.trainer import Trainer
-from tfdist.training.workers import Workers
+from tfdist.training.workers.alone import alone, creating_alone
+from tfdist.training.workers.communication import Workers
 
 _TRAINER = "_tfdist_trainer"
 _WRITING = ("save", "save_weights", "export")

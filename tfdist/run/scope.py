@@ -81,7 +81,7 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
     named: set[str] = set()
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
-        is_similar = kind in of_replicas and not (traits.has_servers or traits.trains_apart)
+        is_similar = kind in of_replicas and not (traits.has_servers or traits.local_updates)
         if not (is_similar or isinstance(strategy, kind)):
             raise TfdistError(
                 f"Cannot build {kind.__name__} in a script that runs under "

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.events import forget_events_after
+from tfdist.runs.events import forget_events_after
 
 
 def write_confusion(directory: str, summary: Mapping[str, Any], *, step: int) -> None:

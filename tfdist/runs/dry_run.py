@@ -14,17 +14,17 @@ from tfdist.errors import TfdistError
 from tfdist.placement.costs import count_bytes, estimate_costs
 from tfdist.placement.graph import find_functional, make_graph
 from tfdist.placement.stages.cutting import balance_memory, count_kept, cut
+from tfdist.records.run_directory import find_run_directory
 from tfdist.runs import processes
 from tfdist.runs.options import TrainOptions
 from tfdist.runs.plan import LEAST_STEPS, Plan, count_steps, make_plan
 from tfdist.strategies.registry import find_strategy
 from tfdist.tasks.data import DataPlan
-from tfdist.training.checkpoints import CheckpointStore
-from tfdist.training.inputs import check_global_batch
-from tfdist.training.model_variables import build_outputs
+from tfdist.training.checkpoint.files import CheckpointStore
+from tfdist.training.inputs.make_adapter import check_global_batch
 from tfdist.training.options import AUTO_BATCH_SIZE
-from tfdist.training.run_directory import find_run_directory
-from tfdist.training.step_checks import check_model
+from tfdist.training.replicas.step_checks import check_model
+from tfdist.training.step.model_variables import build_outputs
 
 _FILES = (
     "options.json",

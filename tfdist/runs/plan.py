@@ -6,16 +6,16 @@ from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
 from tfdist.devices import list_devices
 from tfdist.placement.options import NONE
+from tfdist.records.run_directory import RunDirectory, find_run_directory
 from tfdist.runs import processes
 from tfdist.runs.batch_size.choice import recall_batch_size
 from tfdist.runs.options import TrainOptions
+from tfdist.runs.trackers import check_trackers
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import AUTO
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import SourceData, to_sources
 from tfdist.training.options import AUTO_BATCH_SIZE, TrainingOptions
-from tfdist.training.run_directory import RunDirectory, find_run_directory
-from tfdist.training.trackers import check_trackers
 
 LEAST_STEPS = 100
 """Trials of strategies are about as many steps, so a shorter run gains nothing from them."""

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.named_code import TRUST, check_recorded_code
+from tfdist.records.durable_files import make_directories, write_atomically
+from tfdist.records.recorded_run import RecordedRun, read_recorded_run
 from tfdist.report.run_page import make_run_page
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
 from tfdist.tasks.registry import find_task
-from tfdist.training.durable_files import make_directories, write_atomically
-from tfdist.training.recorded_run import RecordedRun, read_recorded_run
 
 _MOST_OF_TIME = 0.01
 

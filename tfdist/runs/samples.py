@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.records.run_directory import RunDirectory
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import SourceData
-from tfdist.training.run_directory import RunDirectory
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 
 class DrawSamples(keras.callbacks.Callback):

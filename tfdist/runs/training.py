@@ -16,28 +16,27 @@ from tfdist import assembly
 from tfdist.cluster import find_launch_dir
 from tfdist.launch.progress import summarize_record
 from tfdist.placement.groups import find_groups
-from tfdist.runs import processes
+from tfdist.records.durable_files import temporary_directory
+from tfdist.records.run_directory import RunDirectory
+from tfdist.runs import callbacks, processes
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.checkout import find_commit
 from tfdist.runs.confusion import write_confusion
+from tfdist.runs.display import make_display
 from tfdist.runs.plan import Plan, count_steps, read_data
+from tfdist.runs.progress import ReportSteps
 from tfdist.runs.reporting import WriteReport
 from tfdist.runs.samples import DrawSamples
+from tfdist.runs.trackers import Trackers
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.data import SourceData
-from tfdist.training import callbacks
-from tfdist.training.averaging import make_averaging
-from tfdist.training.checkpoints import CheckpointStore
-from tfdist.training.display import make_display
-from tfdist.training.durable_files import temporary_directory
-from tfdist.training.initial_weights import InitialWeights
-from tfdist.training.model_variables import hash_weights
-from tfdist.training.progress import ReportSteps
-from tfdist.training.reduction import count_gradient_bytes
-from tfdist.training.run_directory import RunDirectory
-from tfdist.training.trackers import Trackers
-from tfdist.training.trainer import Trainer
+from tfdist.training.checkpoint.files import CheckpointStore
+from tfdist.training.checkpoint.initial_weights import InitialWeights
+from tfdist.training.fit.averaging import make_averaging
+from tfdist.training.fit.trainer import Trainer
+from tfdist.training.replicas.reduction import count_gradient_bytes
+from tfdist.training.step.model_variables import hash_weights
 
 _INPUT_LIMIT = 0.03  # the input fraction above which the input limits the speed
 

@@ -2,8 +2,8 @@
 
 import keras
 
-from tfdist.training.flops import TRAINING_PASSES, count_flops, measure_convolutions
-from tfdist.training.trainer import Trainer
+from tfdist.runs.flops import TRAINING_PASSES, count_flops, measure_convolutions
+from tfdist.training.fit.trainer import Trainer
 
 _LAYERS = 3  # the costliest, whose convolutions define the peak of the devices
 

@@ -51,9 +51,9 @@ def run_serving(options: ServeOptions) -> int:
     if not options.run.verbose_tensorflow:
         start_tensorflow_quietly()
     from tfdist import devices
+    from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.serve.server import run_server
     from tfdist.serve.tuning import make_tuning
-    from tfdist.training.pattern_paths import check_saved_model_path
 
     devices.set_virtual_devices(options.model.virtual_devices)
     devices.configure_memory_growth()

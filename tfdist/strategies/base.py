@@ -20,7 +20,7 @@ class Traits:
       has_workers: several processes run the same program, each with its own replicas.
       has_servers: a chief hands out steps to workers, and servers hold the variables, so that
         training is asynchronous.
-      trains_apart: each worker trains by itself between two averagings of the weights.
+      local_updates: each worker trains by itself between two averagings of the weights.
       copies_variables: each replica has a copy of the variables.
       shares_variables: the replicas of a process share one copy of the variables.
       fixes_shapes: XLA compiles its steps and must know every shape.
@@ -30,7 +30,7 @@ class Traits:
 
     has_workers: bool = False
     has_servers: bool = False
-    trains_apart: bool = False
+    local_updates: bool = False
     copies_variables: bool = False
     shares_variables: bool = False
     fixes_shapes: bool = False

@@ -15,12 +15,19 @@ from tfdist.cli.flags import expand_flag_files, name_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
-from tfdist.named_code import TRUST, check_recorded_code, trust_option
-from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.named_code import TRUST, check_recorded_code
+from tfdist.options import CommandOptions
 from tfdist.runs.options import TrainOptions
-from tfdist.strategies.base import devices_option
-from tfdist.strategies.options import StrategyOptions
-from tfdist.strategies.registry import AUTO, STRATEGIES
+from tfdist.strategies.registry import AUTO
+from tfdist.tasks.command_options import (
+    SAVED_MODEL,
+    DeviceOptions,
+    EvaluateOptions,
+    ExportOptions,
+    ExportRunOptions,
+    FinishedRunOptions,
+    PredictOptions,
+)
 from tfdist.tasks.registry import find_task
 from tfdist.tasks.segmentation.task import Segmentation
 
@@ -28,133 +35,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.tasks.finished import FinishedRun
-
-
-SAVED_MODEL = "saved_model"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions(OptionGroup):
-    """Devices."""
-
-    strategy: str = option(
-        AUTO,
-        "how the work is distributed over this machine's devices",
-        choices=(AUTO, *(name for name, kind in STRATEGIES.items() if kind.traits.is_local)),
-        result=False,
-    )
-    devices: tuple[str, ...] = devices_option()
-    virtual_devices: int = inherit(StrategyOptions, "virtual_devices")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedRunOptions(OptionGroup):
-    """Options of every command that uses a finished run."""
-
-    run_dir: str = option("runs/default", "directory of a finished run", metavar="DIR")
-    trust_task: bool = trust_option()
-    quiet: bool = option(False, "print nothing but errors", result=False)
-    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages", result=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateRunOptions(FinishedRunOptions):
-    """Input and output."""
-
-    split: str = option("val", "part of the data to evaluate on", choices=("train", "val"))
-    global_batch_size: int = option(32, "examples per step, over all replicas", minimum=1)
-    output: str | None = option(
-        None, "JSON file of the metrics; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(CommandOptions):
-    """The options of `python -m tfdist.evaluate` for a task without its own evaluation.
-
-    Attributes:
-      run, devices: the groups of options.
-    """
-
-    run: EvaluateRunOptions = EvaluateRunOptions()
-    devices: DeviceOptions = DeviceOptions()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictRunOptions(FinishedRunOptions):
-    """Input and output."""
-
-    examples: str | None = option(
-        None, "inputs: an .npy file, or an .npz file with an array per input", metavar="FILE"
-    )
-    global_batch_size: int = option(32, "examples per step, over all replicas", minimum=1)
-    output: str | None = option(None, "the outputs: .npy, or .npz if several", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions(CommandOptions):
-    """The options of `python -m tfdist.predict` for a task without its own prediction.
-
-    Attributes:
-      run, devices: the groups of options.
-    """
-
-    run: PredictRunOptions = PredictRunOptions()
-    devices: DeviceOptions = DeviceOptions()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportRunOptions(FinishedRunOptions):
-    """Input and output."""
-
-    format: str = option(
-        SAVED_MODEL,
-        "saved_model: a directory for TensorFlow Serving; litert, onnx: a file for other runtimes, "
-        "which is compared with the model on the validation examples",
-        choices=(SAVED_MODEL, "litert", "onnx"),
-    )
-    quantize: str = option(
-        "none",
-        "litert: float16 stores weights in half of the bytes; int8 also computes in 8 bits, in "
-        "ranges found with training examples",
-        choices=("none", "float16", "int8"),
-    )
-    max_lost: float = option(
-        0.02,
-        "litert, onnx: the largest fraction of the run's metric that the file may lose",
-        minimum=0,
-    )
-    output: str | None = option(
-        None,
-        "saved_model: directory of the versions 1, 2, ..., each export adds one; litert, onnx: "
-        "the file, named .tflite or .onnx",
-        metavar="DIR_OR_FILE",
-    )
-
-    def find_output(self) -> str:
-        """Returns the output.
-
-        Raises:
-          TfdistError: there is none, or the format cannot be quantized.
-        """
-        if not self.output:
-            raise TfdistError("Cannot export without `output`. Give a directory or a file.")
-        if self.quantize != "none" and self.format != "litert":
-            raise TfdistError(
-                f"`quantize={self.quantize}` is only for `format=litert`. Leave it out."
-            )
-        return self.output
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(CommandOptions):
-    """The options of `python -m tfdist.export`.
-
-    Attributes:
-      run: the only group of options.
-    """
-
-    run: ExportRunOptions = ExportRunOptions()
 
 
 @dataclass(frozen=True)
@@ -218,9 +98,9 @@ def run_evaluation(options: EvaluateOptions) -> int:
     """Evaluates a run's model on a part of its data, prints the metrics and writes them."""
     import keras
 
+    from tfdist.records.durable_files import make_directories, write_atomically
     from tfdist.tasks.data import to_sources
-    from tfdist.training.durable_files import make_directories, write_atomically
-    from tfdist.training.trainer import Trainer
+    from tfdist.training.fit.trainer import Trainer
 
     chosen = options.run
     run, strategy = _load(options)
@@ -248,7 +128,7 @@ def run_prediction(options: PredictOptions) -> int:
     import keras
     import numpy as np
 
-    from tfdist.training.trainer import Trainer
+    from tfdist.training.fit.trainer import Trainer
 
     chosen = options.run
     if not chosen.examples or not chosen.output:
@@ -275,8 +155,8 @@ def run_export(options: ExportOptions) -> int:
     """Writes the run's model as a file, or with Keras as the next version of a servable."""
     import tensorflow as tf
 
+    from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.tasks.finished import read_finished
-    from tfdist.training.pattern_paths import check_saved_model_path
 
     chosen = options.run
     output = chosen.find_output()

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.named_code import TRUST, UnknownCodeError, check_recorded_code
+from tfdist.records.durable_files import FullTemporaryError, temporary_directory
+from tfdist.records.run_directory import RunDirectory
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
-from tfdist.training.durable_files import FullTemporaryError, temporary_directory
-from tfdist.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

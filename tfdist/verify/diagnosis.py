@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.data_adapter import DataAdapter, take_next
-from tfdist.training.division import Division
-from tfdist.training.example_order import ExampleOrder
-from tfdist.training.inputs import make_data_adapter
-from tfdist.training.part import make_part
-from tfdist.training.randomness import hide_rows
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
+from tfdist.training.inputs.data_adapter import DataAdapter, take_next
+from tfdist.training.inputs.example_order import ExampleOrder
+from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.replicas.batch_share import make_part
+from tfdist.training.replicas.division import Division
+from tfdist.training.replicas.random_layers import hide_rows
 from tfdist.verify.comparison import (
     EVALUATION,
     GRADIENTS,

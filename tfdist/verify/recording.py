@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.placement.options import Placement
 from tfdist.strategies.registry import find_options
+from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
-from tfdist.training.trainer import Trainer
 from tfdist.verify.problem import Problem
 
 GRADIENTS, FIRST, WEIGHTS, OPTIMIZER, STATISTICS = (

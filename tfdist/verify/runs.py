@@ -19,7 +19,7 @@ from tfdist.runs import processes
 from tfdist.strategies.base import Traits
 from tfdist.strategies.registry import find_strategy, make_strategy
 from tfdist.strategies.servers import run_server
-from tfdist.training.step_checks import can_shard_optimizer
+from tfdist.training.replicas.step_checks import can_shard_optimizer
 from tfdist.verify.comparison import TOLERANCES, Comparison, compare
 from tfdist.verify.diagnosis import diagnose, find_batch_layers
 from tfdist.verify.options import VerifyOptions
@@ -74,7 +74,7 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
         form, expected, chosen = "", reference, problem
         try:
             traits = find_strategy(name).traits
-            if traits.trains_apart:
+            if traits.local_updates:
                 chosen = make_local_problem(options)
                 layers = [] if options.model.is_own else find_batch_layers(chosen, one_device)
                 if layers:
@@ -161,7 +161,7 @@ def run_worker(directory: str, name: str) -> int:
         return run_server(config)
     replicas = {"replicas_per_worker": 1} if size > 1 else {}
     strategy = make_strategy(name, **kind.exact, **replicas)
-    problem = make_local_problem(options) if kind.traits.trains_apart else make_problem(options)
+    problem = make_local_problem(options) if kind.traits.local_updates else make_problem(options)
     recording = record(
         problem,
         strategy,
@@ -239,7 +239,7 @@ def _describe_form(name: str, options: VerifyOptions, local_problem: Problem) ->
         return ", ".join([f"{options.verification.replicas} replicas", *placed])
     parts = [f"{options.verification.workers} workers", *placed]
     parts += [f"{option}={value}" for option, value in {**kind.exact, **kind.exact_steps}.items()]
-    if kind.traits.trains_apart:
+    if kind.traits.local_updates:
         parts += ["plain SGD", f"batches of {local_problem.global_batch_size}"]
         parts += [f"norm={_GROUP_NORM}"] if _must_change_norm(options) else []
     return ", ".join(parts)

@@ -3,7 +3,7 @@ import numpy as np
 
 from tfdist.data.source import ArraySource
 from tfdist.tasks.segmentation.evaluation import draw_samples
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 
 def test_samples_are_spread_over_the_data():

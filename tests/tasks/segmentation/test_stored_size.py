@@ -8,8 +8,8 @@ from tfdist.data.pipeline import make_train_dataset
 from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.registry import make_source
 from tfdist.tasks.segmentation.task import Segmentation
-from tfdist.training.example_order import ExampleOrder
-from tfdist.training.inputs import make_data_adapter
+from tfdist.training.inputs.example_order import ExampleOrder
+from tfdist.training.inputs.make_adapter import make_data_adapter
 
 OPTIONS = {"image_size": (16, 24), "train_examples": 6, "val_examples": 2}
 

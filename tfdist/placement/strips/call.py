@@ -21,7 +21,7 @@ from tfdist.errors import TfdistError
 from tfdist.internals import get_autocast_scope, get_keras_mask
 from tfdist.placement.graph import Graph, make_graph
 from tfdist.placement.groups import find_own_group
-from tfdist.placement.strips.cells import Cells
+from tfdist.placement.strips.cells import DeviceTape
 from tfdist.placement.strips.forward import Pool, StripForward
 from tfdist.placement.strips.image import (
     is_picture,
@@ -119,7 +119,7 @@ class StripedCall:
                 set_mask(value, get_keras_mask(inputs[place]))
                 local[place] = value
             own = dict(zip(weights, given[len(moving) :], strict=True))
-            cells = Cells(devices[0], is_recorded=bool(training))
+            cells = DeviceTape(devices[0], is_recorded=bool(training))
             new = StripForward(
                 self._graph,
                 self._plan.grid,

@@ -25,7 +25,7 @@ class _Cell(NamedTuple):
     outputs: Sequence[tf.Tensor]
 
 
-class Cells:
+class DeviceTape:
     """Runs functions on devices.
 
     Args:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.models.batch_norm import Moments
 from tfdist.placement.graph import Graph, Operation, Values
-from tfdist.placement.strips.cells import Cells
+from tfdist.placement.strips.cells import DeviceTape
 from tfdist.placement.strips.image import (
     Bounds,
     Pieces,
@@ -59,7 +59,7 @@ class StripForward:
         find_rule: Callable[[Operation], StripRule | None],
         devices: Sequence[str],
         pool: Pool,
-        cells: Cells,
+        cells: DeviceTape,
         training: bool | None,
         context: Mapping[str, Any],
         autocast: Any,

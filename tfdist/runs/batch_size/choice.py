@@ -4,13 +4,13 @@ import dataclasses
 
 from tfdist.errors import TfdistError
 from tfdist.memory import find_free_memory
+from tfdist.records.run_directory import RunDirectory
 from tfdist.runs.batch_size.search import Usage, search_largest
 from tfdist.runs.batch_size.trials import Trial, format_bytes, run_trial
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Traits
 from tfdist.tasks.data import SourceData
 from tfdist.training.options import AUTO_BATCH_SIZE
-from tfdist.training.run_directory import RunDirectory
 
 _FLAG = "`global_batch_size=auto`"
 

@@ -10,7 +10,7 @@ from tfdist.internals import device_lib
 from tfdist.runs import processes
 from tfdist.runs.batch_size.examples import RepeatedSource
 from tfdist.runs.options import TrainOptions
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 _STEPS = 3  # the first one traces and plans; the others are like all later ones
 

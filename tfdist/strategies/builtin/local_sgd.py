@@ -39,7 +39,7 @@ class LocalSgd(Strategy, Averaging):
     summary: ClassVar[str] = (
         "workers that train by themselves and average their weights every few steps"
     )
-    traits: ClassVar[Traits] = Traits(has_workers=True, trains_apart=True, copies_variables=True)
+    traits: ClassVar[Traits] = Traits(has_workers=True, local_updates=True, copies_variables=True)
     exact: ClassVar[Mapping[str, Any]] = {"sync_every": 1}
 
     collective: str = collective_option()

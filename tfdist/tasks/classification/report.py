@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.records.recorded_run import RecordedRun
+from tfdist.records.run_directory import RunDirectory
 from tfdist.report import Section, make_bars, make_confusion, make_pictures
-from tfdist.training.recorded_run import RecordedRun
-from tfdist.training.run_directory import RunDirectory
 
 NUM_EXAMPLES = 6  # of the best and of the worst
 _MIN_HEIGHT = 128  # Smaller pictures are enlarged.

@@ -14,11 +14,11 @@ from tfdist.tasks.data import Data, DataPlan
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.records.recorded_run import RecordedRun
+    from tfdist.records.run_directory import RunDirectory
     from tfdist.report import Section
     from tfdist.tasks.classification.augment import Mirror
-    from tfdist.training.recorded_run import RecordedRun
-    from tfdist.training.run_directory import RunDirectory
-    from tfdist.training.trainer import Trainer
+    from tfdist.training.fit.trainer import Trainer
 
 _TOP = 5
 

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -13,7 +12,9 @@ import numpy as np
 from tfdist.data.progress import show_progress
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
+from tfdist.records.durable_files import make_directories, temporary_directory, write_atomically
 from tfdist.tasks.base import Task
+from tfdist.tasks.command_options import ExportRunOptions
 from tfdist.tasks.data import to_sources
 from tfdist.tasks.exporting.conversion import check_file_name, convert_model, to_float32
 from tfdist.tasks.exporting.interpreters import check_installed, open_file
@@ -24,17 +25,13 @@ from tfdist.tasks.exporting.scoring import (
     score_examples,
 )
 from tfdist.tasks.finished import FinishedRun, read_finished
-from tfdist.training.durable_files import make_directories, temporary_directory, write_atomically
-
-if TYPE_CHECKING:
-    from tfdist.tasks.commands import ExportRunOptions
 
 # Of outputs, as a fraction of their mean size; 8 bits are only judged by the metric.
 _MAX_DIFFERENCE = {"none": 1e-3, "float16": 2e-2, "int8": float("inf")}
 _SAMPLES = 100  # inputs that represent all others
 
 
-def run_file_export(options: "ExportRunOptions") -> int:
+def run_file_export(options: ExportRunOptions) -> int:
     """Writes a file and its record, FILE.json, if the file predicts as well as the model.
 
     Args:
@@ -107,7 +104,7 @@ class _Checked:
 
 
 def _check_file(
-    path: str, run: FinishedRun, model: keras.Model, source: Source, options: "ExportRunOptions"
+    path: str, run: FinishedRun, model: keras.Model, source: Source, options: ExportRunOptions
 ) -> _Checked:
     """Returns the scores of a file, or raises a TfdistError if it must be refused."""
     predict = open_file(path, options.format)

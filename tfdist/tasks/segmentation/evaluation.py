@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.data.source import Source
 from tfdist.tasks.segmentation.pictures import make_comparison
-from tfdist.training.trainer import Trainer
+from tfdist.training.fit.trainer import Trainer
 
 _SAMPLES = 6
 

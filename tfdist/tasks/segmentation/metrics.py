@@ -23,7 +23,7 @@ class SegmentationMetrics(keras.metrics.Metric):
       name, dtype: see `keras.metrics.Metric`.
     """
 
-    is_sum_over_rows = True  # see `tfdist.training.replica_metrics`
+    is_sum_over_rows = True  # see `tfdist.training.replicas.metrics`
 
     def __init__(
         self,

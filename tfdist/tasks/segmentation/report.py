@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from tfdist.records.recorded_run import RecordedRun
 from tfdist.report import Section, make_bars, make_confusion, make_legend, make_pictures
 from tfdist.tasks.segmentation.pictures import make_palette
-from tfdist.training.recorded_run import RecordedRun
 
 _IOU = "val_iou/"
 

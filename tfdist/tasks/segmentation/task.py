@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from tfdist.records.recorded_run import RecordedRun
+    from tfdist.records.run_directory import RunDirectory
     from tfdist.report import Section
     from tfdist.tasks.segmentation.augment import Augmentation
-    from tfdist.training.recorded_run import RecordedRun
-    from tfdist.training.run_directory import RunDirectory
-    from tfdist.training.trainer import Trainer
+    from tfdist.training.fit.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,13 +166,13 @@ def run_export(options: ExportOptions) -> int:
       TfdistError: the input is invalid; nothing was written.
       OSError: `--output` cannot be written to.
     """
+    from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (
         ENCODED_SIGNATURE,
         TENSOR_SIGNATURE,
         export_servable,
     )
-    from tfdist.training.pattern_paths import check_saved_model_path
 
     chosen = options.run
     output = chosen.find_output()

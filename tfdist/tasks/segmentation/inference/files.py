@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tfdist.data.listing import list_directory, list_names
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.records.durable_files import write_atomically
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
-from tfdist.training.durable_files import write_atomically
 
 _THREADS = 4
 _READ_AHEAD = 16

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import shorten_error
+from tfdist.records.durable_files import temporary_directory
 from tfdist.tasks.divided_signature import DividedSignature
 from tfdist.tasks.images.reading import DEEP_IMAGE, PNG_BITS_OFFSET, PNG_SIGNATURE
 from tfdist.tasks.segmentation.inference.run import TrainedRun
 from tfdist.tasks.segmentation.inference.warmup import encode_predict_request
-from tfdist.training.durable_files import temporary_directory
 
 ENCODED_SIGNATURE = "serving_default"
 TENSOR_SIGNATURE = "tensors"

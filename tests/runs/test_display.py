@@ -1,0 +1,67 @@
+"""What a run shows where nobody watches a bar."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.runs.callbacks import Throughput
+from tfdist.runs.display import LogLines
+
+X, Y = np.ones((16, 4), "f4"), np.ones((16, 1), "f4")
+
+
+def _build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def _fit(*, every_s, verbose=1):
+    trainer = tfdist.Trainer(_build)
+    throughput = Throughput(trainer, 8)
+    lines = LogLines(trainer, throughput, total_steps=6, every_s=every_s)
+    data = {"validation_data": (X, Y), "batch_size": 8, "epochs": 3}
+    trainer.fit(X, Y, callbacks=[throughput, lines], verbose=verbose, **data)
+
+
+def test_shows_a_line_an_epoch(capsys):
+    _fit(every_s=60)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    pattern = r"[\d:]{8} epoch 2/3, step 4/6: loss [\d.e-]+, mae \S+, val_loss \S+, val_mae \S+; "
+    assert re.fullmatch(pattern + r"\S+ examples/s, \d+ s left", lines[1])
+    assert lines[2].endswith("examples/s")
+    assert not re.search(r"[\x00-\x1f]", "".join(lines))
+
+
+def test_shows_lines_within_an_epoch_where_it_is_long(capsys):
+    _fit(every_s=0)
+    steps = re.findall(r"step (\d)/6", capsys.readouterr().out)
+    assert steps == ["1", "2", "2", "3", "4", "4", "5", "6", "6"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"), [({}, b"True"), ({"JPY_PARENT_PID": "7"}, b"False")]
+)
+def test_a_notebooks_terminal_gets_lines(variables, shown):
+    """The `!` of a notebook makes a terminal, but shows the backspaces of a bar as text."""
+    code = "import sys; from tfdist.cluster import can_redraw; print(can_redraw(sys.stdout))"
+    ours, theirs = pty.openpty()
+    environ = {name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, stdout=theirs, env=environ | variables, check=True, timeout=60)
+    assert os.read(ours, 100).strip() == shown
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_says_nothing_when_it_is_not_asked(capsys):
+    _fit(every_s=0, verbose=0)
+    assert capsys.readouterr().out == ""

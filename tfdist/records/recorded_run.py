@@ -1,0 +1,80 @@
+"""Reads what a run has written to its directory so far."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.records.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The records of a run, finished or not.
+
+    Attributes:
+      path: the run's directory.
+      options: the contents of `options.json`.
+      lines: the lines of `metrics.jsonl`.
+      summary: the contents of `summary.json`; empty if the run is not finished.
+      failures: the lines of `logs/restarts.jsonl` about failures of the cluster's tasks.
+    """
+
+    path: str
+    options: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    failures: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last line; empty if there is none."""
+        return self.lines[-1] if self.lines else {}
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a file in the directory; None if it cannot be read."""
+        try:
+            with tf.io.gfile.GFile(f"{self.path}/{name}", "rb") as file:
+                return file.read()
+        except (OSError, tf.errors.OpError):
+            return None
+
+
+def read_recorded_run(path: str) -> RecordedRun:
+    """Reads a run's directory, on any file system of `tf.io.gfile`.
+
+    Raises:
+      TfdistError: there is no run, or its `options.json` or `metrics.jsonl` cannot be read.
+    """
+    run = RecordedRun(path, {})
+    options = _parse(run.read("options.json"))
+    if not isinstance(options, dict):
+        raise TfdistError(
+            f"Cannot find a run in {path}: it has no readable options.json. Give the run directory "
+            "of a tfdist.train command."
+        )
+    try:
+        lines = tuple(RunDirectory(path).read_metrics())
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise TfdistError(f"Cannot read {path}/metrics.jsonl: {shorten_error(error)}") from error
+    records = (run.read("logs/restarts.jsonl") or b"").splitlines()
+    failures = [line for line in map(_parse, records) if isinstance(line, dict)]
+    summary = _parse(run.read("summary.json"))
+    return RecordedRun(
+        path,
+        options,
+        lines,
+        summary if isinstance(summary, dict) else {},
+        tuple(line for line in failures if "cause" in line),
+    )
+
+
+def _parse(content: bytes | None) -> Any:
+    """Returns the value of a JSON text, or None if there is none."""
+    try:
+        return json.loads(content or b"null")
+    except (ValueError, RecursionError):  # cut short, or someone's
+        return None

@@ -1,0 +1,262 @@
+"""The directory of a run: where its files are, and whether a command may continue the run."""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster import read_environment
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.records.durable_files import (
+    append_durably,
+    make_directories,
+    sync_to_disk,
+    write_atomically,
+)
+from tfdist.records.run_lock import hold_run_lock
+from tfdist.training.options import RunOptions
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run, on any file system of `tf.io.gfile`.
+
+    Attributes:
+      path: the directory.
+      checkpoint_dir, tensorboard_dir: directories for these outside of `path`.
+      model_copy_dir: a directory for another copy of the saved model.
+    """
+
+    path: str
+    checkpoint_dir: str = ""
+    tensorboard_dir: str = ""
+    model_copy_dir: str = ""
+
+    @property
+    def checkpoints(self) -> str:
+        """The directory of checkpoints."""
+        return self.checkpoint_dir or f"{self.path}/checkpoints"
+
+    @property
+    def tensorboard(self) -> str:
+        """The directory of TensorBoard events."""
+        return self.tensorboard_dir or f"{self.path}/tensorboard"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run was trained to its end, as seen from this machine."""
+        return tf.io.gfile.exists(f"{self.path}/summary.json")
+
+    @property
+    def model(self) -> str:
+        """The path of the saved model."""
+        return f"{self.path}/model.keras"
+
+    @contextlib.contextmanager
+    def claim(
+        self, options: Mapping[str, Any], *, result: Mapping[str, Any], grows: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Reserves the directory for this process and its command within the context.
+
+        Args:
+          options: everything to record in `options.json`.
+          result: the options that decide what the run computes, as flag -> value: a command
+            that continues a run must have the same.
+          grows: options that may be larger than those of a finished run, which then continues.
+
+        Raises:
+          TfdistError: the directory holds another command's run, is in use by another process,
+            or cannot be written.
+        """
+        try:
+            make_directories(self.path)
+        except (OSError, tf.errors.OpError) as error:
+            raise TfdistError(self._describe_failure(error)) from error
+        with hold_run_lock(self.path):
+            self._record(options, result, grows)
+            yield
+
+    def _record(
+        self, options: Mapping[str, Any], result: Mapping[str, Any], grows: Collection[str]
+    ) -> None:
+        path, summary = f"{self.path}/options.json", f"{self.path}/summary.json"
+        try:
+            self.check(result, grows=grows)
+            goes_on = self.is_finished and self.read_result() != result
+            write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
+            if goes_on:
+                tf.io.gfile.remove(summary)
+        except (OSError, tf.errors.OpError) as error:
+            raise TfdistError(self._describe_failure(error)) from error
+
+    def check(self, result: Mapping[str, Any], *, grows: Collection[str] = ()) -> bool:
+        """Returns whether the directory already holds a run.
+
+        Args:
+          result, grows: see `claim`.
+
+        Raises:
+          TfdistError: it holds another command's run, or its `options.json` is damaged.
+        """
+        before = self.read_result()
+        if before is not None and before != result and not self._has_grown(before, result, grows):
+            raise TfdistError(self._describe_difference(before, result))
+        return before is not None
+
+    def _has_grown(
+        self, before: Mapping[str, Any], now: Mapping[str, Any], grows: Collection[str]
+    ) -> bool:
+        changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+        return self.is_finished and all(
+            name in grows
+            and None not in (before.get(name), now.get(name))
+            and now[name] > before[name]
+            for name in changed
+        )
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Returns the options that decide what the run computes, as flag -> value; None if new.
+
+        Raises:
+          TfdistError: `options.json` is damaged.
+        """
+        recorded = self.read_options()
+        return None if recorded is None else dict(recorded["result"])
+
+    def read_options(self) -> dict[str, Any] | None:
+        """Returns the content of `options.json`; None if the run is new.
+
+        Raises:
+          TfdistError: `options.json` is damaged.
+        """
+        path = f"{self.path}/options.json"
+        if not tf.io.gfile.exists(path):
+            return None
+        with tf.io.gfile.GFile(path, "rb") as file:
+            content = file.read()
+        try:
+            recorded = dict(json.loads(content))
+            dict(recorded["result"])
+            return recorded
+        except (KeyError, TypeError, ValueError) as error:
+            raise TfdistError(
+                f"Cannot continue the run in `run_dir={self.path}`: its options.json "
+                f"{'is empty' if not content else 'is incomplete or was changed'}. Remove that "
+                "file and give the flags that the run began with, or give another `run_dir`."
+            ) from error
+
+    def copy_model(self) -> None:
+        """Copies the saved model to `model_copy_dir`, if there is one."""
+        if self.model_copy_dir:
+            with self._show_failure():
+                tf.io.gfile.makedirs(self.model_copy_dir)
+                tf.io.gfile.copy(self.model, f"{self.model_copy_dir}/model.keras", overwrite=True)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Appends a line to `metrics.jsonl`."""
+        with self._show_failure():
+            append_durably(f"{self.path}/metrics.jsonl", json.dumps(line) + "\n")
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of `metrics.jsonl` up to the first incomplete or changed one."""
+        path = f"{self.path}/metrics.jsonl"
+        if not tf.io.gfile.exists(path):
+            return
+        with tf.io.gfile.GFile(path, "rb") as file:
+            for text in file.read().splitlines():
+                try:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    return
+                if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                    return
+                yield line
+
+    def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
+        """Drops the lines of steps that a continued run repeats.
+
+        Args:
+          step: the last step to keep.
+          lines_of_step: how many of its lines to keep; all by default.
+        """
+        if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
+            lines = list(self.read_metrics())
+            kept = [line for line in lines if line["step"] < step]
+            kept += [line for line in lines if line["step"] == step][:lines_of_step]
+            with self._show_failure():
+                write_atomically(
+                    f"{self.path}/metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in kept)
+                )
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`, which marks the run as finished."""
+        with self._show_failure():
+            if tf.io.gfile.exists(self.model):
+                sync_to_disk(self.model)  # A finished run must keep its model after a power cut.
+            write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
+
+    def write_picture(self, name: str, content: bytes) -> str:
+        """Writes a picture with a name such as `samples/predictions.png`, and returns its path."""
+        path = f"{self.path}/{name}"
+        with self._show_failure():
+            make_directories(path.rpartition("/")[0])
+            write_atomically(path, content)
+        return path
+
+    def write_png(self, name: str, values: np.ndarray) -> str:
+        """Writes uint8 [height, width, channels] as a picture, and returns its path."""
+        return self.write_picture(name, tf.io.encode_png(values).numpy())
+
+    @contextlib.contextmanager
+    def _show_failure(self) -> Iterator[None]:
+        """Raises an error of the file system as an OSError with a message of one line."""
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(self._describe_failure(error)) from error
+
+    def _describe_failure(self, error: OSError | tf.errors.OpError) -> str:
+        return (
+            f"Cannot write to `run_dir={self.path}`: {shorten_error(error)}. "
+            "Check its permissions and the free space, then run the same command again."
+        )
+
+    def _describe_difference(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        shown = ", ".join(
+            f"--{name}={now.get(name)} (there: {before.get(name)})" for name in changed[:3]
+        )
+        return (
+            f"`run_dir={self.path}` holds the run of another command: {shown}"
+            f"{' and more' if len(changed) > 3 else ''}. "
+            "Give the same flags to continue it, or another `run_dir`."
+        )
+
+
+def find_run_directory(run_dir: str, *, environ: Mapping[str, str] | None = None) -> RunDirectory:
+    """Returns the directory of a run: `--run_dir` or, without that flag, Vertex AI's.
+
+    A Vertex AI job with a base output directory names three directories below it in AIP_MODEL_DIR,
+    AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR. Checkpoints and events are written there, the
+    other files to the base output directory, and the model to both.
+
+    Args:
+      run_dir: the flag.
+      environ: the environment to read; this process's own by default.
+
+    Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec
+    """
+    environ = read_environment() if environ is None else environ
+    checkpoint_dir = environ.get("AIP_CHECKPOINT_DIR", "").rstrip("/")
+    if run_dir != RunOptions().run_dir or not checkpoint_dir:
+        return RunDirectory(run_dir)
+    return RunDirectory(
+        checkpoint_dir.rpartition("/")[0],
+        checkpoint_dir=checkpoint_dir,
+        tensorboard_dir=environ.get("AIP_TENSORBOARD_LOG_DIR", "").rstrip("/"),
+        model_copy_dir=environ.get("AIP_MODEL_DIR", "").rstrip("/"),
+    )

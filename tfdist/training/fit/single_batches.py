@@ -1,0 +1,180 @@
+"""Keras's methods for single batches, under any strategy."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from tfdist.data.digests import digest_batch
+from tfdist.data.graph_errors import show_user_errors
+from tfdist.training.fit import evaluation
+from tfdist.training.fit.engine import Engine
+from tfdist.training.fit.model_files import ModelFiles
+from tfdist.training.fit.own_methods import run_own_first
+from tfdist.training.fit.schedule import Progress
+from tfdist.training.inputs.data_adapter import DataAdapter
+from tfdist.training.inputs.make_adapter import check_order, count_rows, make_data_adapter
+from tfdist.training.step.outputs import join_batches, join_workers
+from tfdist.training.workers.agreement import compare_batches
+from tfdist.training.workers.communication import explain_lost_worker
+
+
+def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes workers draw from one global generator while a trainer's method runs."""
+
+    @functools.wraps(method)
+    def call(trainer: "SingleBatches", *args: Any, **kwargs: Any) -> Any:
+        with trainer.engine.drawing_alike():
+            return method(trainer, *args, **kwargs)
+
+    return call
+
+
+class SingleBatches(ModelFiles):
+    """Trains, evaluates and predicts one global batch at a time; a base of `Trainer`.
+
+    Attributes:
+      engine: the model's compiled steps.
+      progress: the progress of training.
+    """
+
+    engine: Engine
+    progress: Progress
+    _num_single: int = 0
+
+    @run_own_first
+    @explain_lost_worker
+    @show_user_errors()
+    @drawing_alike
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains on one global batch; arguments and result as in Keras."""
+        adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
+        steps = self.engine.build(adapter)
+        if self._is_due(adapter):
+            self.engine.compare_weights()
+        steps.reset_metrics()
+        iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
+        iterator = self.engine.check_division("train", iterator, adapter)
+        trained = steps.train(iterator)[0]
+        steps.sync(1, is_last=True)
+        logs = steps.read_training_logs(trained)
+        self.progress.steps_before += 1  # A callback may call this while `fit` counts its steps.
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    @run_own_first
+    @explain_lost_worker
+    @show_user_errors()
+    @drawing_alike
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates one global batch; arguments and result as in Keras."""
+        logs = self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    @run_own_first
+    @explain_lost_worker
+    @show_user_errors()
+    @drawing_alike
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the model's outputs for one global batch."""
+        return self._predict(self._make_batch_adapter(x), steps=1)
+
+    def _make_adapter(
+        self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any
+    ) -> DataAdapter:
+        if self.engine.workers.count > 1:
+            check_order(x)
+        adapter = make_data_adapter(
+            x,
+            y,
+            sample_weight,
+            num_replicas=self.engine.workers.num_replicas,
+            **options,
+        )
+        if adapter.digests is not None and self.engine.options.random_augmentation:
+            adapter.digests.expect_augmentation()
+        return adapter
+
+    def _make_batch_adapter(
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+    ) -> DataAdapter:
+        adapter = self._make_adapter(
+            x,
+            y,
+            sample_weight,
+            global_batch_size=count_rows(x),
+            shuffle=False,
+            class_weight=class_weight,
+        )
+        adapter = replace(adapter, is_single=True)
+        self._num_single += 1
+        if self.engine.workers.count > 1 and not self.engine.options.random_augmentation:
+            is_due = self._is_due(adapter)
+            batch = adapter.read_single(of_training=False) if is_due else None
+            if batch is not None:
+                compare_batches(self.engine.workers, {str(self._num_single): digest_batch(batch)})
+        return adapter
+
+    def _is_due(self, adapter: DataAdapter) -> bool:
+        """Returns whether workers are compared: of single batches, at 1, 2, 4, 8 and so on."""
+        return not adapter.is_single or not self._num_single & (self._num_single - 1)
+
+    def _find_verbosity(self, verbose: int | str) -> int:
+        if not self.is_chief:
+            return 0
+        return 1 if verbose == "auto" else int(verbose)
+
+    def _evaluate(
+        self,
+        adapter: DataAdapter,
+        *,
+        steps: int | None,
+        callbacks: Any = None,
+        verbose: int | str = 0,
+    ) -> dict[str, Any]:
+        def make_callbacks(steps: int | None) -> keras.callbacks.CallbackList:
+            verbosity = self._find_verbosity(verbose)
+            return evaluation.make_callbacks(callbacks, self.model, verbose=verbosity, steps=steps)
+
+        logs = evaluation.evaluate(
+            self.engine,
+            adapter,
+            steps=steps,
+            make_callbacks=make_callbacks,
+            compares_weights=self._is_due(adapter),
+        )
+        assert logs is not None
+        return logs
+
+    def _predict(
+        self,
+        adapter: DataAdapter,
+        *,
+        steps: int | None,
+        callbacks: Any = None,
+        verbose: int | str = 0,
+    ) -> Any:
+        callback_list = evaluation.make_callbacks(
+            callbacks,
+            self.model,
+            verbose=self._find_verbosity(verbose),
+            steps=steps or adapter.num_steps,
+        )
+        batches = evaluation.predict(
+            self.engine,
+            adapter,
+            steps=steps,
+            callbacks=callback_list,
+            compares_weights=self._is_due(adapter),
+        )
+        return join_batches([join_workers(batch, self.engine.workers) for batch in batches])

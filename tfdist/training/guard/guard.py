@@ -1,0 +1,368 @@
+"""The guard: refuses a program that replicas cannot divide, before its first step.
+
+Several replicas give the result of one device if the mean of their values is that of the global
+batch. This holds for most programs, and the guard tests it: the step runs twice, without lasting
+effects, once with a batch divided over the replicas and once with the whole batch on every
+replica, which is what one device computes. Losses, metrics, gradients and states must agree, and
+the outputs of a prediction likewise.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError, shorten_error
+from tfdist.replacing import replaced
+from tfdist.strategies.registry import find_traits
+from tfdist.training.guard.compare_steps import (
+    FLOAT32_TOLERANCE,
+    Outcome,
+    find_clear_difference,
+    find_difference,
+    find_tolerance,
+    list_different_states,
+)
+from tfdist.training.guard.indivisible_part import (
+    Culprit,
+    find_culprit,
+    find_loss_of_batch,
+    slice_batch,
+)
+from tfdist.training.kinds.synchronous import to_numbers
+from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
+from tfdist.training.step.steps import Steps
+
+# So many examples per replica show the same as all of them.
+_ROWS = 8
+# TensorFlow's stateful random operations; those of Keras's generators are stateless.
+_DRAWS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaV2",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "SampleDistortedBoundingBoxV2",
+    "TruncatedNormal",
+}
+_STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
+# The part of the tolerance by which weights are moved to measure the effect of rounding.
+_ROUNDING = 1e-4
+
+
+def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
+    """Returns whether a global batch has an example for each micro-batch of each replica.
+
+    If it has fewer than replicas, each of them gets all examples, and there is nothing to check.
+    """
+    return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
+
+
+def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = False) -> None:
+    """Checks that a traced step draws the random numbers that Keras draws on one device.
+
+    Args:
+      nodes: the step's operations, as `tf.compat.v1.NodeDef`.
+      model: the model.
+      with_xla: whether Keras would compile the step with XLA, which draws its own.
+
+    Raises:
+      TfdistError: replicas or workers would draw different numbers, or XLA would.
+    """
+    for node in nodes:
+        if node.op in _DRAWS:
+            text = (
+                f"draws with TensorFlow's {node.op}, which differs on each part of a batch. Draw "
+            )
+            text += "with keras.random and a SeedGenerator"
+        elif with_xla and node.op.startswith(_STATELESS_DRAWS):
+            text = "draws random numbers, and XLA draws others than TensorFlow. Give `compile` "
+            text += "jit_compile=False"
+        else:
+            continue
+        layer = find_layer(model, node.name)
+        name = f"The layer {describe_layer(layer)}" if layer else type(model).__name__
+        raise TfdistError(
+            f'{name} {text}, train on one device, or give check="off" to train anyway.'
+        )
+
+
+def list_operations(graph: Any) -> list[Any]:
+    """Returns the operations of a graph and its functions, as `tf.compat.v1.NodeDef`."""
+    definition = graph.as_graph_def()
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return [*definition.node, *functions]
+
+
+class Guard:
+    """Checks that replicas and micro-batches give the result of one device and one batch.
+
+    Args:
+      model: a built model, compiled unless it predicts.
+      strategy: the strategy it was built under.
+      steps: its steps.
+      batch: a global batch that can be checked, the same on all workers.
+      kind: the kind of step, `train`, `test` or `predict`.
+      generators: the seed generators of the model's layers.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        steps: Steps,
+        batch: Any,
+        *,
+        kind: str,
+        generators: Sequence[keras.random.SeedGenerator],
+    ):
+        self._model = model
+        self._strategy = strategy
+        self._steps = steps
+        self._kind = kind
+        self._generators = generators
+        self._micro_batches = steps.options.micro_batches if kind == "train" else 1
+        replicas = strategy.num_replicas_in_sync
+        own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
+        # Parts of different sizes show more, for example whether a state is the mean over examples.
+        rows = own * replicas - (own > self._micro_batches)
+        self._batch = slice_batch(batch, 0, rows)
+        self._whole = [(0, rows)] * replicas
+        self._parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
+
+    def check(self) -> None:
+        """Runs the step with the divided and with the whole batch. All workers must call it.
+
+        Raises:
+          TfdistError: the results differ; the message names what depends on which examples are
+            together.
+        """
+        if self._kind != "predict" and not self._steps.options.gather_outputs:
+            culprit = find_loss_of_batch(self._model)
+            if culprit is not None:
+                raise self._refuse("the loss", culprit)
+        tolerance = find_tolerance(self._model, self._trace())
+        divided, whole = self._compute(self._parts), self._compute(self._whole)
+        found = find_difference(divided, whole, tolerance)
+        if found is None:
+            return
+        moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+        clear = find_clear_difference(divided, whole, tolerance, moved)
+        found = clear or self._compare_in_float64(divided, whole, tolerance, moved)
+        if found is not None:
+            states = list_different_states(divided, whole, tolerance)
+            raise self._refuse(found, find_culprit(self._model, self._batch, states))
+
+    def _compare_in_float64(
+        self, divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
+    ) -> str | None:
+        """Describes a difference that is not rounding, which some networks amplify.
+
+        Outcomes that cannot be computed in float64 may differ as much as after a small change of
+        the weights.
+        """
+        if tolerance >= FLOAT32_TOLERANCE:
+            # The user's code may be unable to compute in float64.
+            with contextlib.suppress(Exception), self._in_float64():
+                self._trace()
+                exact = self._compute(self._parts), self._compute(self._whole)
+                return find_difference(*exact, FLOAT32_TOLERANCE)
+        return find_difference(divided, whole, tolerance, moved)
+
+    @contextlib.contextmanager
+    def _in_float64(self) -> Iterator[None]:
+        """Computes the layers in float64. The weights, the losses and metrics keep their dtypes."""
+        with contextlib.ExitStack() as stack:
+            for layer in self._model._flatten_layers():
+                if tf.as_dtype(layer.compute_dtype).is_floating:
+                    stack.enter_context(replaced(layer, "_dtype_policy", _Float64()))
+            batch = keras.tree.map_structure(_to_float64, self._batch)
+            stack.enter_context(replaced(self, "_batch", batch))
+            yield
+
+    def _trace(self) -> list[str]:
+        """Traces the step, and returns the types of its operations; none if it runs eagerly."""
+        self._run = self._run_whole = self._steps.show(self._kind)
+        if self._micro_batches > 1:
+            self._run_whole = self._steps.show(self._kind, is_plain=True)
+        graphs: list[Any] = []
+        nodes: list[Any] = []
+        if hasattr(self._run, "get_concrete_function"):
+            # One trace for any number of examples. It also creates what only tracing creates.
+            spec = keras.tree.map_structure(_hide_rows, self._batch)
+            bounds = self._to_bounds(self._parts)
+            with self._explaining():
+                functions = dict.fromkeys((self._run, self._run_whole))
+                graphs = [f.get_concrete_function(spec, bounds).graph for f in functions]
+            nodes = [node for graph in graphs for node in list_operations(graph)]
+            check_draws(nodes, self._model)
+        of_model, of_metrics, of_generators = (
+            self._find_handles(variables)
+            for variables in (
+                self._model.variables,
+                self._steps.metrics.list_variables(),
+                [generator.state for generator in [*self._generators, *self._steps.generators]],
+            )
+        )
+        known = of_model | of_metrics | of_generators
+        self._handles = _list_handles(graphs) if graphs else [h for h, _ in known.values()]
+        others = of_metrics | of_generators
+        self._names = {
+            place: f"{of_model.get(id(handle), (None, 'of the step'))[1]}#{place}"
+            for place, handle in enumerate(self._handles)
+            if id(handle) not in others and _get_dtype(handle) != tf.string
+        }
+        return [node.op for node in nodes]
+
+    def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
+        """Returns what the step computes if each replica has the examples within its bounds.
+
+        Args:
+          bounds: for each replica, its first example and the one after its last.
+          moved_by: the fraction of its value by which each weight and input is moved before.
+        """
+        run = self._run_whole if bounds is self._whole else self._run
+        batch = self._batch
+        with self._without_effect():
+            if moved_by:
+                move_weights(self._model, self._strategy, moved_by)
+                batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
+            self._steps.reset_metrics()
+            with self._explaining():
+                logs, gradients = run(batch, self._to_bounds(bounds))
+            states = {
+                name: np.asarray(_read(self._handles[place]), "float64")
+                for place, name in self._names.items()
+            }
+        named = {str(place): np.asarray(g, "float64") for place, g in enumerate(gradients)}
+        return Outcome(to_numbers(logs), named, states)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        with explain_step_errors(self._model):
+            try:
+                yield
+            except TfdistError:
+                raise
+            except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
+                name = type(self._model).__name__
+                raise TfdistError(
+                    f"Cannot divide a batch {self._describe()}: {name} fails on a "
+                    f"part of it: {shorten_error(error)[:300].rstrip('.')}. Make it accept batches "
+                    "of any size, or train on one device."
+                ) from error
+
+    @contextlib.contextmanager
+    def _without_effect(self) -> Iterator[None]:
+        """Restores the values of all variables of the step on exit."""
+        before = [_read(handle) for handle in self._handles]
+        try:
+            yield
+        finally:
+            for handle, value in zip(self._handles, before, strict=True):
+                _write(handle, value)
+
+    def _find_handles(self, variables: Sequence[keras.Variable]) -> dict[int, tuple[Any, str]]:
+        """Returns the handles of the replicas' copies of variables, and their paths, by id."""
+        return {
+            id(copy.handle): (copy.handle, variable.path)
+            for variable in variables
+            for copy in self._strategy.experimental_local_results(variable.value)
+        }
+
+    def _refuse(self, found: str, culprit: Culprit) -> TfdistError:
+        gather = "gather the outputs with gather_outputs=True, " if culprit.is_loss else ""
+        instead = f"{gather}train on one device"
+        if self._steps.options.micro_batches > 1:
+            instead = "leave out `micro_batches`"
+        return TfdistError(
+            f"Cannot divide a batch {self._describe()}: {found} depends on which examples are "
+            f"together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
+            'check="off" to train anyway.'
+        )
+
+    def _describe(self) -> str:
+        """Describes into which parts a batch is divided."""
+        replicas = self._strategy.num_replicas_in_sync
+        micro_batches = self._steps.options.micro_batches
+        parts = [f"over {replicas} replicas"] if replicas > 1 else []
+        parts += [f"into {micro_batches} micro-batches"] if micro_batches > 1 else []
+        return " and ".join(parts)
+
+    def _to_bounds(self, bounds: list[tuple[int, int]]) -> Any:
+        """Returns the bounds as a tensor unless sizes must be static."""
+        if find_traits(self._strategy).fixes_shapes:
+            return tuple(bounds)
+        return tf.constant(bounds, tf.int64)
+
+
+def move_weights(
+    model: keras.Model, strategy: tf.distribute.Strategy, share: float, seed: int = 0
+) -> None:
+    """Changes every weight by a fraction of its value, up or down."""
+    with strategy.scope():
+        for number, variable in enumerate(model.trainable_variables):
+            variable.assign(_move(tf.convert_to_tensor(variable.numpy()), share, [seed, number]))
+
+
+def _move(leaf: Any, share: float, seed: Any = 0) -> Any:
+    """Changes every number of a floating-point tensor by a fraction of its value, up or down."""
+    if not (isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating):
+        return leaf
+    signs = np.random.default_rng(seed).choice([-1, 1], leaf.shape)
+    return leaf * tf.cast(1 + share * signs, leaf.dtype)
+
+
+class _Float64(keras.DTypePolicy):
+    """Computes in float64 from weights in float32."""
+
+    def __init__(self) -> None:
+        super().__init__("float32")
+
+    @property
+    def compute_dtype(self) -> str:
+        return "float64"
+
+
+def _to_float64(leaf: Any) -> Any:
+    is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
+    return tf.cast(leaf, tf.float64) if is_floating else leaf
+
+
+def _count_rows(batch: Any) -> int:
+    leaves = [t for t in tf.nest.flatten(batch) if t is not None and t.shape.rank]
+    return int(leaves[0].shape[0])
+
+
+def _hide_rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    return leaf
+
+
+def _list_handles(graphs: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the handles of all variables that graphs use, however they were created."""
+    captured = {id(outer): outer for graph in graphs for outer, _ in graph.captures}
+    handles = [outer for outer in captured.values() if outer.dtype == tf.resource]
+    return [handle for handle in handles if getattr(handle, "_handle_data", None) is not None]
+
+
+def _get_dtype(handle: tf.Tensor) -> tf.DType:
+    return tf.as_dtype(handle._handle_data.shape_and_type[0].dtype)
+
+
+def _read(handle: tf.Tensor) -> tf.Tensor:
+    with tf.device(handle.device):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=_get_dtype(handle))
+
+
+def _write(handle: tf.Tensor, value: tf.Tensor) -> None:
+    with tf.device(handle.device):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)

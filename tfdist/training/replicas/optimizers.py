@@ -1,0 +1,254 @@
+"""Optimizers on replicas: Keras's and the user's see the gradient of the global batch."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals import BaseOptimizer, TFOptimizer
+from tfdist.placement.shards.divided import flatten_parts
+from tfdist.replacing import replaced, wrapped_in_subclasses
+from tfdist.training.replicas.batch_share import BatchShare
+from tfdist.training.replicas.division import Division
+from tfdist.training.replicas.loss_scaling import apply_scaled_gradients
+from tfdist.training.replicas.reduction import sum_over_replicas
+
+Gradients = Sequence[tf.Tensor | tf.IndexedSlices | None]
+Record = Callable[[Gradients, Sequence[keras.Variable]], None]
+"""Receives reduced gradients in place of an optimizer."""
+
+
+@contextlib.contextmanager
+def reducing_optimizers(
+    division: Division,
+    *,
+    is_compressed: bool,
+    create_variable: Callable[..., Any],
+    record: Record | None = None,
+) -> Iterator[None]:
+    """Makes optimizers reduce their gradients over the replicas once, while a step is traced.
+
+    The outermost optimizer reduces, and passes reduced gradients to those that it wraps.
+
+    Args:
+      division: knows each replica's part of the global batch.
+      is_compressed: whether gradients are summed in bfloat16.
+      create_variable: the creator of the optimizers' variables.
+      record: receives the reduced gradients instead of the optimizers, which then do nothing.
+    """
+    reducer = _Reducer(division, is_compressed, create_variable, record)
+    wraps = {name: functools.partial(reducer.wrap, name) for name in ("apply", "apply_gradients")}
+    with (
+        wrapped_in_subclasses(BaseOptimizer, **wraps),
+        gradients_already_reduced(),
+        replaced(BaseOptimizer, "_backend_apply_gradients", _update),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_already_reduced() -> Iterator[None]:
+    """Stops Keras's optimizers from summing gradients again while an update is traced.
+
+    Keras 3.15 clips before its own all-reduce, so clipping would act on one replica's part; tfdist
+    reduces first. This can be removed once `Optimizer.apply` accepts reduced gradients.
+    """
+    with replaced(TFOptimizer, "_all_reduce_sum_gradients", lambda _, pairs: list(pairs)):
+        yield
+
+
+@contextlib.contextmanager
+def building_optimizers() -> Iterator[None]:
+    """Makes optimizers create their variables and do nothing else."""
+
+    def build(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None and not optimizer.built:
+            optimizer.build(list(trainable_variables))
+
+    with wrapped_in_subclasses(BaseOptimizer, apply=lambda _: build):
+        yield
+
+
+class _Reducer:
+    def __init__(
+        self,
+        division: Division,
+        is_compressed: bool,
+        create_variable: Callable[..., Any],
+        record: Record | None,
+    ):
+        self._division = division
+        self._is_compressed = is_compressed
+        self._create_variable = create_variable
+        self._record = record
+        self._inside: set[tf.distribute.ReplicaContext] = set()
+
+    def wrap(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            context = tf.distribute.get_replica_context()
+            if self._division.part is None or context in self._inside:
+                if name == "apply_gradients":
+                    return original(optimizer, grads)
+                return original(optimizer, grads, trainable_variables)
+            if name == "apply_gradients":
+                grads, trainable_variables = zip(*grads, strict=True)
+            if trainable_variables is None:
+                trainable_variables = optimizer._trainable_variables
+            variables = list(trainable_variables)
+            self._build(optimizer, variables)
+            reduced = self._reduce(list(grads))
+            if self._record is not None:
+                return self._record(reduced, variables)
+            self._inside.add(context)
+            try:
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    return apply_scaled_gradients(optimizer, reduced, variables)
+                if name == "apply_gradients":
+                    return original(optimizer, zip(reduced, variables, strict=True))
+                return original(optimizer, reduced, variables)
+            finally:
+                self._inside.discard(context)
+
+        return apply
+
+    def _build(self, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+        """Creates an optimizer's variables, which replicas cannot create while being traced."""
+        if optimizer.built:
+            return
+
+        def build(strategy: tf.distribute.Strategy) -> None:
+            with (
+                tf.init_scope(),
+                strategy.scope(),
+                tf.variable_creator_scope(self._create_variable),
+            ):
+                optimizer.build(list(variables))
+                optimizer.built = True
+
+        tf.distribute.get_replica_context().merge_call(build)
+
+    def _reduce(self, grads: Gradients) -> list[Any]:
+        part = self._division.part
+        assert part is not None
+        flat, restore = flatten_parts(grads)
+        weighted = [scale_gradient(g, _weigh(g, part)) for g in flat if g is not None]
+        # Table rows that do not depend on examples, such as positions, are the same on all
+        # replicas. They need a single gradient, as on one device: optimizers square each one.
+        is_common = [part.static_rows is None and _has_known_rows(g) for g in weighted]
+        parts = [g.values if common else g for g, common in zip(weighted, is_common, strict=True)]
+        sums = sum_over_replicas(parts, is_compressed=self._is_compressed)
+        whole = iter(
+            tf.IndexedSlices(total, g.indices, g.dense_shape) if common else total
+            for total, g, common in zip(sums, weighted, is_common, strict=True)
+        )
+        return restore([None if g is None else next(whole) for g in flat])
+
+
+def _weigh(gradient: Any, part: BatchShare) -> tf.Tensor:
+    """Returns the weight of a replica's gradient.
+
+    Where every replica has the whole global batch, the first one alone sends rows of tables, so
+    that there is a single gradient of each example, as on one device: optimizers square each one.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return part.weight
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    return tf.where(part.is_copy, tf.cast(is_first, part.weight.dtype), part.weight)
+
+
+def _has_known_rows(gradient: Any) -> bool:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return is_sparse and gradient.indices.shape[0] is not None
+
+
+def scale_gradient(gradient: Any, factor: Any) -> Any:
+    """Returns a gradient times a number; None stays None."""
+    if gradient is None or tf.get_static_value(factor) == 1:
+        return gradient
+    with tf.device(gradient.device):
+        factor = tf.cast(factor, gradient.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            scaled = gradient.values * factor
+            return tf.IndexedSlices(scaled, gradient.indices, gradient.dense_shape)
+        return gradient * factor
+
+
+def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable]) -> None:
+    """Updates variables as Keras 3.15 does, but in replica context.
+
+    Keras overwrites the weights with their average under a condition, where no strategy allows a
+    replica to update a variable.
+    """
+    if optimizer.clipnorm is None:
+        flat, restore = flatten_parts(grads)
+        grads = restore(optimizer._clip_gradients(flat))
+    else:  # the norm of each whole gradient
+        grads = optimizer._clip_gradients(grads)
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+    if not optimizer.use_ema:
+        return
+    averaged = optimizer._trainable_variables
+    optimizer._update_model_variables_moving_average(averaged)
+    every = optimizer.ema_overwrite_frequency
+    if not every:
+        return
+    is_due = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)
+
+    def overwrite(strategy: tf.distribute.Strategy, is_due: Any) -> None:
+        for variable, average in zip(
+            averaged, optimizer._model_variables_moving_average, strict=True
+        ):
+            strategy.extended.update(
+                variable.value,
+                lambda v, a, due: v.assign(tf.where(due, a, v)),
+                args=(average.value, is_due),
+                group=False,
+            )
+
+    tf.distribute.get_replica_context().merge_call(overwrite, args=(is_due,))
+
+
+def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
+    """Returns the optimizers that a model holds, each once, the compiled one first.
+
+    Optimizers that another one wraps are not listed.
+    """
+    held = [
+        getattr(model, "optimizer", None),
+        *vars(model).values(),
+    ]  # None before compile
+    leaves = [leaf for value in held for leaf in _iterate(value)]
+    return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
+
+
+def count_without_gradient(model: keras.Model) -> None:
+    """Makes a model's optimizers do their part of a step that has no gradient.
+
+    They count the step and decay the weights.
+    """
+    parts = [
+        part
+        for optimizer in list_optimizers(model)
+        for part in getattr(optimizer, "optimizers", [optimizer])
+        # An optimizer that scales the loss does nothing before it has checked the gradients.
+        if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
+    ]
+    for part in parts:
+        part._apply_weight_decay(part._trainable_variables)
+        part.iterations.assign_add(1)
+
+
+def _iterate(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _iterate(item)
+    else:
+        yield value

@@ -1,0 +1,138 @@
+"""The batches of workers with parameter servers: read by a worker itself, or sent by the chief."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.inputs.data_adapter import DataAdapter
+
+# The tensors that a function captures are sent to a worker with each call.
+_MAX_CAPTURED_BYTES = 1 << 20
+_PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def make_reader(
+    adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None
+) -> Callable[[tf.Tensor, Any], Any]:
+    """Returns a function: (step, batch from the chief or None) -> the step's batch.
+
+    Args:
+      adapter: the data adapter.
+      read: step -> its batch, where workers read their own batches; None where the chief reads.
+    """
+
+    def hide(leaf: Any, spec: Any) -> Any:
+        # Keras weights an output's loss by its examples only if their number is static.
+        is_more_known = isinstance(spec, tf.TensorSpec) and leaf.shape != spec.shape
+        return (
+            tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=spec.shape)
+            if is_more_known
+            else leaf
+        )
+
+    def read_step(step: tf.Tensor, batch: Any) -> Any:
+        batch = batch if read is None else read(step)
+        return tf.nest.map_structure(hide, batch, adapter.batch_spec)
+
+    return read_step
+
+
+def find_reader(
+    adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None
+) -> Callable[[tf.Tensor], Any] | None:
+    """Returns the function with which workers read their batches; None if the chief sends them."""
+    return read if read and not adapter.is_single and _can_travel(read) else None
+
+
+def _can_travel(read: Callable[[tf.Tensor], Any]) -> bool:
+    """Returns whether workers can run a reader: it needs no Python, and captures little data."""
+    function = tf.function(read).get_concrete_function(tf.TensorSpec([], tf.int64))
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    if any(node.op in _PYTHON_OPERATIONS for node in nodes):
+        return False
+    captured = function.captured_inputs
+    if any(tensor.dtype in (tf.resource, tf.variant) for tensor in captured):
+        return False
+    return sum(_count_bytes(tensor) for tensor in captured) <= _MAX_CAPTURED_BYTES
+
+
+def _count_bytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(tensor)))
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
+def iterate_eval(adapter: DataAdapter) -> Iterator[Any]:
+    """Yields the global batches of an evaluation, in this process."""
+    single = adapter.read_single(of_training=False)
+    if single is not None:
+        return iter([single])
+    return _iterate(adapter.make_eval(tf.distribute.InputContext()))
+
+
+def iterate_train(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
+    """Yields the global batches from `start_step` on, in this process."""
+    single = adapter.read_single(of_training=True)
+    if single is not None:
+        return iter([single])
+    if adapter.begins_anew and adapter.num_steps is None:
+        return _Passes(adapter, start_step)
+    return _read_passes(adapter, start_step, total_steps)
+
+
+class _Passes:
+    """Iterates over passes of unknown length: raises StopIteration after each, then continues."""
+
+    def __init__(self, adapter: DataAdapter, start_step: int):
+        self._adapter = adapter
+        self._step = start_step
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            step = self._adapter.open_train(self._step)
+            self._batches = _iterate(self._adapter.make_train(tf.distribute.InputContext(), step))
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+        self._step += 1
+        return batch
+
+
+def _read_passes(adapter: DataAdapter, start_step: int, total_steps: int) -> Iterator[Any]:
+    """Yields the batches of all passes, and starts each pass when Keras would start it."""
+    batches = _iterate(
+        adapter.make_train(tf.distribute.InputContext(), adapter.open_train(start_step))
+    )
+    begins = False
+    for step in range(start_step, total_steps):
+        if begins:
+            batches = _iterate(
+                adapter.make_train(tf.distribute.InputContext(), adapter.open_train(step))
+            )
+        batch = next(batches, None)
+        if batch is None:
+            return
+        begins = adapter.is_read(step + 1) and step + 1 < total_steps
+        if begins and adapter.drops_between:
+            adapter.drop_pass()
+        elif begins and not adapter.is_python:
+            batches, begins = (
+                _iterate(
+                    adapter.make_train(tf.distribute.InputContext(), adapter.open_train(step + 1))
+                ),
+                False,
+            )
+        yield batch
+
+
+def _iterate(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yields the batches of a data adapter's dataset, without their positions."""
+    return (batch for batch, _ in dataset)

@@ -1,0 +1,1 @@
+"""The compiled steps of a model: a batch enters, updated variables and a `StepResult` leave."""

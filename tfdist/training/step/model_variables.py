@@ -1,0 +1,221 @@
+"""A model's variables under a strategy: created in its scope, with an aggregation."""
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.internals import compute_output_spec
+from tfdist.placement.tables import divide_tables
+from tfdist.strategies.registry import find_traits
+from tfdist.strategies.servers import make_placement
+from tfdist.training.replicas.aggregation import aggregate_state, set_aggregation
+from tfdist.training.replicas.optimizers import building_optimizers, list_optimizers
+from tfdist.training.replicas.step_checks import overrides
+from tfdist.training.step_options import StepOptions
+
+_ONE_COPY = (tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy()))
+
+
+def make_creator(strategy: tf.distribute.Strategy, options: StepOptions) -> Callable[..., Any]:
+    """Returns the creator of a model's variables, for `tf.variable_creator_scope` in the scope."""
+    if not find_traits(strategy).has_servers:
+        return aggregate_state
+    create = make_placement(strategy)
+    if not options.shard_tables_bytes:
+        return create
+    min_bytes, num_servers = options.shard_tables_bytes, strategy.extended._num_ps
+    return divide_tables(create, min_bytes=min_bytes, num_servers=num_servers)
+
+
+def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Sets the aggregation of model variables that were created without one."""
+    if isinstance(strategy, _ONE_COPY):
+        return
+    variables = [*model.variables, *(v for o in list_optimizers(model) for v in o.variables)]
+    for variable in variables:
+        set_aggregation(variable.value)
+
+
+def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a model and its optimizers were created in a strategy's scope.
+
+    Raises:
+      TfdistError: they were not.
+    """
+    optimizers = list_optimizers(model)
+    if isinstance(strategy, _ONE_COPY):
+        are_built = all(optimizer.built for optimizer in optimizers)
+        inside = all(strategy.extended.variable_created_in_scope(v.value) for v in model.variables)
+        if inside or are_built:
+            for optimizer in optimizers:
+                optimizer._distribution_strategy = strategy  # no difference for a single copy
+            return
+    name = type(strategy).__name__
+    for variable in [*model.variables, *model.metrics_variables]:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise TfdistError(
+                f"Cannot train {model.name!r} under {name}: its variable {variable.path} was "
+                "created outside of the strategy's scope. Build the model in `with "
+                "strategy.scope():`, or give the trainer a function that builds it."
+            )
+    for optimizer in optimizers:
+        if getattr(optimizer, "_distribution_strategy", strategy) is not strategy:
+            raise TfdistError(
+                f"Cannot train {model.name!r} under {name}: its optimizer {optimizer.name!r} was "
+                "created outside of the strategy's scope. Compile with Trainer.compile, or in "
+                "`with strategy.scope():`."
+            )
+
+
+@contextlib.contextmanager
+def keeping_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Gives variables back the values that they had on entry. All workers must use it."""
+    values = [np.array(variable.numpy()) for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.value.assign(value)
+
+
+def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
+    """Creates the variables of a model, its metrics and its optimizer.
+
+    Args:
+      model: a compiled model.
+      batch_spec: structure of `tf.TensorSpec` of a batch.
+      can_wait: whether what cannot be built without data may be built by tracing the first step.
+
+    Raises:
+      TfdistError: the model cannot be built without data, and may not wait; or its optimizer is
+        not built yet and starts from a copy of the weights.
+    """
+    is_built = all(layer.built for layer in model._flatten_layers())
+    if can_wait and not is_built:
+        return  # Keras builds it when the first step is traced
+    late = [optimizer for optimizer in list_optimizers(model) if not optimizer.built]
+    with tf.variable_creator_scope(_lift):
+        _build(model, batch_spec, is_built=is_built, can_wait=can_wait)
+    for optimizer in late:
+        _check_start(optimizer, model)
+
+
+def _check_start(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Checks that an optimizer does not start from a copy of the weights, which `fit` loses.
+
+    Keras's own `fit` creates the optimizer's variables while it traces its first step. They start
+    from what their initializers say, and not from what is assigned to them then.
+    """
+    for weight in sorted(model.trainable_variables, key=lambda v: math.prod(v.shape)):
+        value = weight.numpy()
+        if (value != value.flat[0]).any():
+            break
+    else:
+        return
+    slots = [slot for slot in optimizer.variables if slot.shape == weight.shape]
+    if any(np.array_equal(slot.numpy(), value) for slot in slots):
+        raise TfdistError(
+            f"Cannot train with {type(optimizer).__name__} as Keras's fit does, which loses the "
+            "copy of the weights that this optimizer starts from. Call "
+            "model.optimizer.build(model.trainable_variables) when you build the model."
+        )
+
+
+def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:
+    """Creates a variable outside of the graph in which a model is built without data."""
+    value = arguments.get("initial_value")
+    if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):
+        arguments["initial_value"] = tf.get_static_value(value)
+        if arguments["initial_value"] is None:
+            raise TfdistError(
+                "Cannot build the model: its `build` creates a tf.Variable with a value that only "
+                "a step knows. Create it in `__init__`, or give a function as its initial value."
+            )
+    with tf.init_scope():
+        return next_creator(**arguments)
+
+
+def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: bool) -> None:
+    if not is_built:
+        # As the first step does, because a model may build differently outside of training.
+        try:
+            with building_optimizers():
+                compute_output_spec(model.train_step, _to_symbols(batch_spec))
+        except tf.errors.ResourceExhaustedError:
+            raise  # half an optimizer is of no use
+        except Exception:
+            pass
+    try:
+        model._symbolic_build(data_batch=batch_spec)
+        return
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except Exception as error:
+        cause = error
+    layers_are_built = all(layer.built for layer in model._flatten_layers(include_self=False))
+    if layers_are_built and overrides(model, "train_step"):
+        # Its own code creates everything besides the layers when it is traced.
+        return
+    output = _find_output(model)
+    if layers_are_built and output is not None:
+        # What a layer returns without data may differ from the outputs it had when it was built.
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_to_symbols(batch_spec))
+        compute_output_spec(model.compute_metrics, x, y, output, sample_weight=sample_weight)
+        compute_output_spec(model._compute_loss, x, y, output, sample_weight=sample_weight)
+        model.optimizer.build(model.trainable_variables)
+        model._post_build()
+    elif not can_wait or layers_are_built:
+        raise _explain(model, cause) from cause
+
+
+def build_outputs(model: keras.Model, x_spec: Any) -> None:
+    """Creates the variables of a model, without those of metrics and the optimizer.
+
+    Raises:
+      TfdistError: the model cannot be called on such inputs.
+    """
+    try:
+        compute_output_spec(model, _to_symbols(x_spec))
+    except Exception as error:
+        raise _explain(model, error) from error
+
+
+def _find_output(model: keras.Model) -> Any:
+    """Returns the symbolic outputs of a functional or sequential model; None for others."""
+    return getattr(getattr(model, "_functional", None) or model, "output", None)
+
+
+def _to_symbols(spec: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), spec
+    )
+
+
+def _explain(model: keras.Model, error: Exception) -> TfdistError:
+    cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
+    text = " ".join(str(cause).split())
+    return TfdistError(
+        f"Cannot build {model.name!r}: {type(cause).__name__}: {text[:500]}. Call it on a batch in "
+        "the strategy's scope to build it yourself."
+    )
+
+
+def hash_values(variables: Iterable[keras.Variable]) -> str:
+    """Returns a SHA-256 over the bytes of all values. All workers must call this."""
+    digest = hashlib.sha256()
+    for variable in variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def hash_weights(model: keras.Model) -> str:
+    """Returns a SHA-256 over the float32 bytes of all weights, in the model's order."""
+    digest = hashlib.sha256()
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(weight.numpy(), dtype="<f4").tobytes())
+    return digest.hexdigest()

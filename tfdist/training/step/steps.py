@@ -1,0 +1,418 @@
+"""The compiled steps of a model: for training, evaluation and prediction.
+
+On one device they are the model's own `train_step`, `test_step` and `predict_step`, as Keras runs
+them. On several replicas, each one runs them on its examples of the global batch (`division`),
+inside `strategy.run`. A training step has the same result in both cases.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals import is_op_determinism_enabled
+from tfdist.placement.optimizer.shards import OptimizerShards
+from tfdist.placement.shards.model import UnitShards
+from tfdist.placement.stages.call import StagedCall
+from tfdist.placement.stages.plan import Plan
+from tfdist.placement.strips.call import StripedCall, StripPlan
+from tfdist.placement.variables import updating_in_place
+from tfdist.strategies.registry import find_traits
+from tfdist.training.inputs.data_adapter import is_on, take_next
+from tfdist.training.replicas.added_losses import penalties_in_floatx
+from tfdist.training.replicas.aggregation import aggregating
+from tfdist.training.replicas.batch_share import make_part
+from tfdist.training.replicas.compilation import compile_with_xla
+from tfdist.training.replicas.divisible import may_draw_in_predictions
+from tfdist.training.replicas.division import Division
+from tfdist.training.replicas.metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
+from tfdist.training.replicas.optimizers import Record, reducing_optimizers
+from tfdist.training.replicas.random_layers import hide_rows, list_seed_generators
+from tfdist.training.replicas.skip_empty_batch import updating_metrics_after
+from tfdist.training.replicas.step_checks import overrides
+from tfdist.training.step.fused_layers import fusing_layers
+from tfdist.training.step.fused_update import fusing_updates
+from tfdist.training.step.gradient import GradientStep
+from tfdist.training.step.outputs import is_composite, summarize_rows
+from tfdist.training.step.predict_step import Pack, make_predict_step
+from tfdist.training.step_options import StepOptions
+
+
+class StepResult(NamedTuple):
+    """The results of a step for its global batch.
+
+    Attributes:
+      logs: name -> tensor, as Keras's steps return them.
+      vector: float64 [sums], the metrics' state, from which `Steps.logs_of` computes logs; empty on
+        one device.
+      rows: float64 scalar, the number of examples in the global batch; 0 on one device.
+      waited_s: float64 scalar, the seconds that the step waited for this worker's part of the
+        batch; NaN if `_read_clock` has none.
+    """
+
+    logs: Logs
+    vector: tf.Tensor
+    rows: tf.Tensor
+    waited_s: tf.Tensor
+
+
+class Steps:
+    """A model's steps under a strategy.
+
+    Args:
+      model: a compiled and built model.
+      strategy: the strategy it was built under.
+      options: how a training step is computed.
+      create_variable: the creator of the model's variables.
+      plan: the model's stages or strips, if it is computed by them.
+      shards: divides the optimizer's state, or units of layers, if they are divided.
+      is_apart: whether this worker trains independently of the others.
+      is_chief: whether this worker is the chief.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        options: StepOptions,
+        *,
+        create_variable: Callable[..., Any],
+        plan: Plan | StripPlan | None = None,
+        shards: OptimizerShards | UnitShards | None = None,
+        is_apart: bool = False,
+        is_chief: bool = True,
+    ):
+        self._model = model
+        self._strategy = strategy
+        self.options = options
+        self._create_variable = create_variable
+        self._is_apart = is_apart
+        self._is_chief = is_chief
+        self.is_divided = (
+            strategy.num_replicas_in_sync > 1
+            or is_apart
+            or options.changes_gradient
+            or plan is not None
+            or shards is not None
+        )
+        self._fixes_shapes = find_traits(strategy).fixes_shapes
+        self._is_compiled = options.jit_compile or self._fixes_shapes
+        self._division = Division(
+            model,
+            strategy,
+            batch_norm=options.batch_norm,
+            gather_outputs=options.gather_outputs,
+            is_chief=is_chief,
+            is_compiled=self._is_compiled,
+        )
+        self._shards = shards
+        self._staged = self._make_call(plan)
+        self.metrics = ReplicaMetrics(model, strategy, self._division)
+        # By the kind of step, the names of what it returned; some may stand for dictionaries.
+        self.log_names: dict[str, set[str]] = {}
+        # XLA requires static sizes, so there they are hidden only if a layer draws.
+        self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
+        self._train = model.train_step
+        if options.changes_gradient:
+            own = GradientStep(
+                model,
+                options,
+                division=self._division,
+                metrics=self.metrics,
+                staged=self._staged,
+            )
+            self._train = own.train
+        self.train: Any = None
+        self.test: Any = None
+        self.remake("train")
+        self.remake("test")
+        self.read = self._compile(functools.partial(self._read, self.metrics.read))
+        self._read_states = self._compile(functools.partial(self._read, self.metrics.read_states))
+        self.logs_of = {
+            kind: self._compile(functools.partial(self.metrics.compute_logs, kind))
+            for kind in ("train", "test")
+        }
+        self._write = self._compile(self._write_states)
+        self._reset = self._compile(self.metrics.reset)
+
+    def _make_call(self, plan: Plan | StripPlan | None) -> StagedCall | StripedCall | None:
+        if isinstance(plan, StripPlan):
+            return StripedCall(plan, pool=self._division.pool)
+        return StagedCall(plan, draws=self._division.draws) if plan else None
+
+    def remake(self, kind: str) -> None:
+        """Makes the compiled step of a kind, `train` or `test`; others have none here."""
+        model = self._model
+        if kind == "train":
+            self.train = self._compile(self._make_step("train", model.train_step, self._train))
+        elif kind == "test":
+            self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
+
+    @property
+    def _is_jitted(self) -> bool:
+        return self._model.jit_compile and not (self.is_divided or self._model.run_eagerly)
+
+    @property
+    def generators(self) -> list[keras.random.SeedGenerator]:
+        """The generators that a traced step has drawn from, those of layers included."""
+        return list(self._division.draws.seen.values())
+
+    def make_train_loop(self) -> Callable[[Any, tf.Tensor], StepResult]:
+        """Returns a compiled function: (iterator, number of steps) -> the results of these steps.
+
+        Every tensor of `StepResult` is stacked, [steps, ...].
+        """
+
+        def train_loop(iterator: Any, num_steps: tf.Tensor) -> StepResult:
+            # The loop must know the types and shapes that it keeps before its body is traced.
+            spec = tf.function(self.train.python_function, autograph=False)
+            leaves = tf.nest.flatten(spec.get_concrete_function(iterator).structured_outputs)
+            arrays = [
+                tf.TensorArray(leaf.dtype, num_steps, element_shape=leaf.shape) for leaf in leaves
+            ]
+
+            def run(step: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+                found = tf.nest.flatten(self.train.python_function(iterator))
+                written = zip(arrays, found, strict=True)
+                return step + 1, [array.write(step, leaf) for array, leaf in written]
+
+            _, arrays = tf.while_loop(
+                lambda step, _: step < num_steps,
+                run,
+                (tf.zeros([], tf.int32), arrays),
+                parallel_iterations=1,
+            )
+            structure = spec.get_concrete_function(iterator).structured_outputs
+            return tf.nest.pack_sequence_as(structure, [array.stack() for array in arrays])
+
+        return self._compile(train_loop)
+
+    def make_predict(self) -> Callable[[Any], tuple[Any, Pack]]:
+        """Returns the step of a prediction; see `make_predict_step`."""
+        return make_predict_step(
+            self._model,
+            self._strategy,
+            compile_step=self._compile,
+            placing=self._with_placement,
+            draws=self._division.draws if self._predicts_draws() else None,
+            is_apart=self._is_apart,
+            is_chief=self._is_chief,
+            is_jitted=self._is_jitted,
+        )
+
+    def _predicts_draws(self) -> bool:
+        """Returns whether the replicas of a prediction draw the numbers of their examples."""
+        return not self._is_compiled and may_draw_in_predictions(self._model)
+
+    def show(self, kind: str, *, is_plain: bool = False) -> Any:
+        """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
+
+        It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
+        returns the logs, or the outputs for these examples, and the reduced gradients of every
+        update that each replica makes, in order; no optimizer updates anything.
+
+        Args:
+          kind: the kind of step.
+          is_plain: whether a training step is the model's own, without micro-batches and the like.
+        """
+        if kind == "predict":
+            return self._compile(self._show_outputs)
+        gradients: list[Any] = []
+
+        def record(reduced: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+            gradients.extend(tf.convert_to_tensor(g) for g in reduced if g is not None)
+
+        step = self._model.test_step
+        if kind == "train":
+            step = self._model.train_step if is_plain else self._train
+
+        def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+            del gradients[:]
+            logs, *_ = self._run(kind, step, data, bounds, take=_take, record=record)
+            return logs, list(gradients)
+
+        return self._compile(run)
+
+    def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+        draws_rows = self._predicts_draws()
+
+        def predict(data: Any, bounds: Any) -> list[tf.Tensor]:
+            data, place = _take(data, bounds)
+            part = make_part(data, None if isinstance(place, tuple) else place)
+            with self._division.of(part, draws_rows=draws_rows):
+                leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
+                leaves = [summarize_rows(t) if is_composite(t) else t for t in leaves]
+                dense = [t for t in leaves if t is not None and t.dtype != tf.string]
+                return [self._division.gather(t) for t in dense]
+
+        drawing = self._division.draws.intercept() if draws_rows else contextlib.nullcontext()
+        with self._with_placement(), drawing:
+            found = self._strategy.run(predict, args=(data, bounds))
+        local = self._strategy.experimental_local_results
+        return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
+
+    def read_states(self) -> list[tf.Tensor]:
+        """Returns each replica's part of the metrics' variables, [replicas, ...]; they add up."""
+        if not self.is_divided:
+            return [tf.convert_to_tensor(v.value)[None] for v in self.metrics.list_variables()]
+        return self._read_states()
+
+    def write_states(self, states: Sequence[Any]) -> None:
+        """Sets the metrics' variables to parts that were read before, on any number of replicas."""
+        variables = self.metrics.list_variables()
+        values = [tf.constant(s, v.dtype) for s, v in zip(states, variables, strict=False)]
+        if self.is_divided:
+            self._write(values)
+            return
+        for variable, value in zip(variables, values, strict=False):
+            variable.assign(add_parts(value))
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics."""
+        if self.is_divided:
+            self._reset()
+        else:
+            self._model.reset_metrics()
+
+    def _compile(self, function: Any) -> Any:
+        is_compiled = self._is_compiled or self._model.jit_compile
+        function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
+        if self._model.run_eagerly:
+            return function
+        if not (self._is_jitted or self._fixes_shapes):
+            function = fusing_updates()(function)
+        return tf.function(function, autograph=False, reduce_retracing=True)
+
+    def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], StepResult]:
+        def step(iterator: Any) -> StepResult:
+            asked = _read_clock(self._strategy)
+            with tf.control_dependencies([asked]):
+                data, place = take_next(self._strategy, iterator)
+            with tf.control_dependencies(_list_tensors(data)):
+                came = _read_clock(self._strategy)
+            if self.is_divided:
+                # Every operation waits for the data, so that none runs when the data have ended.
+                found = self._run(kind, divided, data, place, after=_list_tensors(data))
+            else:
+                logs = self._run_alone(kind, own, data)
+                found = logs, tf.zeros([0], tf.float64), tf.zeros([], tf.float64)
+            return StepResult(*found, came - asked)
+
+        return step
+
+    def _run_alone(self, kind: str, own: Any, data: Any) -> Logs:
+        if self._is_jitted:
+            own = compile_with_xla(own)
+        draws = self._division.draws
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
+            stack.enter_context(penalties_in_floatx())
+            if self._model.steps_per_execution > 1:
+                # Keras looks for data first, then.
+                stack.enter_context(tf.control_dependencies(_list_tensors(data)))
+            if overrides(self._model, "train_step", "test_step"):
+                # Keras counts the step that finds no data in the mean of the epoch's losses.
+                stack.enter_context(updating_metrics_after(_list_tensors(data)))
+            logs = self._strategy.run(own, args=(_drop_optionals(data),))
+        self.log_names[kind] = set(logs)
+        return {
+            name: self._strategy.experimental_local_results(value)[0]
+            for name, value in flatten_logs(logs).items()
+        }
+
+    def _run(
+        self,
+        kind: str,
+        divided: Any,
+        data: Any,
+        place: Any,
+        *,
+        take: Any = None,
+        record: Record | None = None,
+        after: Sequence[tf.Tensor] = (),
+    ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
+        def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies(list(after)):
+                return compute(data, place)
+
+        def compute(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            if take is not None:
+                data, place = take(data, place)
+            data = hide_rows(data) if self._draws_rows else data
+            known = None if isinstance(place, tuple) else place
+            part = make_part(data, known, is_apart=self._is_apart)
+            with self._division.of(part, draws_rows=self._draws_rows):
+                logs = divided(data)
+                self.log_names[kind] = set(logs)
+                total = tf.cast(part.rows, tf.float64) * part.sum_scale
+                return self.metrics.read(kind, logs, total), total
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(aggregating(self._division.agree, self._model))
+            stack.enter_context(self._division.intercept())
+            stack.enter_context(self.metrics.intercept())
+            stack.enter_context(self._with_placement())
+            stack.enter_context(
+                reducing_optimizers(
+                    self._division,
+                    is_compressed=self.options.compress_gradients,
+                    create_variable=self._create_variable,
+                    record=record,
+                )
+            )
+            results = self._strategy.run(replica_step, args=(data, place))
+        vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
+        return self.metrics.compute_logs(kind, vector), vector, rows
+
+    @contextlib.contextmanager
+    def _with_placement(self) -> Iterator[None]:
+        """Computes the model by stages, and updates by shards, while a step is traced."""
+        with contextlib.ExitStack() as stack:
+            if self._staged is not None:
+                stack.enter_context(self._staged.intercept())
+                stack.enter_context(updating_in_place(self._strategy))
+            if self._shards is not None:
+                stack.enter_context(self._shards.intercept())
+            yield
+
+    def _read(self, read: Callable[[], Any]) -> Any:
+        found, local = self._strategy.run(read), self._strategy.experimental_local_results
+        return tf.nest.map_structure(lambda values: local(values)[0], found)
+
+    def _write_states(self, states: list[tf.Tensor]) -> None:
+        self._strategy.run(self.metrics.write, args=(states,))
+
+
+def _take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
+    """Returns a replica's examples of a batch, and their place in it."""
+    own = bounds[tf.distribute.get_replica_context().replica_id_in_sync_group]
+    first, last = own[0], own[1]
+    rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
+    place = tf.stack([tf.cast(first, tf.int64), rows])
+    return keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data), place
+
+
+def _drop_optionals(data: Any) -> Any:
+    """Replaces the absent parts of a batch by None, as Keras does."""
+    return keras.tree.map_structure(
+        lambda t: None if isinstance(t, tf.experimental.Optional) else t, data
+    )
+
+
+def _has_rows(leaf: Any) -> bool:
+    return leaf is not None and leaf.shape.rank != 0
+
+
+def _list_tensors(data: Any) -> list[tf.Tensor]:
+    return [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
+
+
+def _read_clock(strategy: tf.distribute.Strategy) -> tf.Tensor:
+    # It is no deterministic kernel, and on a GPU, the step would wait for the end of the last one.
+    if is_op_determinism_enabled() or is_on(strategy, "GPU"):
+        return tf.constant(math.nan, tf.float64)
+    return tf.timestamp()

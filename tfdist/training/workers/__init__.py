@@ -1,0 +1,1 @@
+"""The processes that train together: what they exchange, and on what they must agree."""

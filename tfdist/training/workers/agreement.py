@@ -1,0 +1,143 @@
+"""Agreement among workers that train together: on their data, and on flags after each step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.data.digests import END, hash_digests
+from tfdist.data.fingerprint import describe_difference
+from tfdist.errors import TfdistError
+from tfdist.training.inputs.data_adapter import DataAdapter
+from tfdist.training.replicas.loss_scaling import get_inner_optimizer
+from tfdist.training.workers.communication import Workers
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def agree(
+    workers: Workers, model: keras.Model, *flags: bool, read: Mapping[str, Any] = _NOTHING
+) -> list[bool]:
+    """Returns, for each flag, whether it is set on any worker.
+
+    Args:
+      workers: the workers, all of which must call this function.
+      model: the model whose learning rate is compared.
+      flags: this worker's flags.
+      read: the digests of the batches that this worker has read since the last call.
+
+    Raises:
+      TfdistError: the workers' learning rates differ, because a callback changed the rate on some
+        of them only; or they have read different batches.
+    """
+    own = np.zeros([2, workers.count])
+    own[:, workers.index] = _read_learning_rate(workers, model), hash_digests(read)
+    found = workers.sum(np.concatenate([np.array(flags, "f8"), own.ravel()]))
+    rates, hashes = np.split(found[len(flags) :], 2)
+    _refuse_different_batches(workers, hashes, read)
+    for worker, rate in enumerate(rates):
+        if rate != rates[0]:
+            raise TfdistError(
+                f"The learning rate is {rate:g} on worker {worker} and {rates[0]:g} on the chief. "
+                "Pass the callback that changes it on every worker."
+            )
+    return [bool(number) for number in found[: len(flags)]]
+
+
+def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
+    """Returns the fingerprint of the data, after checking that it is the same on all workers.
+
+    Raises:
+      TfdistError: the data of a worker differ from the chief's.
+    """
+    own = adapter.make_fingerprint()
+    if workers.count == 1:
+        return own
+    others = workers.share_json(own)
+    for worker, other in enumerate(others):
+        difference = describe_difference(others[0], other)
+        if difference is not None:
+            raise TfdistError(
+                f"The data of worker {worker} differ from the chief's: {difference}. Give all "
+                "workers the same data."
+            )
+    return own
+
+
+def compare_batches(workers: Workers, read: Mapping[str, Any]) -> None:
+    """Checks that all workers have read the same batches. All workers must call this.
+
+    Args:
+      workers: the workers.
+      read: the digests of the batches that this worker has read since the last call.
+
+    Raises:
+      TfdistError: they have not.
+    """
+    if workers.count == 1:
+        return
+    hashes = np.zeros(workers.count)
+    hashes[workers.index] = hash_digests(read)
+    _refuse_different_batches(workers, workers.sum(hashes), read)
+
+
+def _refuse_different_batches(
+    workers: Workers, hashes: np.ndarray, read: Mapping[str, Any]
+) -> None:
+    if np.all(hashes == hashes[0]):
+        return
+    chief, *others = workers.share_json(read)
+    for worker, other in enumerate(others, start=1):
+        for number in sorted({*chief, *other}, key=int):
+            ours, theirs = chief.get(number), other.get(number)
+            if ours != theirs:
+                raise TfdistError(
+                    f"Batch {number} of worker {worker} {_describe_batch(ours, theirs)}. Give all "
+                    "workers the same data in the same order, with a seed for all that shuffles or "
+                    "samples them. If examples are augmented at random, give "
+                    "`random_augmentation=True`."
+                )
+
+
+def _describe_batch(ours: Any, theirs: Any) -> str:
+    """Returns how a worker's batch differs from the chief's, as the end of a sentence."""
+    if [END] in (ours, theirs):
+        return "exists, but not on the chief" if ours == [END] else "does not exist on this worker"
+    if ours is None or theirs is None:
+        return "was read, but not by the chief" if ours is None else "was not read"
+    sizes = [[digest.partition(" ")[0] for digest in digests] for digests in (ours, theirs)]
+    if sizes[0] != sizes[1]:
+        listed = [", ".join(each) for each in sizes]
+        return f"has tensors of {listed[1]}, but the chief's of {listed[0]}"
+    return "has other examples than the chief's"
+
+
+def check_data(before: Mapping[str, Any], now: Mapping[str, Any], *, step: int) -> None:
+    """Checks that the data are those of a checkpoint.
+
+    Args:
+      before: what the checkpoint records about the data, possibly written by an older tfdist.
+      now: the same about the data at hand: the fingerprint, and the batch size.
+      step: the step of the checkpoint.
+
+    Raises:
+      TfdistError: the data or the batch size are different.
+    """
+    difference = describe_difference(before.get("train", {}), now["train"])
+    sizes = before.get("batch_size"), now["batch_size"]
+    if difference is None and None not in sizes and sizes[0] != sizes[1]:
+        difference = f"the batch size is {sizes[1]} instead of {sizes[0]}"
+    if difference is not None:
+        raise TfdistError(
+            f"Cannot continue after step {step}: {difference}. Give the data of the checkpoint, or "
+            "another directory to start over."
+        )
+
+
+def _read_learning_rate(workers: Workers, model: keras.Model) -> float:
+    """Returns the learning rate; 0 for a single worker, or if callbacks cannot change the rate."""
+    rate = getattr(get_inner_optimizer(model.optimizer), "_learning_rate", None)
+    if workers.count == 1 or not isinstance(rate, keras.Variable):
+        return 0.0
+    return float(rate.numpy())

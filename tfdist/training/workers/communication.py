@@ -1,0 +1,262 @@
+"""The processes that train together, and what they communicate besides gradients."""
+
+import atexit
+import base64
+import contextlib
+import functools
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.devices import measure_peak_memory_per_device
+from tfdist.errors import TfdistError, TrainingError
+from tfdist.internals import context
+from tfdist.launch.pulse import STEP, open_pulse
+from tfdist.strategies.registry import find_traits
+
+_MEETINGS = ("fit", "evaluate", "predict")  # the methods before which workers compare names
+_ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination service
+# The errors that TensorFlow raises when a peer is lost.
+_LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class Workers:
+    """The workers of a strategy; a single process if the strategy has no others.
+
+    Every method that communicates must be called by all workers, in the same order.
+
+    Args:
+      strategy: the trainer's strategy.
+
+    Attributes:
+      count: the number of workers.
+      index: the index of this worker; 0 is the chief.
+      num_replicas: the number of replicas over all workers.
+      pulse: tells the launcher what this worker is doing.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        channel = strategy.channel if find_traits(strategy).local_updates else strategy
+        self.count, self.index = _find_place(channel)
+        self.pulse = open_pulse()
+        self._channel = channel
+        # Under local SGD, each worker has its own strategy, which does not know the others.
+        self._has_own_strategy = channel is not strategy
+        self.num_replicas = strategy.num_replicas_in_sync * (
+            self.count if self._has_own_strategy else 1
+        )
+        self._sum = tf.function(self.sum_in_graph, reduce_retracing=True)
+
+    @property
+    def first_replica(self) -> int:
+        """The index of the first replica of this process's strategy among those of all workers."""
+        return self.index * (self.num_replicas // self.count) if self._has_own_strategy else 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.index == 0
+
+    def sum(self, values: np.ndarray | tf.Tensor) -> np.ndarray:
+        """Returns the sum of the workers' vectors: [n], of the same n and dtype on each."""
+        if self.count == 1 or not values.shape[0]:  # TensorFlow crashes on an empty vector
+            return np.asarray(values)
+        with self.pulse.at(STEP):
+            return self._sum(tf.convert_to_tensor(values)).numpy()
+
+    def sum_in_graph(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns `sum` as a tensor, for several workers; called in a `tf.function`."""
+
+        def reduce(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            # A worker counts once, regardless of its number of replicas.
+            replicas = self._channel.num_replicas_in_sync // self.count
+            if replicas > 1:
+                first = tf.equal(context.replica_id_in_sync_group % replicas, 0)
+                values = tf.where(first, values, tf.zeros_like(values))
+            values = tf.identity(values)  # on this replica's device, which the sum looks for
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+        reduced = self._channel.run(reduce, args=(values,))
+        return self._channel.experimental_local_results(reduced)[0]
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns, for each flag, whether it is set on any worker."""
+        return [bool(number) for number in self.sum(np.array(flags, "f8"))]
+
+    def wait_for_all(self) -> None:
+        """Waits until every worker has called this."""
+        self.any(False)
+
+    def meet(self, name: str) -> None:
+        """Checks that all workers call the same method of a trainer.
+
+        Raises:
+          TfdistError: they call different ones.
+        """
+        numbers = np.zeros(self.count)
+        numbers[self.index] = _MEETINGS.index(name)
+        names = [_MEETINGS[int(number)] for number in self.sum(numbers)]
+        for worker, other in enumerate(names):
+            if other != names[0]:
+                raise TfdistError(
+                    f"Worker {worker} calls `{other}` while the chief calls `{names[0]}`. Call the "
+                    "same methods on every worker, in the same order."
+                )
+
+    def ask_chief(self, number: int) -> int:
+        """Returns the chief's number."""
+        mine = number if self.is_chief else 0
+        return int(self.sum(np.array([mine], "f8"))[0])
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of all workers, one after another; their numbers may differ.
+
+        Args:
+          rows: [rows, ...] of any dtype.
+        """
+        if self.count == 1:
+            return rows
+        if rows.dtype == object:
+            texts = [base64.b64encode(bytes(text)).decode() for text in rows.reshape(-1)]
+            found = [base64.b64decode(text) for part in self.share_json(texts) for text in part]
+            return np.array(found, object).reshape(-1, *rows.shape[1:])
+        # As integers, whose sums keep all bits and for which there is a sum whatever the type.
+        row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+        kind = next(kind for kind in ("i8", "i4", "u1") if row_bytes % np.dtype(kind).itemsize == 0)
+        values = np.frombuffer(np.ascontiguousarray(rows).tobytes(), kind)
+        lengths = np.zeros(self.count, "f8")
+        lengths[self.index] = len(rows)
+        ends = np.cumsum(self.sum(lengths)).astype(int)
+        width = row_bytes // np.dtype(kind).itemsize
+        table = np.zeros((ends[-1], width), "i4" if kind == "u1" else kind)
+        table[ends[self.index] - len(rows) : ends[self.index]] = values.reshape(len(rows), width)
+        table = self.sum(table.reshape(-1)).astype(kind)
+        whole = np.frombuffer(bytearray(table.tobytes()), rows.dtype)
+        return whole.reshape(ends[-1], *rows.shape[1:])
+
+    def share_json(self, value: Any) -> list[Any]:
+        """Returns every worker's value, in the order of the workers."""
+        text = np.frombuffer(json.dumps(value).encode(), "u1").astype("f8")
+        lengths = self.gather(np.array([len(text)], "f8")).astype(int)
+        texts = np.split(self.gather(text), np.cumsum(lengths)[:-1])
+        return [json.loads(text.astype("u1").tobytes()) for text in texts]
+
+    def measure_peak_memory(self) -> dict[str, int]:
+        """Returns the peak memory of each device of each worker, in bytes.
+
+        Returns:
+          Device -> bytes, as `measure_peak_memory_per_device` returns them. With several workers,
+          a device is named like `worker 0/CPU`; the chief is worker 0.
+        """
+        peaks = measure_peak_memory_per_device()
+        if self.count == 1:
+            return peaks
+        # Only numbers can be gathered: the worker, its GPU or -1 for its CPU, and the bytes.
+        rows = [
+            (self.index, int(name.partition(":")[2] or -1), peak) for name, peak in peaks.items()
+        ]
+        return {
+            f"worker {int(worker)}/{'CPU' if gpu < 0 else f'GPU:{int(gpu)}'}": int(peak)
+            for worker, gpu, peak in self.gather(np.array(rows, "f8"))
+        }
+
+    def place_input(self, context: tf.distribute.InputContext) -> tf.distribute.InputContext:
+        """Returns a pipeline's input context among all workers, of which it may know only one."""
+        if not self._has_own_strategy:
+            return context
+        return tf.distribute.InputContext(
+            num_input_pipelines=self.count,
+            input_pipeline_id=self.index,
+            num_replicas_in_sync=self.num_replicas,
+        )
+
+
+def _find_place(channel: tf.distribute.Strategy) -> tuple[int, int]:
+    """Returns the number of workers, and the index of this process among them."""
+    if not find_traits(channel).has_workers:
+        return 1, 0
+    resolver = channel.cluster_resolver
+    cluster: dict[str, Sequence[Any]] = resolver.cluster_spec().as_dict()
+    chiefs = len(cluster.get("chief", ()))
+    count = chiefs + len(cluster.get("worker", ()))
+    if count < 2:
+        return 1, 0
+    return count, resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
+
+
+def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a trainer's method say what happened when another worker does not take part.
+
+    The method raises a `TrainingError` when a worker is lost or has ended its program, and a
+    `TfdistError` when it has called another method.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def explained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        workers: Workers = trainer.engine.workers
+        if workers.count == 1:
+            return method(trainer, *args, **kwargs)
+        _tell_when_ended(workers.index)
+        try:
+            if name in _MEETINGS:
+                workers.meet(name)
+            return method(trainer, *args, **kwargs)
+        except _LOST_PEER as error:
+            ended = [worker for worker in range(workers.count) if _has_ended(worker, workers)]
+            if ended:
+                raise TrainingError(
+                    f"The program of worker {ended[0]} ended while worker {workers.index} was in "
+                    f"`{name}`, which all workers must call. Call `{name}` on every worker."
+                ) from error
+            peer = _find_peer(error.message)
+            if name != "fit":
+                raise TrainingError(
+                    f"Lost {peer} while worker {workers.index} was in `{name}`, which all workers "
+                    "must call. See the message of the lost worker, or call it on every worker."
+                ) from error
+            raise TrainingError(
+                f"Lost {peer} after step {trainer.step}. Start all workers "
+                "again with the same command: the run continues from its last checkpoint."
+            ) from error
+
+    return explained
+
+
+@functools.cache
+def _tell_when_ended(worker: int) -> None:
+    """Makes this process tell the others when its program ends, unless an error ends it."""
+
+    def tell() -> None:
+        if getattr(sys, "last_value", None) is None:
+            with contextlib.suppress(tf.errors.OpError):
+                context.context().set_config_key_value(f"{_ENDED}/{worker}", "ended")
+
+    atexit.register(tell)
+
+
+def _has_ended(worker: int, workers: Workers) -> bool:
+    """Returns whether the program of a worker is known to have ended."""
+    try:
+        timeout_ms = max(_ANSWER_MS // workers.count, 10)
+        context.context().get_config_key_value(f"{_ENDED}/{worker}", timeout_ms)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def _find_peer(message: str) -> str:
+    """Returns the task that an error of TensorFlow is about."""
+    # The coordination service's list names the lost task, other text may name who reported it.
+    unhealthy = re.search(r"unhealthy[^/]*/job:(\w+)/replica:\d+/task:(\d+)", message)
+    task = unhealthy or re.search(
+        r"(?:target|task|from) (?:name: )?/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message
+    )
+    return f"{task[1]} {task[2]}" if task else "another worker"
