@@ -13,7 +13,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "cgroups", "cli.output", "distributed_variables", "errors", "internals", "replacing"},
+    {"_lazy", "cgroups", "cli.output", "errors", "internals", "patches"},
+    {"replacing", "distributed_variables"},
     {"options", "imports", "cli.arguments"},
     {"named_code"},
     {"training.options", "training.optimizers", "training.step_options"},
@@ -177,6 +178,36 @@ def test_files_and_functions_are_short(package):
                 assert lines <= 80, f"{path}: {node.name} has {lines} lines"
                 taken = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
                 assert taken <= 10 or node.name in PUBLIC, f"{path}: {node.name} takes {taken}"
+
+
+def _find_root(target: ast.expr) -> str | None:
+    """Returns the name at the beginning of `name.attribute`; None for anything else."""
+    if not isinstance(target, ast.Attribute):
+        return None
+    while isinstance(target, ast.Attribute):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def test_one_module_assigns_to_classes_of_others():
+    for path in (ROOT / "tfdist").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        foreign: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                foreign |= {a.asname or a.name.partition(".")[0] for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                is_ours = (node.module or "").startswith("tfdist")
+                if not is_ours or node.module == "tfdist.internals":
+                    foreign |= {a.asname or a.name for a in node.names}
+        for node in ast.walk(tree):
+            targets = getattr(node, "targets", []) if isinstance(node, ast.Assign) else []
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr"
+            names = {_find_root(target) for target in targets}
+            if called and node.args and path.name != "replacing.py":
+                names.add(_find_root(ast.Attribute(node.args[0], "x")))
+            found = names & foreign - {"sys"}  # `sys.argv` of a script
+            assert not found, f"{path}: {found}; use tfdist.replacing"
 
 
 def test_one_module_imports_what_is_private():

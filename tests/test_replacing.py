@@ -1,5 +1,8 @@
 """Functions of other libraries are replaced in one context, and nothing is left replaced."""
 
+import importlib
+import pathlib
+import re
 import threading
 import types
 
@@ -9,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import patches, replacing
 from tfdist.replacing import find_function, replaced, wrapped_in_subclasses
 
 
@@ -27,6 +31,38 @@ class Derived(Base):
 
 library = types.ModuleType("library")
 library.double = lambda value: 2 * value
+
+
+@pytest.fixture(autouse=True)
+def _own_owners_are_listed(monkeypatch):
+    owners = {"act": [Base], "size": [Base], "double": [library]}
+    monkeypatch.setattr(patches, "_OWNERS", {**patches._OWNERS, **owners})
+
+
+def test_what_is_not_listed_is_not_replaced():
+    with pytest.raises(LookupError, match="Dense.build is not in tfdist/patches.py"):
+        replacing.replace_always(keras.layers.Dense, "build", None)
+    with (
+        pytest.raises(LookupError, match="Dense.build"),
+        replaced(keras.layers.Dense(1), "build", None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda p: f"{p.by} {p.names.split()[0]}")
+def test_what_is_listed_exists_and_is_replaced_where_it_says(patch):
+    source = pathlib.Path(importlib.import_module(f"tfdist.{patch.by}").__file__).read_text()
+    assert re.search("replac|wrapped_in_subclasses", source)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    objects = [model, model.layers[0], model.layers[0].kernel]
+    owners = (
+        [patch.owner, *(o for o in objects if isinstance(o, patch.owner))]
+        if isinstance(patch.owner, type)
+        else [patch.owner]
+    )
+    for name in patch.names.split():
+        is_added = patch.when == "always" and patch.owner.__name__.startswith("Distributed")
+        assert is_added or any(hasattr(owner, name) for owner in owners), name
 
 
 def in_thread(function):

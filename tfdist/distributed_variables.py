@@ -33,6 +33,7 @@ from tfdist.internals import (
     slice_variable,
     values_util,
 )
+from tfdist.replacing import replace_always
 
 _IS_SHARED = "_tfdist_is_shared"
 # Of `tf.Variable`, in addition to what `DistributedVariable` defines.
@@ -62,27 +63,31 @@ def make_variables_ordinary() -> None:
     if "__float__" in vars(DistributedDelegate):
         return
     for name, convert in _NUMBERS.items():
-        setattr(DistributedDelegate, name, _convert(convert))
-    DistributedDelegate.__array__ = _to_array
-    DistributedVariable.__bool__ = _convert(bool)
+        replace_always(DistributedDelegate, name, _convert(convert))
+    replace_always(DistributedDelegate, "__array__", _to_array)
+    replace_always(DistributedVariable, "__bool__", _convert(bool))
     _mend_destinations()
     for kind in (DistributedVariable, AggregatingVariable):
-        kind.__reduce__ = _reduce_to_value
-    DistributedVariable.__copy__ = lambda variable: variable
-    DistributedVariable.handle = property(_make_handle(DistributedVariable.handle.fget))
-    DistributedVariable.__getitem__ = _make_getitem(DistributedDelegate.__getitem__)
+        replace_always(kind, "__reduce__", _reduce_to_value)
+    replace_always(DistributedVariable, "__copy__", lambda variable: variable)
+    replace_always(
+        DistributedVariable, "handle", property(_make_handle(DistributedVariable.handle.fget))
+    )
+    replace_always(
+        DistributedVariable, "__getitem__", _make_getitem(DistributedDelegate.__getitem__)
+    )
     for name in ("sparse_read", "gather_nd"):
         read = getattr(DistributedVariable, name)
-        setattr(DistributedVariable, name, _read_by(name, read))
+        replace_always(DistributedVariable, name, _read_by(name, read))
     for name in _WRITES:
         write = getattr(DistributedVariable, name, None)
-        setattr(DistributedVariable, name, _write_all(name, write))
+        replace_always(DistributedVariable, name, _write_all(name, write))
     for name in ("scatter_min", "scatter_max", "scatter_update"):
         # Replicas could not agree on such updates. Outside of a step, there is only one.
-        setattr(MirroredVariable, name, _write_all(name, vars(MirroredVariable)[name]))
+        replace_always(MirroredVariable, name, _write_all(name, vars(MirroredVariable)[name]))
     _mend_sums()
     _mend_optimizers()
-    LoadedFunction._call_flat = _make_call(LoadedFunction._call_flat)
+    replace_always(LoadedFunction, "_call_flat", _make_call(LoadedFunction._call_flat))
 
 
 def _is_outside() -> bool:
@@ -113,8 +118,8 @@ def _mend_destinations() -> None:
     def check_destinations(destinations: Any) -> bool:
         return isinstance(destinations, DistributedVariable) or check(destinations)
 
-    MirroredExtended._broadcast_to = broadcast_to
-    cross_device_ops.check_destinations = check_destinations
+    replace_always(MirroredExtended, "_broadcast_to", broadcast_to)
+    replace_always(cross_device_ops, "check_destinations", check_destinations)
 
 
 def _reduce_to_value(variable: Any) -> Any:
@@ -208,15 +213,23 @@ def _mend_sums() -> None:
 
     for name, sign in (("assign", 0), ("assign_add", 1), ("assign_sub", -1)):
         name = f"on_read_{name}_cross_replica"
-        setattr(values_util, name, make_assign(getattr(values_util, name), sign))
-    values_util.get_on_read_restore_ops = restore
+        replace_always(values_util, name, make_assign(getattr(values_util, name), sign))
+    replace_always(values_util, "get_on_read_restore_ops", restore)
     for name in _SCATTERS:
-        setattr(SyncOnReadVariable, name, _write_all(name, vars(SyncOnReadVariable)[name]))
-    SyncOnReadVariable.__init__ = _make_init(SyncOnReadVariable.__init__)
-    SyncOnReadVariable._update_replica = _make_update_replica(SyncOnReadVariable._update_replica)
-    SyncOnReadVariable._get_cross_replica = _make_get(SyncOnReadVariable._get_cross_replica)
+        replace_always(SyncOnReadVariable, name, _write_all(name, vars(SyncOnReadVariable)[name]))
+    replace_always(SyncOnReadVariable, "__init__", _make_init(SyncOnReadVariable.__init__))
+    replace_always(
+        SyncOnReadVariable,
+        "_update_replica",
+        _make_update_replica(SyncOnReadVariable._update_replica),
+    )
+    replace_always(
+        SyncOnReadVariable, "_get_cross_replica", _make_get(SyncOnReadVariable._get_cross_replica)
+    )
     initial_value = CollectiveAllReduceExtended._get_variable_creator_initial_value
-    setattr(CollectiveAllReduceExtended, initial_value.__name__, _make_initial_value(initial_value))
+    replace_always(
+        CollectiveAllReduceExtended, initial_value.__name__, _make_initial_value(initial_value)
+    )
 
 
 def _assign_sum(variable: Any, value: Any, *, read_value: bool) -> Any:
@@ -321,7 +334,7 @@ def _mend_optimizers() -> None:
             return fn(strategy, *args, **kwargs)
         return merge_call(fn, strategy, *args, **kwargs)
 
-    tf.__internal__.distribute.interim.maybe_merge_call = maybe_merge_call
+    replace_always(tf.__internal__.distribute.interim, "maybe_merge_call", maybe_merge_call)
     apply_scaled = keras.optimizers.LossScaleOptimizer._tf_apply
 
     @functools.wraps(apply_scaled)
@@ -331,7 +344,7 @@ def _mend_optimizers() -> None:
         else:
             apply_scaled(optimizer, grads, trainable_variables)
 
-    keras.optimizers.LossScaleOptimizer._tf_apply = apply
+    replace_always(keras.optimizers.LossScaleOptimizer, "_tf_apply", apply)
 
 
 def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,6 +43,8 @@ try:
     from tensorflow.python.distribute.collective_all_reduce_strategy import (
         CollectiveAllReduceExtended,
     )
+    from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+    from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
     from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
@@ -112,7 +114,9 @@ __all__ = [
     "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",
+    "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
+    "CollectiveReplicaLauncher",
     "CompileMetrics",
     "DistributedDelegate",
     "DistributedVariable",

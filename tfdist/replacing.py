@@ -3,6 +3,7 @@
 A replaced function is looked up in a context variable when it is called, so other threads call the
 original, unless it is replaced for the whole process. The threads in which a strategy runs its
 replicas inherit the context. When no context replaces a function any more, its owner is as it was.
+`tfdist.patches` lists what may be replaced.
 """
 
 import contextlib
@@ -15,13 +16,14 @@ from types import ModuleType
 from typing import Any
 
 from tfdist.internals import ReplicaThread
+from tfdist.patches import is_listed
 
 _Key = tuple[int, str]
 _replacements: contextvars.ContextVar[Mapping[_Key, Any] | None] = contextvars.ContextVar(
     "replacements", default=None
 )
 _lock = threading.Lock()
-_in_all_threads: dict[_Key, Any] = {}
+_in_all_threads: dict[_Key, list[Any]] = {}  # the last one is called
 
 
 @dataclass
@@ -55,14 +57,19 @@ def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False)
       value: what takes its place. If it calls what it replaces, take this from `find_function`.
       in_all_threads: whether the whole process calls it.
     """
+    _check_listed(owner, name)
     before = getattr(owner, name)
     is_function = callable(before) or isinstance(before, property)
     if not (is_function and isinstance(owner, (type, ModuleType))):
+        is_own = name in vars(owner)
         setattr(owner, name, value)
         try:
             yield
         finally:
-            setattr(owner, name, before)
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
         return
     key = (id(owner), name)
     _install(owner, name)
@@ -71,6 +78,12 @@ def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False)
             yield
     finally:
         _uninstall(owner, name)
+
+
+def replace_always(owner: Any, name: str, value: Any) -> None:
+    """Replaces an attribute of a class, module or object for the rest of the process."""
+    _check_listed(owner, name)
+    setattr(owner, name, value)
 
 
 def find_function(owner: Any, name: str) -> Any:
@@ -126,16 +139,22 @@ def _in_context(key: _Key, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_process(key: _Key, value: Any) -> Iterator[None]:
-    missing = object()
-    before = _in_all_threads.get(key, missing)
-    _in_all_threads[key] = value
+    with _lock:
+        _in_all_threads.setdefault(key, []).append(value)
     try:
         yield
     finally:
-        if before is missing:
-            del _in_all_threads[key]
-        else:
-            _in_all_threads[key] = before
+        with _lock:  # threads may end in another order than they began in
+            values = _in_all_threads[key]
+            del values[next(i for i, each in enumerate(values) if each is value)]
+            if not values:
+                del _in_all_threads[key]
+
+
+def _check_listed(owner: Any, name: str) -> None:
+    place = owner if isinstance(owner, (type, ModuleType)) else type(owner)
+    if not is_listed(place, name):
+        raise LookupError(f"{place.__name__}.{name} is not in tfdist/patches.py. Add it there.")
 
 
 def _install(owner: Any, name: str) -> None:
@@ -149,7 +168,7 @@ def _install(owner: Any, name: str) -> None:
             _places[key] = _Place(original, own)
         _places[key].num_contexts += 1
         if "start" not in vars(ReplicaThread):
-            ReplicaThread.start = _start_in_context
+            replace_always(ReplicaThread, "start", _start_in_context)
 
 
 def _uninstall(owner: Any, name: str) -> None:
@@ -182,7 +201,8 @@ def _find(key: _Key, original: Any) -> Any:
     found = _replacements.get()
     if found is not None and key in found:
         return found[key]
-    return _in_all_threads.get(key, original)
+    values = _in_all_threads.get(key)
+    return values[-1] if values else original
 
 
 def _start_in_context(thread: threading.Thread) -> None:

@@ -23,8 +23,8 @@ from tfdist.training.workers.alone import alone, creating_alone
 from tfdist.training.workers.communication import Workers
 
 _TRAINER = "_tfdist_trainer"
-_WRITING = ("save", "save_weights", "export")
-_SAVING = (
+_SAVING: tuple[tuple[Any, str], ...] = (
+    *((keras.Model, name) for name in ("save", "save_weights", "export")),
     (saving_lib, "save_model"),
     (saving_lib, "save_weights_only"),
     (legacy_h5_format, "save_model_to_hdf5"),
@@ -101,12 +101,6 @@ class Routing:
     def refuse(self, name: str, model: keras.Model) -> None:
         pass  # a script looks up Keras's methods after the route was opened
 
-    def _write(
-        self, name: str, original: Any, model: keras.Model, *args: Any, **kwargs: Any
-    ) -> Any:
-        with alone(self._strategy):
-            return original(model, *args, **kwargs)
-
     def _saving_alone(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that saves without the other workers, which need not call it."""
 
@@ -122,8 +116,6 @@ class Routing:
         """Lets each worker create, load and save models by itself, and only the chief write."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(creating_alone(self._strategy))
-            for name in _WRITING:
-                stack.enter_context(_replaced_method(name, self._write))
             for owner, name in _SAVING:
                 save = self._saving_alone(find_function(owner, name))
                 stack.enter_context(replaced(owner, name, save, in_all_threads=True))
@@ -131,33 +123,3 @@ class Routing:
                 root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-run-"))
                 stack.enter_context(Overlay(root).open())
             yield
-
-
-@contextlib.contextmanager
-def _replaced_method(name: str, route: Callable[..., Any]) -> Iterator[None]:
-    """Routes calls of a method of `keras.Model` to `route(name, original, model, ...)`.
-
-    The calls that the method itself makes go to Keras.
-    """
-    original = getattr(keras.Model, name)
-    inside: set[int] = set()
-
-    @functools.wraps(original)
-    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in inside:
-            return original(self, *args, **kwargs)
-        inside.add(id(self))
-        try:
-            return route(name, original, self, *args, **kwargs)
-        finally:
-            inside.discard(id(self))
-
-    is_own = name in vars(keras.Model)
-    setattr(keras.Model, name, method)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(keras.Model, name, original)
-        else:
-            delattr(keras.Model, name)

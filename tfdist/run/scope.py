@@ -114,11 +114,8 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
         places: list[tuple[Any, str, Any]] = [
             (tf.distribute, "experimental_set_strategy", set_other),
             *((kind, "__init__", make_init(find_function(kind, "__init__"))) for kind in kinds),
+            *((kind, "__new__", new) for kind in kinds),
         ]
         for place in places:
             stack.enter_context(replaced(*place, in_all_threads=True))
-        for kind in kinds:
-            kind.__new__ = new
-            # Not `object.__new__` again: with one of its own, a class takes no arguments.
-            stack.callback(delattr, kind, "__new__")
         yield

@@ -11,12 +11,12 @@ as NCCL needs it. So the gradients of the last layers would wait for the moments
 packs of gradients are summed when they are known.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from tfdist.replacing import replace_always, replaced
 
 _MAX_BYTES = 1 << 17  # that a process receives; a ring sends fewer bytes if there are many
 # Instance keys: 12 bits for the place in the step, 14 for the size, and 4 for the dtype.
@@ -48,20 +48,11 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
             total = _gather_sum(launchers[replica_id], values[0])
             if total is not None:
                 return tf.nest.pack_sequence_as(value, [total])
-        with _without_order(launchers[replica_id]):
+        # The sums that are traced here begin as soon as their values are known.
+        with replaced(launchers[replica_id], "_get_ordering_token", lambda: None):
             return all_reduce(reduce_op, value, replica_id, options)
 
-    reducer._all_reduce = reduce
-
-
-@contextlib.contextmanager
-def _without_order(launcher: Any) -> Iterator[None]:
-    """Lets the sums that are traced here begin as soon as their values are known."""
-    launcher._get_ordering_token = lambda: None
-    try:
-        yield
-    finally:
-        del launcher._get_ordering_token
+    replace_always(reducer, "_all_reduce", reduce)
 
 
 def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:

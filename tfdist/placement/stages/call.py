@@ -34,6 +34,7 @@ from tfdist.placement.tracing import (
     intercepting,
     set_mask,
 )
+from tfdist.replacing import replaced
 
 AllReduce = Callable[..., Any]
 """`tf.distribute.ReplicaContext.all_reduce`."""
@@ -263,11 +264,9 @@ def _reducing_by(all_reduce: AllReduce | None) -> Iterator[None]:
         yield
         return
     context = tf.distribute.get_replica_context()
-    context.all_reduce = functools.partial(all_reduce, context.all_reduce)
-    try:
+    reduce = functools.partial(all_reduce, context.all_reduce)
+    with replaced(context, "all_reduce", reduce):
         yield
-    finally:
-        del context.all_reduce
 
 
 def _reduce_and_keep(

@@ -8,7 +8,7 @@ import keras
 
 from tfdist.internals import BaseOptimizer, TFOptimizer
 from tfdist.placement.shards.divided import find_divided
-from tfdist.replacing import replaced
+from tfdist.replacing import replace_always, replaced
 from tfdist.training.optimizers import OptimizerOptions
 
 
@@ -53,7 +53,7 @@ def exchange_divided(callbacks: Iterable[keras.callbacks.Callback]) -> None:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and not is_known:
             for name in ("swap_variables", "finalize_ema_values"):
                 choices = (getattr(callback, f"_{kind}_{name}") for kind in ("tf", "backend"))
-                setattr(callback, f"_tf_{name}", _choose(*choices))
+                replace_always(callback, f"_tf_{name}", _choose(*choices))
 
 
 def _choose(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import keras
 
 from tfdist.errors import TfdistError
+from tfdist.replacing import find_function, replaced
 
 METHODS = (
     "fit",
@@ -30,9 +31,6 @@ METHODS = (
 _ADDED = ("max_steps", "augmentation", "checkpoint_every", "checkpoint_every_s")
 _CHECK = "_assert_compile_called"
 
-_lock = threading.RLock()
-_originals: dict[str, Any] = {}  # what was in the place of the replaced methods; by name
-_num_routes = 0
 _of_all_threads: list["Route"] = []
 _of_thread = threading.local()
 
@@ -61,13 +59,15 @@ def open_route(route: Route, *, for_all_threads: bool = False) -> Iterator[None]
       for_all_threads: whether it is for all threads, rather than for this one.
     """
     routes = _of_all_threads if for_all_threads else _list_own_routes()
-    _replace_methods()
-    routes.append(route)
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in (*METHODS, _CHECK):
+            make = _make_check if name == _CHECK else _make_method
+            method = make(name, find_function(keras.Model, name))
+            # In all threads: a model may call its methods from another one.
+            stack.enter_context(replaced(keras.Model, name, method, in_all_threads=True))
+        routes.append(route)
+        stack.callback(routes.remove, route)
         yield
-    finally:
-        routes.remove(route)
-        _restore_methods()
 
 
 def find_own_method(model: keras.Model, name: str) -> Callable[..., Any] | None:
@@ -206,32 +206,6 @@ def _list_own_routes() -> list[Route]:
 def _find_route(model: keras.Model) -> Route | None:
     routes = [*_of_all_threads, *_list_own_routes()]
     return next((route for route in reversed(routes) if route.takes(model)), None)
-
-
-def _replace_methods() -> None:
-    global _num_routes
-    with _lock:
-        _num_routes += 1
-        if _num_routes > 1:
-            return
-        for name in (*METHODS, _CHECK):
-            original = getattr(keras.Model, name)
-            _originals[name] = vars(keras.Model).get(name)
-            make = _make_check if name == _CHECK else _make_method
-            setattr(keras.Model, name, make(name, original))
-
-
-def _restore_methods() -> None:
-    global _num_routes
-    with _lock:
-        _num_routes -= 1
-        if _num_routes:
-            return
-        for name, own in _originals.items():
-            if own is None:
-                delattr(keras.Model, name)  # it is a method of one of the bases
-            else:
-                setattr(keras.Model, name, own)
 
 
 def _make_method(name: str, original: Any) -> Callable[..., Any]:

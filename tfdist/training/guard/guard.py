@@ -183,8 +183,9 @@ class Guard:
             for layer in self._model._flatten_layers():
                 if tf.as_dtype(layer.compute_dtype).is_floating:
                     stack.enter_context(replaced(layer, "_dtype_policy", _Float64()))
-            batch = keras.tree.map_structure(_to_float64, self._batch)
-            stack.enter_context(replaced(self, "_batch", batch))
+            batch = self._batch
+            self._batch = keras.tree.map_structure(_to_float64, batch)
+            stack.callback(setattr, self, "_batch", batch)
             yield
 
     def _trace(self) -> list[str]:

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.tables import Tables, send_parts
+from tfdist.replacing import replaced
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.kinds.base import StepLogs, TrainingSteps
 from tfdist.training.kinds.synchronous import to_numbers
@@ -348,8 +349,5 @@ def _gradients_already_clipped(optimizer: keras.optimizers.Optimizer) -> Iterato
 
     The norm over all gradients would move them off the parameter servers again.
     """
-    optimizer._clip_gradients = lambda gradients: gradients
-    try:
+    with replaced(optimizer, "_clip_gradients", lambda gradients: gradients):
         yield
-    finally:
-        del optimizer._clip_gradients
