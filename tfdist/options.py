@@ -141,7 +141,7 @@ class CommandOptions:
 
         A difference in them would change the result, or make workers wait for each other forever.
         """
-        return self._select(lambda m: m.get("result", True) or m.get("alike", False))
+        return self._select(lambda m: m.get("result", True) or m.get("must_match", False))
 
     @classmethod
     def list_growing(cls) -> list[str]:
@@ -150,7 +150,7 @@ class CommandOptions:
             item.name
             for group in cls.list_groups().values()
             for item in dataclasses.fields(group)
-            if item.metadata.get("grows")
+            if item.metadata.get("may_increase")
         ]
 
     def _select(self, belongs: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:

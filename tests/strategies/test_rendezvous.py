@@ -44,18 +44,18 @@ def test_all_find_one_another_though_they_come_at_different_times(hosts):
     assert sorted(returned) == [0, 1, 2]
 
 
-def meet(hosts, *, timeout_s, alike):
-    """Lets several workers meet, each with its own `alike`; returns what each raised."""
+def meet(hosts, *, timeout_s, must_match):
+    """Lets several workers meet, each with its own `must_match`; returns what each raised."""
     raised = {}
 
     def wait(index):
         try:
             config = parse_hosts(hosts, f"worker:{index}")
-            wait_for_peers(config, timeout_s=timeout_s, alike=alike[index])
+            wait_for_peers(config, timeout_s=timeout_s, must_match=must_match[index])
         except TfdistError as error:
             raised[index] = error
 
-    threads = [threading.Thread(target=wait, args=(index,)) for index in alike]
+    threads = [threading.Thread(target=wait, args=(index,)) for index in must_match]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -66,7 +66,7 @@ def meet(hosts, *, timeout_s, alike):
 def test_refuses_a_worker_with_other_flags_or_versions(hosts):
     mine = {"--seed": "0", "TensorFlow": "2.21.0"}
     other = mine | {"--seed": "1", "TensorFlow": "2.20.0"}
-    raised = meet(hosts, timeout_s=20, alike={0: mine, 1: mine, 2: other})
+    raised = meet(hosts, timeout_s=20, must_match={0: mine, 1: mine, 2: other})
     assert {type(error) for error in raised.values()} == {TfdistError}
     assert sorted(raised) == [0, 1, 2]
     for error in raised.values():
@@ -75,7 +75,7 @@ def test_refuses_a_worker_with_other_flags_or_versions(hosts):
 
 
 def test_all_hear_who_does_not_come(hosts):
-    raised = meet(hosts, timeout_s=0.5, alike={0: {}, 1: {}})
+    raised = meet(hosts, timeout_s=0.5, must_match={0: {}, 1: {}})
     assert {type(error) for error in raised.values()} == {TrainingError}
     assert sorted(raised) == [0, 1]
     for error in raised.values():
@@ -141,9 +141,9 @@ NONSENSE = {
     "no end": b"x" * 200_000,
     "number": b"5\n",
     "deep": b"[" * 60_000 + b"\n",
-    "wrong kinds": b'{"name":"worker 1","alike":[1]}\n',
-    "in place of worker 1": b'{"name":"worker 1","alike":{}}\n',
-    "unsigned": b"tfdist " + b"0" * 32 + b'\n{"name":"worker 1","alike":{}}\n',
+    "wrong kinds": b'{"name":"worker 1","must_match":[1]}\n',
+    "in place of worker 1": b'{"name":"worker 1","must_match":{}}\n',
+    "unsigned": b"tfdist " + b"0" * 32 + b'\n{"name":"worker 1","must_match":{}}\n',
     "signed by nobody": b"tfdist " + b"0" * 32 + b"\n" + b"0" * 64 + b" {}\n",
 }
 
@@ -152,14 +152,16 @@ NONSENSE = {
 def test_nonsense_costs_a_line_and_holds_up_nobody(hosts, sent, capfd):
     two = hosts.rpartition(",")[0]
     raised = {}
-    chief = threading.Thread(target=lambda: raised.update(meet(two, timeout_s=20, alike={0: {}})))
+    chief = threading.Thread(
+        target=lambda: raised.update(meet(two, timeout_s=20, must_match={0: {}}))
+    )
     chief.start()
     with connect(hosts) as stranger:
         with contextlib.suppress(OSError):
             stranger.sendall(sent)
             while stranger.recv(4096):  # until the chief hangs up
                 pass
-        assert meet(two, timeout_s=20, alike={1: {}}) == {}
+        assert meet(two, timeout_s=20, must_match={1: {}}) == {}
         chief.join()
     assert raised == {}
     said = capfd.readouterr().err
@@ -170,7 +172,9 @@ def test_nonsense_costs_a_line_and_holds_up_nobody(hosts, sent, capfd):
 def test_slow_and_silent_strangers_hold_up_nobody(hosts, monkeypatch):
     monkeypatch.setattr(messages, "_MAX_UNKNOWN", 8)
     ended = threading.Event()
-    chief = threading.Thread(target=meet, args=(hosts,), kwargs={"timeout_s": 1, "alike": {0: {}}})
+    chief = threading.Thread(
+        target=meet, args=(hosts,), kwargs={"timeout_s": 1, "must_match": {0: {}}}
+    )
     chief.start()
     began = time.monotonic()
     strangers = [connect(hosts) for _ in range(20)]
@@ -213,7 +217,9 @@ def test_a_stranger_without_the_token_is_not_taken_for_a_worker(hosts, monkeypat
     monkeypatch.setenv("TFDIST_TOKEN", "the right one")
     two = hosts.rpartition(",")[0]
     raised = {}
-    chief = threading.Thread(target=lambda: raised.update(meet(two, timeout_s=1, alike={0: {}})))
+    chief = threading.Thread(
+        target=lambda: raised.update(meet(two, timeout_s=1, must_match={0: {}}))
+    )
     chief.start()
     connect(hosts).close()
     with pytest.raises(DistrustError, match="another TFDIST_TOKEN"):
@@ -222,7 +228,7 @@ def test_a_stranger_without_the_token_is_not_taken_for_a_worker(hosts, monkeypat
         bold.sendall(f"tfdist {secrets.token_hex(16)}\n".encode())
         nonce = bold.recv(4096).split()[1].decode()
         signatures = messages._Signatures("a wrong one", "0" * 32, nonce, "task")
-        bold.sendall(signatures.sign({"name": "worker 1", "alike": {}}))
+        bold.sendall(signatures.sign({"name": "worker 1", "must_match": {}}))
         assert bold.recv(4096) == b""
     chief.join()
     assert "waiting for worker 1 at" in str(raised[0])
@@ -254,7 +260,7 @@ def test_a_chief_without_the_token_is_not_believed(hosts, monkeypatch):
 def test_those_who_have_the_token_meet(hosts, kind, monkeypatch, path_with_spaces):
     (path_with_spaces / "token").write_text("the right one\n")
     monkeypatch.setenv(kind, {"TFDIST_TOKEN": "it"}.get(kind, str(path_with_spaces / "token")))
-    assert meet(hosts, timeout_s=20, alike={0: {}, 1: {}, 2: {}}) == {}
+    assert meet(hosts, timeout_s=20, must_match={0: {}, 1: {}, 2: {}}) == {}
 
 
 @pytest.mark.parametrize("text", [None, " \n"])
@@ -269,7 +275,7 @@ def test_a_token_file_without_a_token(hosts, monkeypatch, tmp_path, text):
 
 def test_what_a_worker_sends_is_printed_escaped(hosts):
     evil = {"--seed": "\x1b[2J\x1b]0;owned\x07" + "x" * 5000 + "\ud800"}
-    raised = meet(hosts, timeout_s=20, alike={0: {"--seed": "0"}, 1: evil, 2: evil})
+    raised = meet(hosts, timeout_s=20, must_match={0: {"--seed": "0"}, 1: evil, 2: evil})
     assert sorted(raised) == [0, 1, 2]
     for error in raised.values():
         assert r"--seed \x1b[2J\x1b]0;owned\x07xxx" in str(error)

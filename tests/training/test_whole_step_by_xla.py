@@ -24,7 +24,7 @@ class Compiling(Strategy):
     name = "tests:Compiling"
     traits = Traits(copies_variables=True, fixes_shapes=True)
 
-    def build(self, *, alike=None):
+    def build(self, *, must_match=None):
         return CompilingStrategy(["CPU:0"])
 
 

@@ -217,7 +217,7 @@ class PlacementOptions(OptionGroup):
         "the units of layers; strips: the rows of images",
         choices=(NONE, *PLACEMENTS),
         result=False,
-        alike=True,
+        must_match=True,
     )
     mesh: tuple[str, ...] = option(
         (),

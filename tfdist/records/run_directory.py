@@ -58,7 +58,11 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def claim(
-        self, options: Mapping[str, Any], *, result: Mapping[str, Any], grows: Collection[str] = ()
+        self,
+        options: Mapping[str, Any],
+        *,
+        result: Mapping[str, Any],
+        may_increase: Collection[str] = (),
     ) -> Iterator[None]:
         """Reserves the directory for this process and its command within the context.
 
@@ -66,7 +70,8 @@ class RunDirectory:
           options: everything to record in `options.json`.
           result: the options that decide what the run computes, as flag -> value: a command
             that continues a run must have the same.
-          grows: options that may be larger than those of a finished run, which then continues.
+          may_increase: options that may be larger than those of a finished run, which then
+            continues.
 
         Raises:
           TfdistError: the directory holds another command's run, is in use by another process,
@@ -77,15 +82,15 @@ class RunDirectory:
         except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
         with hold_run_lock(self.path):
-            self._record(options, result, grows)
+            self._record(options, result, may_increase)
             yield
 
     def _record(
-        self, options: Mapping[str, Any], result: Mapping[str, Any], grows: Collection[str]
+        self, options: Mapping[str, Any], result: Mapping[str, Any], may_increase: Collection[str]
     ) -> None:
         path, summary = f"{self.path}/options.json", f"{self.path}/summary.json"
         try:
-            self.check(result, grows=grows)
+            self.check(result, may_increase=may_increase)
             goes_on = self.is_finished and self.read_result() != result
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
             if goes_on:
@@ -93,26 +98,30 @@ class RunDirectory:
         except (OSError, tf.errors.OpError) as error:
             raise TfdistError(self._describe_failure(error)) from error
 
-    def check(self, result: Mapping[str, Any], *, grows: Collection[str] = ()) -> bool:
+    def check(self, result: Mapping[str, Any], *, may_increase: Collection[str] = ()) -> bool:
         """Returns whether the directory already holds a run.
 
         Args:
-          result, grows: see `claim`.
+          result, may_increase: see `claim`.
 
         Raises:
           TfdistError: it holds another command's run, or its `options.json` is damaged.
         """
         before = self.read_result()
-        if before is not None and before != result and not self._has_grown(before, result, grows):
+        if (
+            before is not None
+            and before != result
+            and not self._has_grown(before, result, may_increase)
+        ):
             raise TfdistError(self._describe_difference(before, result))
         return before is not None
 
     def _has_grown(
-        self, before: Mapping[str, Any], now: Mapping[str, Any], grows: Collection[str]
+        self, before: Mapping[str, Any], now: Mapping[str, Any], may_increase: Collection[str]
     ) -> bool:
         changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
         return self.is_finished and all(
-            name in grows
+            name in may_increase
             and None not in (before.get(name), now.get(name))
             and now[name] > before[name]
             for name in changed

@@ -237,7 +237,7 @@ def _describe_batch(options: TrainOptions, rows: int, *, asynchronous: bool) -> 
 
 def _describe_run_directory(options: TrainOptions) -> str:
     run = find_run_directory(options.run.run_dir)
-    if not run.check(options.select_result(), grows=options.list_growing()):
+    if not run.check(options.select_result(), may_increase=options.list_growing()):
         return f"{run.path}, new"
     steps = CheckpointStore(run.checkpoints).list_steps()
     return f"{run.path}, continued after step {steps[-1] if steps else 0}"

@@ -96,8 +96,8 @@ def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> 
 
 def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
     """Returns the strategy that the options name, over the devices that a placement leaves it."""
-    alike = list_alike(options) if cluster.has_peers() else None
-    strategy = build(_spread(options.strategy.select(), options.placement), alike=alike)
+    must_match = list_must_match(options) if cluster.has_peers() else None
+    strategy = build(_spread(options.strategy.select(), options.placement), must_match=must_match)
     placement = options.placement.select()
     if placement is not None:
         find_groups(strategy, placement.devices)
@@ -133,7 +133,7 @@ def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:
     return dataclasses.replace(chosen, devices=everything[::step])  # type: ignore[call-arg]
 
 
-def list_alike(options: HasStrategy) -> dict[str, str]:
+def list_must_match(options: HasStrategy) -> dict[str, str]:
     """Returns name -> value on which all workers of a run must agree."""
     flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
     versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}

@@ -110,7 +110,7 @@ class TrainingRun:
                     self._run.claim(
                         description,
                         result=options.select_result(),
-                        grows=options.list_growing(),
+                        may_increase=options.list_growing(),
                     )
                 )
             trainer.engine.workers.wait_for_all()

@@ -74,11 +74,11 @@ class Strategy(OptionGroup):
         """Returns the class of the object that `build` returns, for finding its traits."""
         return type(None)
 
-    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.Strategy":
+    def build(self, *, must_match: Mapping[str, str] | None = None) -> "tf.distribute.Strategy":
         """Builds the strategy.
 
         Args:
-          alike: name -> value on which all workers must agree.
+          must_match: name -> value on which all workers must agree.
 
         Raises:
           TfdistError: the options name something that is not available.
@@ -177,7 +177,7 @@ def replicas_option() -> Any:
         0,
         "several workers: replicas of each worker; 0: one for each GPU that it sees, or its CPU",
         result=False,
-        alike=True,
+        must_match=True,
         minimum=0,
     )
 
@@ -189,5 +189,5 @@ def collective_option() -> Any:
         "several workers: how they sum their gradients or weights",
         choices=("auto", "ring", "nccl"),
         result=False,
-        alike=True,
+        must_match=True,
     )

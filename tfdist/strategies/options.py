@@ -27,7 +27,7 @@ class StrategyOptions(OptionGroup):
         choices=(AUTO, *list_names()),
         is_open=True,
         result=False,
-        alike=True,
+        must_match=True,
     )
     virtual_devices: int = option(
         0,

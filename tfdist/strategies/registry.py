@@ -82,28 +82,28 @@ def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":
     Args:
       name: see `find_strategy`; or `auto`: in a cluster, the strategy that its roles are for;
         otherwise mirrored if there are two or more accelerators, or else one device.
-      **options: the strategy's options; for several workers also `alike`, name -> value on which
-        all of them must agree.
+      **options: the strategy's options; for several workers also `must_match`, name -> value on
+        which all of them must agree.
 
     Raises:
       TfdistError: the name is unknown, or the strategy does not take an option.
     """
-    alike = options.pop("alike", None)
+    must_match = options.pop("must_match", None)
     chosen = find_strategy(choose_strategy() if name == AUTO else name)
     taken = {item.name for item in dataclasses.fields(chosen)}
     for option in options.keys() - taken:
         raise make_not_taken_error(chosen.name, option, options[option])
-    return build(chosen(**options), alike=alike)
+    return build(chosen(**options), must_match=must_match)
 
 
-def build(strategy: Strategy, *, alike: Mapping[str, str] | None = None) -> Any:
+def build(strategy: Strategy, *, must_match: Mapping[str, str] | None = None) -> Any:
     """Builds a strategy from its options, which `find_options` can then return.
 
     Args:
       strategy: the options.
-      alike: name -> value on which all workers must agree.
+      must_match: name -> value on which all workers must agree.
     """
-    built = strategy.build(alike=alike)
+    built = strategy.build(must_match=must_match)
     _built[built] = strategy
     return built
 
@@ -234,7 +234,7 @@ def _wrap(given_name: str, factory: Callable[[], Any]) -> type[Strategy]:
         name: ClassVar[str] = given_name
         summary: ClassVar[str] = "of another package"
 
-        def build(self, *, alike: Mapping[str, str] | None = None) -> Any:
+        def build(self, *, must_match: Mapping[str, str] | None = None) -> Any:
             return factory()
 
     return Given

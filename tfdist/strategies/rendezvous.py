@@ -26,16 +26,16 @@ _LAST_S = 1.0  # for an attempt that begins just before the deadline
 
 
 def wait_for_peers(
-    config: ClusterConfig, *, timeout_s: float, alike: Mapping[str, str] | None = None
+    config: ClusterConfig, *, timeout_s: float, must_match: Mapping[str, str] | None = None
 ) -> None:
-    """Waits until all tasks that train have met, and checks that they agree on `alike`.
+    """Waits until all tasks that train have met, and checks that they agree on `must_match`.
 
     Meanwhile this task listens at its address, which is free again on return.
 
     Args:
       config: the cluster and this process's task in it.
       timeout_s: how long to wait for the last task.
-      alike: name -> value on which all tasks must agree.
+      must_match: name -> value on which all tasks must agree.
 
     Raises:
       TfdistError: this task cannot listen at its own address, or a task differs; the
@@ -54,9 +54,9 @@ def wait_for_peers(
     with _listen(tasks[own]) as listener:
         if own == chief:
             tasks.pop(chief)
-            _Meeting(chief, tasks, alike or {}).hold(listener, timeout_s=timeout_s)
+            _Meeting(chief, tasks, must_match or {}).hold(listener, timeout_s=timeout_s)
         else:
-            _attend(chief, tasks[chief], own, alike or {}, timeout_s=timeout_s)
+            _attend(chief, tasks[chief], own, must_match or {}, timeout_s=timeout_s)
 
 
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
@@ -110,10 +110,10 @@ def find_problem(address: str) -> str | None:
 class _Meeting:
     """The chief's side: it waits for the others, compares them and tells them to continue."""
 
-    def __init__(self, name: str, others: Mapping[str, str], alike: Mapping[str, str]):
+    def __init__(self, name: str, others: Mapping[str, str], must_match: Mapping[str, str]):
         self._name = name
         self._others = others
-        self._alike = alike
+        self._must_match = must_match
         self._present: dict[str, Visitor] = {}
         self._values: dict[str, Mapping[str, str]] = {}
 
@@ -137,7 +137,7 @@ class _Meeting:
         return {n: a for n, a in self._others.items() if n not in self._present}
 
     def _let_in(self, visitors: Visitors, visitor: Visitor, message: Mapping[str, Any]) -> None:
-        name, values = message.get("name"), message.get("alike")
+        name, values = message.get("name"), message.get("must_match")
         if not isinstance(name, str) or name not in self._others or not isinstance(values, dict):
             visitors.refuse(visitor, "is no task of this cluster")
             return
@@ -151,9 +151,9 @@ class _Meeting:
         for name, values in self._values.items():
             differences = [
                 f"{_shorten(key)} {_shorten(values.get(key, 'missing'))} ({self._name}: "
-                f"{self._alike.get(key, 'missing')})"
-                for key in sorted({*values, *self._alike})
-                if values.get(key) != self._alike.get(key)
+                f"{self._must_match.get(key, 'missing')})"
+                for key in sorted({*values, *self._must_match})
+                if values.get(key) != self._must_match.get(key)
             ]
             if differences:
                 more = " and more" if len(differences) > 3 else ""
@@ -170,7 +170,7 @@ class _Meeting:
 
 
 def _attend(
-    chief: str, address: str, own: str, alike: Mapping[str, str], *, timeout_s: float
+    chief: str, address: str, own: str, must_match: Mapping[str, str], *, timeout_s: float
 ) -> None:
     """Waits until the chief says that all tasks have connected."""
     deadline = time.monotonic() + timeout_s
@@ -180,7 +180,7 @@ def _attend(
         reply = None
         try:
             with Peer(address, token, until=deadline + _LAST_S) as peer:
-                peer.send({"name": own, "alike": dict(alike)})
+                peer.send({"name": own, "must_match": dict(must_match)})
                 reply = peer.receive(until=deadline + _VERDICT_S)
         except TimeoutError:
             problem = "no answer"

@@ -15,10 +15,13 @@ class TrainingOptions(OptimizerOptions):
     """How the model is trained."""
 
     epochs: int = option(
-        10, "number of epochs; a higher number continues a finished run", minimum=1, grows=True
+        10,
+        "number of epochs; a higher number continues a finished run",
+        minimum=1,
+        may_increase=True,
     )
     max_steps: int | None = option(
-        None, "total number of steps; overrides --epochs", metavar="N", minimum=1, grows=True
+        None, "total number of steps; overrides --epochs", metavar="N", minimum=1, may_increase=True
     )
     early_stopping: int = option(
         0,
@@ -64,7 +67,7 @@ class RunOptions(OptionGroup):
         "steps, or seconds such as 90s, between checkpoints, in addition to each epoch; 0 for none",
         metavar="N|Ns",
         result=False,
-        alike=True,
+        must_match=True,
     )
     keep_checkpoints: int = option(3, "number of checkpoints to keep", result=False, minimum=1)
     grace_period_s: float = option(
@@ -80,7 +83,7 @@ class RunOptions(OptionGroup):
         1,
         "epochs between pictures of predictions, in RUN_DIR/samples and TensorBoard; 0 for none",
         result=False,
-        alike=True,
+        must_match=True,
         minimum=0,
     )
     tensorboard: bool = option(True, "write TensorBoard events", result=False)

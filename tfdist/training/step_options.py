@@ -67,7 +67,7 @@ class StepOptions(OptionGroup):
         "steps to run at a time, without the host in between; callbacks follow after all of them",
         minimum=1,
         result=False,
-        alike=True,
+        must_match=True,
     )
     rematerialize: bool = option(
         False,
@@ -104,7 +104,7 @@ class StepOptions(OptionGroup):
         "several workers: the script's own data are augmented at random, so workers compare the "
         "sizes and labels of their batches only",
         result=False,
-        alike=True,
+        must_match=True,
     )
     max_in_flight: int = option(
         0,

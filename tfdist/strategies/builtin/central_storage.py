@@ -39,7 +39,7 @@ class CentralStorage(Strategy):
         return tf.distribute.experimental.CentralStorageStrategy
 
     def build(
-        self, *, alike: Mapping[str, str] | None = None
+        self, *, must_match: Mapping[str, str] | None = None
     ) -> "tf.distribute.experimental.CentralStorageStrategy":
         import tensorflow as tf
 

@@ -52,7 +52,7 @@ class LocalSgd(Strategy, Averaging):
 
         return LocalSgdStrategy
 
-    def build(self, *, alike: Mapping[str, str] | None = None) -> "LocalSgdStrategy":
+    def build(self, *, must_match: Mapping[str, str] | None = None) -> "LocalSgdStrategy":
         from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
 
         channel = MultiWorkerMirrored(
@@ -61,19 +61,21 @@ class LocalSgd(Strategy, Averaging):
             replicas_per_worker=self.replicas_per_worker,
         )
         return LocalSgdStrategy(
-            channel.build(alike=alike), self, replicas_per_worker=self.replicas_per_worker
+            channel.build(must_match=must_match), self, replicas_per_worker=self.replicas_per_worker
         )
 
 
-def make_local_sgd(*, alike: Mapping[str, str] | None = None, **options: Any) -> "LocalSgdStrategy":
+def make_local_sgd(
+    *, must_match: Mapping[str, str] | None = None, **options: Any
+) -> "LocalSgdStrategy":
     """Builds a LocalSgdStrategy, which is a MirroredStrategy, from the options of `LocalSgd`.
 
     Args:
-      alike: see `make_multi_worker_mirrored`.
+      must_match: see `make_multi_worker_mirrored`.
       **options: the fields of `LocalSgd`.
 
     Raises:
       TfdistError: a number is out of range, or see `make_multi_worker_mirrored`.
       TrainingError: a worker did not start in time; it is named.
     """
-    return LocalSgd(**options).build(alike=alike)
+    return LocalSgd(**options).build(must_match=must_match)

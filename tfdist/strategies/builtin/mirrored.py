@@ -50,7 +50,9 @@ class Mirrored(Strategy):
 
         return tf.distribute.MirroredStrategy
 
-    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.MirroredStrategy":
+    def build(
+        self, *, must_match: Mapping[str, str] | None = None
+    ) -> "tf.distribute.MirroredStrategy":
         import tensorflow as tf
 
         from tfdist.devices import resolve_devices

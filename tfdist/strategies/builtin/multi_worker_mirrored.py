@@ -50,7 +50,7 @@ class MultiWorkerMirrored(Strategy):
         "bytes of gradients that are summed at a time, during the backward pass; 0: all at once, "
         "after it",
         result=False,
-        alike=True,
+        must_match=True,
         minimum=0,
     )
     worker_timeout_s: float = worker_timeout_option()
@@ -63,7 +63,7 @@ class MultiWorkerMirrored(Strategy):
         return tf.distribute.MultiWorkerMirroredStrategy
 
     def build(
-        self, *, alike: Mapping[str, str] | None = None
+        self, *, must_match: Mapping[str, str] | None = None
     ) -> "tf.distribute.MultiWorkerMirroredStrategy":
         import tensorflow as tf
 
@@ -85,7 +85,7 @@ class MultiWorkerMirrored(Strategy):
         config = find_tf_config()
         self.check_cluster(config)
         if config is not None:
-            wait_for_peers(config, timeout_s=self.worker_timeout_s, alike=alike)
+            wait_for_peers(config, timeout_s=self.worker_timeout_s, must_match=must_match)
         kinds = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]
@@ -125,18 +125,18 @@ class MultiWorkerMirrored(Strategy):
 
 
 def make_multi_worker_mirrored(
-    *, alike: Mapping[str, str] | None = None, **options: Any
+    *, must_match: Mapping[str, str] | None = None, **options: Any
 ) -> "tf.distribute.MultiWorkerMirroredStrategy":
     """Builds a MultiWorkerMirroredStrategy from the options of `MultiWorkerMirrored`.
 
     Args:
-      alike: name -> value on which all workers must agree, such as flags and versions.
+      must_match: name -> value on which all workers must agree, such as flags and versions.
       **options: the fields of `MultiWorkerMirrored`.
 
     Raises:
       TfdistError: an algorithm is unknown, NCCL has no GPUs, the CPU is split into virtual devices,
-        TF_CONFIG describes no suitable cluster, the workers do not agree on `alike` (the difference
-        is named), or TensorFlow's devices are already in use.
+        TF_CONFIG describes no suitable cluster, the workers do not agree on `must_match` (the
+        difference is named), or TensorFlow's devices are already in use.
       TrainingError: a worker did not start in time; it is named.
     """
-    return MultiWorkerMirrored(**options).build(alike=alike)
+    return MultiWorkerMirrored(**options).build(must_match=must_match)

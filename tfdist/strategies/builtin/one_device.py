@@ -35,7 +35,9 @@ class OneDevice(Strategy):
 
         return tf.distribute.OneDeviceStrategy
 
-    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.OneDeviceStrategy":
+    def build(
+        self, *, must_match: Mapping[str, str] | None = None
+    ) -> "tf.distribute.OneDeviceStrategy":
         import tensorflow as tf
 
         from tfdist.devices import resolve_devices

@@ -44,7 +44,7 @@ class ParameterServer(Strategy):
         return tf.distribute.ParameterServerStrategy
 
     def build(
-        self, *, alike: Mapping[str, str] | None = None
+        self, *, must_match: Mapping[str, str] | None = None
     ) -> "tf.distribute.ParameterServerStrategy":
         from tfdist.strategies.servers import connect
 

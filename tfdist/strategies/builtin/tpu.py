@@ -41,7 +41,7 @@ class Tpu(Strategy):
 
         return tf.distribute.TPUStrategy
 
-    def build(self, *, alike: Mapping[str, str] | None = None) -> "tf.distribute.TPUStrategy":
+    def build(self, *, must_match: Mapping[str, str] | None = None) -> "tf.distribute.TPUStrategy":
         import tensorflow as tf
 
         where = (
