@@ -26,7 +26,7 @@ class Operation:
       inputs, outputs: the numbers of the values that it takes and gives.
       specs: the symbolic tensors of its outputs.
       node: the Keras node; None for the conversion of a nested model's inputs.
-      training: what `training` was when a nested model was called, for its layers.
+      training: the `training` argument of the nested model that contains the operation.
     """
 
     name: str

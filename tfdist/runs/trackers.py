@@ -51,8 +51,8 @@ class Trackers:
 
     A continued run continues the same tracked run. `trackers.json` holds its id and the last line
     that it got. Lines that are missing there are sent at the start, and lines that the continued
-    run repeats are not sent again. A tracker that fails is given up with one line; training goes
-    on, and the next start sends what is missing.
+    run repeats are not sent again. If a tracker fails, a warning is
+    printed and training continues; the next start sends what is missing.
 
     Args:
       names: `csv`, `mlflow` or `wandb`.

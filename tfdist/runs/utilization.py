@@ -28,7 +28,7 @@ class Utilization(keras.callbacks.Callback):
 
     @property
     def async_safe(self) -> bool:
-        """Whether it measures nothing, which no step may run beside."""
+        """Whether steps may run ahead: not while the device's peak is measured."""
         return self._is_measured
 
     def on_train_batch_end(self, batch, logs=None):

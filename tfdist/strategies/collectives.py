@@ -13,7 +13,8 @@ def separate_collectives(strategy: tf.distribute.Strategy) -> None:
     """Gives a MirroredStrategy keys of its own for its collectives, once.
 
     TensorFlow 2.21 numbers the collectives of every MirroredStrategy from one, so that those of
-    two strategies in a process meet, and both abort. What was traced before keeps its keys.
+    two strategies in a process meet, and both abort. This does not affect functions that were
+    traced before.
     """
     extended: Any = strategy.extended
     if not isinstance(strategy, tf.distribute.MirroredStrategy) or extended._collective_key_base:

@@ -122,7 +122,7 @@ def cut_weights(weights: Sequence[Weight], count: int) -> list[list[Piece]]:
 
 
 def _choose_length(weight: Weight, room: float, slack: float) -> int:
-    """Returns how many elements fit in some bytes, in rows if these are small enough."""
+    """Returns how many elements fit in `room` bytes: whole rows if a row has `slack` at most."""
     if room < slack:
         return 0
     row = math.prod(weight.shape[1:])

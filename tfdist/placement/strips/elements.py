@@ -17,7 +17,7 @@ _NONE = ((0, 0), (0, 0))
 
 
 def compute_elements(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
-    """Elements that depend on elements at the same place only."""
+    """Pointwise operations."""
     first = next(value for value in taken if isinstance(value, StripedImage))
     is_joined = isinstance(operation.layer, layers.Concatenate)
     is_divided = [count > 1 for count in run.grid]

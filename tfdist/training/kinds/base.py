@@ -131,7 +131,7 @@ class TrainingSteps:
         return self.start(iterator, num_steps)()
 
     def count_empty_step(self) -> None:
-        """Does the part of a step that needs no data, as Keras does after the data have ended."""
+        """Runs the no-op step that Keras runs after the data have ended."""
 
     def sync(self, step: int, *, is_last: bool) -> bool:
         """Syncs the workers if that is due after a step; returns whether they are in sync.

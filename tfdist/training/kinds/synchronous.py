@@ -219,7 +219,7 @@ class SynchronousSteps(TrainingSteps):
         self._num_trained += num_steps
 
     def count_empty_step(self) -> None:
-        """Does the part of a step that needs no data, as Keras does after the data have ended.
+        """Runs the no-op step that Keras runs after the data have ended.
 
         The optimizer counts the step and decays the weights, and random generators advance. On
         one device, the step itself has done so. A step that runs eagerly, or that XLA compiles,

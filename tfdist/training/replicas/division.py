@@ -209,7 +209,7 @@ class Division:
         return first + context.all_reduce(SUM, offset * tf.cast(part.weight, value.dtype))
 
     def is_counted(self) -> tf.Tensor:
-        """Returns whether this replica's examples count; of copies, only the first one's do."""
+        """Returns whether this replica counts: if all have the same examples, the first does."""
         part = self._of_thread.part
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         is_first = tf.logical_and(tf.equal(replica, 0), self._is_chief)

@@ -167,7 +167,7 @@ class AsynchronousSteps(TrainingSteps):
         return lambda: found
 
     def count_empty_step(self) -> None:
-        """Does the part of a step that needs no data, as Keras does after the data have ended."""
+        """Runs the no-op step that Keras runs after the data have ended."""
         with explain_lost_server(), self._strategy.scope():
             self._count_empty()
             self._draws.count("train")

@@ -112,7 +112,7 @@ class Steps:
         self._shards = shards
         self._staged = self._make_call(plan)
         self.metrics = ReplicaMetrics(model, strategy, self._division)
-        # By the kind of step, the names of what it returned; some may stand for dictionaries.
+        # Kind of step -> the keys of its logs; the value of a key may be a dictionary.
         self.log_names: dict[str, set[str]] = {}
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
