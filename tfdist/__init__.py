@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Data",
+    "Loop",
     "Predictor",
     "StepOptions",
     "Task",
@@ -38,6 +39,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Data": "tfdist.tasks.data:Data",
+        "Loop": "tfdist.training.fit.own_loop:Loop",
         "Predictor": "tfdist.tasks.segmentation.inference.predictor:Predictor",
         "StepOptions": "tfdist.training.step_options:StepOptions",
         "TfdistError": "tfdist.errors:TfdistError",

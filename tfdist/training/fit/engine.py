@@ -123,8 +123,7 @@ class Engine:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Opens the scope in which the model's variables are created, and it is compiled."""
-        creator_scope = tf.variable_creator_scope(self._create_variable)
-        with self._strategy.scope(), creator_scope, compiling_as_alone(self._strategy):
+        with _open_scope(self._strategy, self._create_variable):
             yield
 
     @contextlib.contextmanager
@@ -455,6 +454,23 @@ class Engine:
             shards=self._shards,
             check_trace=self._check_trace,
         )
+
+
+@contextlib.contextmanager
+def opening_scope(strategy: tf.distribute.Strategy, options: StepOptions) -> Iterator[None]:
+    """Opens the scope in which variables are created for an `Engine` of the strategy."""
+    make_variables_ordinary()
+    with _open_scope(strategy, make_creator(strategy, options)):
+        yield
+
+
+@contextlib.contextmanager
+def _open_scope(
+    strategy: tf.distribute.Strategy, create_variable: Callable[..., Any]
+) -> Iterator[None]:
+    creator_scope = tf.variable_creator_scope(create_variable)
+    with strategy.scope(), creator_scope, compiling_as_alone(strategy):
+        yield
 
 
 @functools.cache

@@ -58,17 +58,32 @@ class SingleBatches(ModelFiles):
     ) -> Any:
         """Trains on one global batch; arguments and result as in Keras."""
         adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
+        logs = self._train_single(adapter, resets=True)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    @explain_lost_worker
+    @show_user_errors()
+    @drawing_alike
+    def run_step(self, batch: Any) -> dict[str, Any]:
+        """Runs the model's own `train_step` on a global batch, and returns its logs.
+
+        The metrics go on: only the user's own loop resets them.
+        """
+        return self._train_single(self._make_batch_adapter(batch), resets=False)
+
+    def _train_single(self, adapter: DataAdapter, *, resets: bool) -> dict[str, Any]:
         steps = self.engine.build(adapter)
         if self._is_due(adapter):
             self.engine.compare_weights()
-        steps.reset_metrics()
+        if resets:
+            steps.reset_metrics()
         iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
         iterator = self.engine.check_division("train", iterator, adapter)
         trained = steps.train(iterator)[0]
         steps.sync(1, is_last=True)
         logs = steps.read_training_logs(trained)
         self.progress.steps_before += 1  # A callback may call this while `fit` counts its steps.
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+        return logs
 
     @run_own_first
     @explain_lost_worker
