@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -175,7 +176,8 @@ def test_workers_of_two_machines_start_again_together(tmp_path):
     assert (summary["steps"], summary["replicas"]) == (30, 2)
     assert summary["restarts"] == 2  # one of each launcher
     log = (tmp_path / "run" / "logs" / "worker-0.log").read_text()
-    assert "Lost worker 1 after step" in log
+    # Validation may be going on.
+    assert re.search("Lost worker 1 (after step|while worker 0 was in)", log)
     assert 8 <= summary["resumed_from_step"] < 30
 
 

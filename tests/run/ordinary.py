@@ -58,6 +58,31 @@ def check_copies(variables):
 
 
 @snippet
+def losses_by_hand():
+    """Keras divides a loss by the number of replicas, even where none of them computes it."""
+    model = train(make())
+    losses = [keras.losses.MeanSquaredError(), keras.losses.Huber(reduction="sum")]
+    return [float(loss(Y, model(X))) for loss in losses]
+
+
+@snippet
+def own_training_loop():
+    model, optimizer = make(), keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_fn = keras.losses.MeanSquaredError()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    return [float(step(x, y)) for _ in range(2) for x, y in data] + weigh(model)
+
+
+@snippet
 def numbers_of_variables():
     model = train(make(optimizer=keras.optimizers.Adam(0.01)))
     optimizer = model.optimizer

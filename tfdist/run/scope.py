@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import GraphStack
+from tfdist.internals import BaseOptimizer, GraphStack, loss_module
 from tfdist.replacing import find_function, replaced
 from tfdist.strategies.registry import find_traits
 
@@ -36,8 +36,45 @@ def keeping_scope(strategy: tf.distribute.Strategy, open_scope: OpenScope) -> It
             ),
         ):
             stack.enter_context(replaced(owner, name, value, in_all_threads=True))
+        stack.enter_context(_computing_whole(strategy))
         stack.enter_context(_taking_the_place(strategy))
         stack.enter_context(open_scope())
+        yield
+
+
+@contextlib.contextmanager
+def _computing_whole(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets a script compute losses and apply gradients outside of `fit`, as on one device.
+
+    Keras divides a loss by the number of replicas, which here compute nothing of it.
+    """
+    is_told = False
+
+    def in_step(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda v: v if tf.distribute.in_cross_replica_context() else scale(v)
+
+    apply = find_function(BaseOptimizer, "apply")
+
+    def apply_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_told
+        if not is_told and tf.distribute.in_cross_replica_context():
+            is_told = True
+            print(
+                "tfdist.run: the script applies gradients by itself. The replicas have no part in "
+                "these steps: their results are those of one device, and so is their speed. "
+                "tfdist.Loop divides them.",
+                file=sys.stderr,
+            )
+        return apply(optimizer, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        if strategy.num_replicas_in_sync > 1:
+            for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+                scale = in_step(find_function(loss_module, name))
+                stack.enter_context(replaced(loss_module, name, scale, in_all_threads=True))
+            stack.enter_context(
+                replaced(BaseOptimizer, "apply", apply_and_tell, in_all_threads=True)
+            )
         yield
 
 
