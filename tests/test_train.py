@@ -66,6 +66,14 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert train(*SMALL, *TWO_CPUS, "--profile=7,8", f"--run_dir={run}") == 0
     out, err = capfd.readouterr()
     assert f"Everything is in {run}" in out.splitlines()[-1]
+    begun = re.findall(r"^\d\d:\d\d:\d\d ([A-Z].*) \.\.\.$", out, re.MULTILINE)
+    assert begun[:4] == [
+        "Loading TensorFlow",
+        "Reading the data",
+        "Building the model: unet",
+        "Tracing the training step of 2 replicas",
+    ]
+    assert begun[-1] == "Evaluating and saving the best model"
     assert re.search(
         r"at most \d{2,} MiB of memory \(CPU\); of the time, \d+% input, \d+% host, the rest "
         r"computation, of which all-reduce at most \d+%",

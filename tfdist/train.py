@@ -3,11 +3,16 @@
 TensorFlow is imported only when a run starts, so that `--help` and flag errors appear at once.
 """
 
+import contextlib
 import sys
 import time
 
+from tfdist.announcing import announce, announcing
 from tfdist.cli.command import run_command
 from tfdist.cli.output import lenient_output
+from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.cluster import find_tf_config
+from tfdist.data.progress import print_line
 from tfdist.runs.options import TrainOptions
 from tfdist.stopping import EXIT_TERMINATED
 
@@ -15,7 +20,9 @@ from tfdist.stopping import EXIT_TERMINATED
 def main() -> int:
     """Runs the command line and returns the exit status."""
     with lenient_output():
-        return run_command("tfdist.train", run_training, options_class=TrainOptions)
+        return run_command(
+            "tfdist.train", run_training, options_class=TrainOptions, needs_tensorflow=False
+        )
 
 
 def run_training(options: TrainOptions) -> int:
@@ -32,6 +39,23 @@ def run_training(options: TrainOptions) -> int:
       TfdistError: bad input; nothing was written.
       TrainingError: the loss is not finite.
     """
+    with contextlib.ExitStack() as stack:
+        if not (options.run.quiet or options.run.dry_run):
+            stack.enter_context(announcing(_show))
+        announce("Loading TensorFlow")
+        if not options.run.verbose_tensorflow:
+            start_tensorflow_quietly()
+        return _run(options)
+
+
+def _show(text: str) -> None:
+    """Prints what begins, in the process that prints the progress."""
+    config = find_tf_config()  # set when the process has joined its cluster
+    if config is None or config.is_chief:
+        print_line(f"{text} ...")
+
+
+def _run(options: TrainOptions) -> int:
     if options.run.dry_run:
         from tfdist.runs.dry_run import describe_dry_run
 

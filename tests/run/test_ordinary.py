@@ -124,7 +124,31 @@ def test_a_strategy_of_another_kind_costs_one_line(tmp_path):
     )
     assert run.returncode == 2
     assert "Cannot build OneDeviceStrategy in a script that runs under Mirrored" in run.stderr
-    assert run.stderr.count("\n") == 1
+    assert run.stderr.count("\n") == 2  # after the line about the strategy
+
+
+def test_says_what_trains_the_script_and_what_it_waits_for(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import keras, numpy as np\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "data = np.ones((8, 2)), np.ones((8, 1))\n"
+        "for verbose in (0, 2, 2):\n"
+        "    model.fit(*data, batch_size=4, verbose=verbose)\n"
+        "print(model.predict(data[0], verbose=2).shape)\n"
+    )
+
+    def run(*flags):
+        flags = "--strategy=mirrored", "--virtual_devices=2", *flags
+        command = [sys.executable, "-m", "tfdist.run", *flags, str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        return done.stdout.splitlines()[-1], done.stderr.splitlines()
+
+    line = "tfdist.run: MirroredStrategy over 2 x CPU: CPU:0, CPU:1."
+    tracing = "tfdist.run: Tracing and compiling the prediction step of 2 replicas ..."
+    assert run() == ("(8, 1)", [line, tracing])  # the training step was traced in silence
+    assert run("--quiet") == ("(8, 1)", [])
 
 
 def test_deleted_models_are_collected():

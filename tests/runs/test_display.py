@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import tfdist
+from tfdist.announcing import announce, announcing
+from tfdist.data.progress import Pace
 from tfdist.runs.callbacks import Throughput
 from tfdist.runs.display import LogLines
 
@@ -31,9 +33,10 @@ def _fit(*, every_s, verbose=1):
     trainer.fit(X, Y, callbacks=[throughput, lines], verbose=verbose, **data)
 
 
-def test_shows_a_line_an_epoch(capsys):
+def test_shows_the_first_step_and_a_line_an_epoch(capsys):
     _fit(every_s=60)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"[\d:]{8} epoch 1/3, step 1/6: loss [\d.e-]+, mae \S+", first)
     assert len(lines) == 3
     pattern = r"[\d:]{8} epoch 2/3, step 4/6: loss [\d.e-]+, mae \S+, val_loss \S+, val_mae \S+; "
     assert re.fullmatch(pattern + r"\S+ examples/s, \d+ s left", lines[1])
@@ -45,6 +48,35 @@ def test_shows_lines_within_an_epoch_where_it_is_long(capsys):
     _fit(every_s=0)
     steps = re.findall(r"step (\d)/6", capsys.readouterr().out)
     assert steps == ["1", "2", "2", "3", "4", "4", "5", "6", "6"]
+
+
+def test_lines_come_soon_at_first_and_seldom_later(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    pace, shown = Pace(60), []
+    for now in range(100, 500):
+        if pace.is_due():
+            pace.note()
+            shown.append(now - 100)
+    assert shown == [0, 5, 15, 35, 75, 135, 195, 255, 315, 375]
+
+
+def test_what_takes_long_is_announced_once_and_only_to_those_who_listen(tmp_path):
+    def fit(listen, **options):
+        trainer = tfdist.Trainer(_build, checkpoint_dir=str(tmp_path))
+        with announcing(listen):
+            trainer.fit(X, Y, validation_data=(X, Y), batch_size=8, epochs=2, verbose=0)
+            trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+
+    said = []
+    fit(said.append)
+    assert said == [
+        "Tracing the training step of one replica",
+        "Compiling the training step of one replica",
+        "Tracing and compiling the evaluation step of one replica",
+    ]
+    announce("Nobody hears it")
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,44 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import keras
-
 from tfdist.cluster import can_redraw
 
-_EVERY_S = 60.0  # between two lines
+_FIRST_S, _EVERY_S = 5.0, 60.0  # between two lines, at first and later
 
 Item = TypeVar("Item")
+
+
+class Pace:
+    """Decides when the next line is due: soon at first, then more and more seldom.
+
+    Args:
+      every_s: the most seconds between two lines.
+    """
+
+    def __init__(self, every_s: float = _EVERY_S):
+        self._every_s = every_s
+        self._wait_s = 0.0
+        self._shown = 0.0
+
+    def is_due(self) -> bool:
+        """Returns whether to show a line now; the first one is due at once."""
+        return time.monotonic() - self._shown >= self._wait_s
+
+    def note(self) -> None:
+        """Notes that a line is shown now."""
+        self._shown = time.monotonic()
+        self._wait_s = min(self._every_s, max(_FIRST_S, 2 * self._wait_s))
+
+
+def print_line(text: str) -> None:
+    """Prints a line at once; with the time where there is no terminal.
+
+    In a terminal, it takes the place of a bar, which is drawn again below.
+    """
+    if can_redraw(sys.stdout):
+        print(f"\r\x1b[K{text}", flush=True)
+    else:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) -> Iterator[Item]:
@@ -29,15 +60,18 @@ def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) 
     if can_redraw(sys.stdout):
         yield from _show_bar(items, total, unit)
         return
-    shown, count = time.monotonic(), 0
+    pace = Pace()
+    pace.note()
     for count, item in enumerate(items, 1):
         yield item
-        if count == total or time.monotonic() - shown >= _EVERY_S:
-            shown = time.monotonic()
-            print(f"{time.strftime('%H:%M:%S')} {count}/{total} {unit}s", flush=True)
+        if count == total or pace.is_due():
+            pace.note()
+            print_line(f"{count}/{total} {unit}s")
 
 
 def _show_bar(items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+    import keras  # not above: lines are printed before it is loaded
+
     bar = keras.utils.Progbar(total, unit_name=unit)
     count = 0
     for count, item in enumerate(items, 1):

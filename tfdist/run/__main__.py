@@ -86,6 +86,12 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
         open_pulse().show(SERVE)
         return run_server(cluster)
     strategy = processes.build_strategy(options)
+    placement, quiet = options.placement.select(), options.run.quiet
+    routing = Routing(strategy, options.step, placement, quiet=quiet)
+    if routing.workers.is_chief and not quiet:
+        described = processes.describe_strategy(strategy, routing.workers, placement)
+        devices = ", ".join(processes.list_worker_devices(strategy))
+        print(f"tfdist.run: {described}: {devices}.", file=sys.stderr, flush=True)
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -99,7 +105,6 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
                 stack.enter_context(tf.variable_creator_scope(creator))
             yield
 
-    routing = Routing(strategy, options.step, options.placement.select())
     with keeping_scope(strategy, open_scope), routing.open(), ScriptStop():
         routing.set_seed(options.run.seed)
         runpy.run_path(script, run_name="__main__")

@@ -29,6 +29,7 @@ class ProcessOptions(OptionGroup):
         "default a random one, the same for all workers",
         minimum=0,
     )
+    quiet: bool = option(False, "print nothing but errors, and what the script prints")
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 
 

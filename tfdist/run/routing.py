@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import secrets
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.announcing import announcing
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.internals import TrackableSaver, legacy_h5_format, model_saving, saving_lib
 from tfdist.placement.options import Placement
@@ -42,6 +44,10 @@ class Routing:
       strategy: the strategy in whose scope the script runs.
       step_options: the step options of every trainer.
       placement: how each model is divided over the devices of a replica, if at all.
+      quiet: whether not to say what `fit` waits for, such as the tracing of its step.
+
+    Attributes:
+      workers: the processes that run the script.
     """
 
     def __init__(
@@ -49,11 +55,14 @@ class Routing:
         strategy: tf.distribute.Strategy,
         step_options: StepOptions,
         placement: Placement | None = None,
+        *,
+        quiet: bool = True,
     ):
         self._strategy = strategy
-        self._workers = Workers(strategy)
+        self.workers = Workers(strategy)
         self._step_options = step_options
         self._placement = placement
+        self._is_quiet = quiet
         # A model holds its own trainer, which holds the model, so that both can be deleted.
         self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
 
@@ -63,7 +72,7 @@ class Routing:
         with contextlib.ExitStack() as stack:
             make_variables_ordinary()
             stack.enter_context(open_route(self, for_all_threads=True))
-            if self._workers.count > 1:
+            if self.workers.count > 1:
                 stack.enter_context(self._writing_alone())
             yield
 
@@ -83,8 +92,8 @@ class Routing:
 
     def set_seed(self, seed: int | None) -> None:
         """Seeds all generators; without a seed, those of several workers with a common one."""
-        if seed is None and self._workers.count > 1:
-            seed = self._workers.ask_chief(secrets.randbelow(2**31))
+        if seed is None and self.workers.count > 1:
+            seed = self.workers.ask_chief(secrets.randbelow(2**31))
         if seed is not None:
             keras.utils.set_random_seed(seed)
 
@@ -96,7 +105,11 @@ class Routing:
     ) -> Any:
         if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)
-        return call_inner(self.find_trainer(model), name, args, kwargs)
+        with contextlib.ExitStack() as stack:
+            is_chief = self.workers.is_chief
+            if is_chief and not self._is_quiet and kwargs.get("verbose", "auto"):
+                stack.enter_context(announcing(_show))
+            return call_inner(self.find_trainer(model), name, args, kwargs)
 
     def refuse(self, name: str, model: keras.Model) -> None:
         pass  # a script looks up Keras's methods after the route was opened
@@ -119,7 +132,12 @@ class Routing:
             for owner, name in _SAVING:
                 save = self._saving_alone(find_function(owner, name))
                 stack.enter_context(replaced(owner, name, save, in_all_threads=True))
-            if not self._workers.is_chief:
+            if not self.workers.is_chief:
                 root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-run-"))
                 stack.enter_context(Overlay(root).open())
             yield
+
+
+def _show(text: str) -> None:
+    """Prints what begins, apart from the script's own output."""
+    print(f"tfdist.run: {text} ...", file=sys.stderr, flush=True)

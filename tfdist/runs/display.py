@@ -7,14 +7,15 @@ from typing import Any
 import keras
 
 from tfdist.cluster import can_redraw
+from tfdist.data.progress import Pace, print_line
 from tfdist.runs.callbacks import Throughput
 from tfdist.training.fit.trainer import Trainer
 
-_EVERY_S = 60.0  # between two lines within an epoch
+_EVERY_S = 60.0  # between two lines within an epoch, later on
 
 
 def make_display(trainer: Trainer, throughput: Throughput, *, total_steps: int) -> "ProgressBar":
-    """Builds the display of `fit`: a bar in a terminal, elsewhere lines per epoch and minute."""
+    """Builds the display of `fit`: a bar in a terminal, elsewhere lines."""
     if can_redraw(sys.stdout):
         return ProgressBar()
     return LogLines(trainer, throughput, total_steps=total_steps)
@@ -39,13 +40,15 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
 
 class LogLines(ProgressBar):
-    """Prints a line per epoch and one per minute, for files, pipes and notebooks.
+    """Prints lines for files, pipes and notebooks: of each epoch, and within it.
+
+    The first one comes after the first step, further ones after seconds, and later minutes.
 
     Args:
       trainer: the trainer whose step is shown.
       throughput: the callback whose speed is shown.
       total_steps: the steps of the run.
-      every_s: seconds between two lines within an epoch.
+      every_s: the most seconds between two lines within an epoch.
     """
 
     def __init__(
@@ -60,18 +63,16 @@ class LogLines(ProgressBar):
         self._trainer = trainer
         self._throughput = throughput
         self._total_steps = total_steps
-        self._every_s = every_s
+        self._pace = Pace(every_s)
         self._epoch = 0
-        self._start = (0.0, 0)  # time and step
-        self._shown = 0.0
+        self._start: tuple[float, int] | None = None  # time and step after the first step
 
     def set_params(self, params: dict[str, Any]) -> None:
         super().set_params(params)
         self.params = params
 
     def on_train_begin(self, logs=None):
-        self._shown = time.monotonic()
-        self._start = self._shown, self._trainer.step
+        pass
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -80,7 +81,9 @@ class LogLines(ProgressBar):
         pass
 
     def on_train_batch_end(self, batch, logs=None):
-        if time.monotonic() - self._shown >= self._every_s:
+        if self._start is None:
+            self._start = time.monotonic(), self._trainer.step
+        if self._pace.is_due():
             self._show(logs)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -98,18 +101,19 @@ class LogLines(ProgressBar):
     def _show(self, logs: dict[str, Any] | None) -> None:
         if not self.params.get("verbose"):
             return
-        self._shown = time.monotonic()
+        self._pace.note()
         values = ", ".join(f"{name} {value:.4g}" for name, value in _drop_details(logs).items())
         epochs, step = self.params["epochs"], self._trainer.step
-        line = f"{time.strftime('%H:%M:%S')} epoch {self._epoch + 1}/{epochs}, step {step}/"
+        line = f"epoch {self._epoch + 1}/{epochs}, step {step}/"
         line += f"{self._total_steps}: {values}"
         if rate := self._throughput.examples_per_second:
             line += f"; {rate:.4g} examples/s"
-        began, first = self._start
+        began, first = self._start or (0.0, step)
         left = self._total_steps - step
         if left and step > first:
-            line += f", {_format_time((self._shown - began) / (step - first) * left)} left"
-        print(line, flush=True)
+            seconds = (time.monotonic() - began) / (step - first) * left
+            line += f", {_format_time(seconds)} left"
+        print_line(line)
 
 
 def _drop_details(logs: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tfdist.announcing import announce
 from tfdist.cluster import ClusterConfig
 from tfdist.data.pipeline import steps_per_epoch
 from tfdist.devices import list_devices
@@ -63,6 +64,7 @@ def make_plan(options: TrainOptions) -> Plan:
 def read_data(plan: Plan) -> SourceData:
     """Makes the data of a run."""
     options = plan.options
+    announce("Reading the data")
     data = plan.task.make_data(seed=options.training.seed, quiet=options.run.quiet)
     return to_sources(data)
 

@@ -11,7 +11,7 @@ from tfdist import assembly, cluster
 from tfdist.devices import list_devices
 from tfdist.errors import TfdistError
 from tfdist.placement.groups import find_groups
-from tfdist.placement.options import NONE, PlacementOptions
+from tfdist.placement.options import NONE, Placement, PlacementOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.options import StrategyOptions
@@ -23,6 +23,7 @@ from tfdist.strategies.registry import (
     find_strategy,
     validate_cluster,
 )
+from tfdist.training.workers.communication import Workers
 
 
 def start_process(options: TrainOptions) -> tuple[TrainOptions, cluster.ClusterConfig | None]:
@@ -102,6 +103,26 @@ def build_strategy(options: HasStrategy) -> tf.distribute.Strategy:
     if placement is not None:
         find_groups(strategy, placement.devices)
     return strategy
+
+
+def describe_strategy(
+    strategy: tf.distribute.Strategy, workers: Workers, placement: Placement | None
+) -> str:
+    """Returns the name of a strategy, and its workers, replicas and kinds of devices, as text."""
+    # The class has another name than TensorFlow's documentation uses.
+    name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
+    kinds = sorted({device.split(":")[0] for device in list_worker_devices(strategy)})
+    among = f"{workers.count} workers, " if workers.count > 1 else ""
+    placed = ""
+    if placement is not None:
+        count = len(next(iter(find_groups(strategy, placement.devices).values())))
+        placed = f" with {count} devices each ({placement.name})"
+    return f"{name} over {among}{workers.num_replicas} x {'/'.join(kinds)}{placed}"
+
+
+def list_worker_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the devices of a strategy's replicas in this process, such as `CPU:0`."""
+    return [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
 
 
 def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import assembly
+from tfdist.announcing import announce
 from tfdist.cluster import find_launch_dir
+from tfdist.data.progress import print_line
 from tfdist.launch.progress import summarize_record
-from tfdist.placement.groups import find_groups
 from tfdist.records.durable_files import temporary_directory
 from tfdist.records.run_directory import RunDirectory
 from tfdist.runs import callbacks, processes
@@ -57,6 +58,8 @@ class TrainingRun:
         self._plan, self._run, self._task = plan, plan.run, plan.task
         self._started = started
         options = plan.options
+        if plan.cluster is not None:
+            announce("Waiting for the other tasks of the cluster")
         strategy = processes.build_strategy(options)
         self._data = data or read_data(plan)
         self._augmentation = plan.task.make_augmentation(self._data.info)
@@ -66,6 +69,7 @@ class TrainingRun:
         _, self._total_steps = count_steps(training, self._data.train.num_examples)
         began = bool(CheckpointStore(self._run.checkpoints).list_steps())
         initial = None if began or not training.init_from else InitialWeights(training.init_from)
+        announce(f"Building the model: {plan.task.describe_model()}")
         self._trainer = Trainer(
             assembly.make_build_model(
                 plan.task,
@@ -82,7 +86,7 @@ class TrainingRun:
             placement=options.placement.select(),
         )
         if initial is not None and self._trainer.is_chief and not options.run.quiet:
-            print(initial.describe())
+            print_line(initial.describe())
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
         self._report = WriteReport(self._run.path, self._task)
@@ -140,7 +144,7 @@ class TrainingRun:
                 "keras": keras.__version__,
             },
             "commit": find_commit(),
-            "devices": _list_devices(self._trainer.strategy),
+            "devices": processes.list_worker_devices(self._trainer.strategy),
             "cluster": dict(cluster.tasks) if cluster else None,
         }
 
@@ -149,7 +153,7 @@ class TrainingRun:
         training, trainer = self._options.training, self._trainer
         verbose = 1 if trainer.is_chief and not self._options.run.quiet else 0
         if verbose:
-            print(self._describe_start())
+            print_line(self._describe_start())
         checkpoint_every, checkpoint_every_s = self._options.parse_checkpoint_every()
         trainer.fit(
             self._data.train,
@@ -206,6 +210,7 @@ class TrainingRun:
         A run that was already finished keeps its model and its summary.
         """
         trainer, run = self._trainer, self._run
+        announce("Evaluating and saving the best model")
         before = _read_summary(run) if self._throughput.first_step_s is None else None
         summary = self._save_best_model(is_kept=before is not None) | self._measure_speed()
         if trainer.is_chief and before is not None:
@@ -295,20 +300,12 @@ class TrainingRun:
         return round(seconds * examples_per_second / size, 4)
 
     def _describe_start(self) -> str:
-        strategy, workers = self._trainer.strategy, self._trainer.engine.workers
-        # The class has another name than TensorFlow's documentation uses.
-        name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
-        kinds = sorted({device.split(":")[0] for device in _list_devices(strategy)})
-        among = f"{workers.count} workers, " if workers.count > 1 else ""
-        training, data = self._options.training, self._data
-        placement = self._options.placement.select()
-        placed = ""
-        if placement is not None:
-            count = len(next(iter(find_groups(strategy, placement.devices).values())))
-            placed = f" with {count} devices each ({placement.name})"
+        trainer, training, data = self._trainer, self._options.training, self._data
+        described = processes.describe_strategy(
+            trainer.strategy, trainer.engine.workers, self._options.placement.select()
+        )
         return (
-            f"{name} over {among}{workers.num_replicas} x {'/'.join(kinds)}{placed}, "
-            f"{training.precision}: {data.train.num_examples} training and "
+            f"{described}, {training.precision}: {data.train.num_examples} training and "
             f"{data.val.num_examples} validation examples, "
             f"{self._total_steps} steps of {training.global_batch_size}."
         )
@@ -345,10 +342,6 @@ def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
             return json.loads(file.read())
         except json.JSONDecodeError:
             return None
-
-
-def _list_devices(strategy: Any) -> list[str]:
-    return [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
 
 
 def describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:

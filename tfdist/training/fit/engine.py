@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdist.announcing import announce
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
 from tfdist.internals import find_untested
@@ -59,6 +60,8 @@ from tfdist.training.step.model_variables import (
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import Workers
 from tfdist.training.workers.same_weights import compare_weights
+
+_STEP_NAMES = {"train": "training step", "test": "evaluation step", "predict": "prediction step"}
 
 
 class Engine:
@@ -114,6 +117,7 @@ class Engine:
         self._steps: Any = None
         self._prediction: Any = None
         self._checked: set[str] = set()
+        self._announced: set[tuple[str, str]] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
         self._functions: dict[str, Any] = {}
@@ -313,6 +317,7 @@ class Engine:
 
     def _remake(self, steps: Any, kind: str) -> bool:
         self._checked.discard(kind)
+        self._announced = {found for found in self._announced if found[0] != kind}
         return not self.options.shard_optimizer and steps.remake(kind)
 
     def build_prediction(self, adapter: DataAdapter) -> Any:
@@ -362,6 +367,7 @@ class Engine:
         if batch is None or not can_be_checked(batch, self._strategy, steps.steps):
             return iterator
         self._checked.add(kind)
+        announce(f"Comparing the {_STEP_NAMES[kind]} {self._describe_replicas()} with one device")
         began = time.perf_counter()
         try:
             options: Any = {"kind": kind, "generators": list_seed_generators(self.model)}
@@ -369,6 +375,21 @@ class Engine:
         finally:
             self.check_s += time.perf_counter() - began
         return iterator
+
+    def announce_first(self, kind: str, what: str) -> None:
+        """Announces the work that comes before the first step of a kind, once for each trace.
+
+        Args:
+          kind: the kind of step, `train`, `test` or `predict`.
+          what: the work, such as "Tracing".
+        """
+        if (kind, what) not in self._announced:
+            self._announced.add((kind, what))
+            announce(f"{what} the {_STEP_NAMES[kind]} {self._describe_replicas()}")
+
+    def _describe_replicas(self) -> str:
+        count = self.workers.num_replicas
+        return f"of {count} replicas" if count > 1 else "of one replica"
 
     def _must_check(self, kind: str) -> bool:
         is_one = self.workers.num_replicas == self.options.micro_batches == 1
@@ -432,6 +453,7 @@ class Engine:
             place_variables(self._plan.stages, self._strategy, self._plan.groups, optimizers=built)
 
     def _make_steps(self) -> Any:
+        self._announced.clear()
         if self._traits.has_servers:
             return AsynchronousSteps(
                 self.model,

@@ -109,6 +109,7 @@ def evaluate(
     def start() -> Callable[[], dict[str, Any]]:
         nonlocal iterator
         iterator = engine.check_division("test", iterator, adapter)
+        engine.announce_first("test", "Tracing and compiling")
         return of_model.start_evaluation(iterator)
 
     def end(number: int | None, found: dict[str, Any]) -> None:
@@ -168,6 +169,7 @@ def predict(
     def start() -> Callable[[], list[tuple[Any, bool]]]:
         nonlocal iterator
         iterator = engine.check_division("predict", iterator, adapter)
+        engine.announce_first("predict", "Tracing and compiling")
         return predictor.start_prediction(iterator)
 
     def end(number: int | None, replicas: list[tuple[Any, bool]]) -> None:

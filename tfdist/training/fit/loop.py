@@ -228,6 +228,7 @@ class FitLoop:
         found = None
         with self._pulse.at(BUSY):
             if self._recovery:
+                self._engine.announce_first("train", "Tracing")
                 self._steps.prepare(self._adapter)
                 found = self._recovery.restore(
                     self._engine.list_state(),
@@ -260,7 +261,8 @@ class FitLoop:
             if not self._schedule.is_known:
                 total = self._schedule.num_epochs * self._learned_steps
             end = f" of {total}" if total else ""
-            print(f"Continuing after step {progress.step}{end}{self._adapter.how_to_continue}.")
+            how = self._adapter.how_to_continue
+            print(f"Continuing after step {progress.step}{end}{how}.", flush=True)
         parts = self._callbacks.callbacks, state["callbacks"], arrays
         write_callbacks(*parts)
         if batch or progress.is_epoch_open:
@@ -437,6 +439,9 @@ class FitLoop:
         while done < size:
             num_steps = min(self._most_steps, size - done)
             began = time.perf_counter()
+            if not self._is_compiled:
+                what = "Compiling" if self._recovery else "Tracing and compiling"
+                self._engine.announce_first("train", what)
             try:
                 with self._pulse.at(STEP if self._is_compiled else BUSY):
                     read = self._steps.start(self._iterator, num_steps)
