@@ -2,27 +2,38 @@ import errno
 import os
 
 import pytest
+import tensorflow as tf
 
-from tfdist.records import durable_files
-from tfdist.records.durable_files import append_durably, make_directories, write_atomically
+from tfdist.records.durable_files import (
+    append_durably,
+    exists,
+    make_directories,
+    read_file,
+    write_atomically,
+)
 
 
 @pytest.fixture
 def events(monkeypatch):
     """The syncs and renames, in order, as names of files."""
     found = []
-    fsync, rename = os.fsync, durable_files.tf.io.gfile.rename
+    fsync, replace, rename = os.fsync, os.replace, tf.io.gfile.rename
 
     def note_sync(descriptor):
         found.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
         fsync(descriptor)
+
+    def note_replace(source, target):
+        found.append(("rename", os.path.basename(target)))
+        replace(source, target)
 
     def note_rename(source, target, overwrite=False):
         found.append(("rename", os.path.basename(target)))
         rename(source, target, overwrite=overwrite)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(durable_files.tf.io.gfile, "rename", note_rename)
+    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(tf.io.gfile, "rename", note_rename)
     return found
 
 
@@ -59,6 +70,18 @@ def test_other_file_systems_are_not_synced(path_with_spaces, events):
     write_atomically(f"{root}/a/file", b"content")
     append_durably(f"{root}/a/lines", "line\n")
     assert events == [("rename", "file")]
+
+
+@pytest.mark.parametrize("root", ["/no such place", "ram://no such place"])
+def test_errors_are_the_same_on_every_file_system(root):
+    with pytest.raises(OSError, match="no such place/a; No"):
+        read_file(f"{root}/a")
+    assert not exists(f"{root}/a")
+
+
+def test_a_directory_that_cannot_be_made_is_named():
+    with pytest.raises(OSError, match=r"^/proc/run; No such file or directory$"):
+        make_directories("/proc/run/a")
 
 
 def test_a_disk_that_cannot_take_a_file_leaves_the_old_one(tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.records.run_directory import RunDirectory, find_run_directory
+from tfdist.records.run_directory import DEFAULT_RUN_DIR, RunDirectory, find_run_directory
+from tfdist.training.options import RunOptions
 
 RESULT = {"seed": 0, "dataset": "shapes"}
 
@@ -141,4 +142,5 @@ def test_vertex_ais_directories_stand_in_for_a_run_dir_that_is_not_given(run):
     with tf.io.gfile.GFile(f"{base}/model/model.keras") as file:
         assert file.read() == "a model"
     assert find_run_directory("runs/mine", environ=environ) == RunDirectory("runs/mine")
+    assert RunOptions().run_dir == DEFAULT_RUN_DIR
     assert find_run_directory("runs/default", environ={}) == RunDirectory("runs/default")

@@ -1,9 +1,13 @@
 """The command, on run directories as they are left by runs."""
 
+import io
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
+from PIL import Image
 
 from tfdist.report.__main__ import main
 
@@ -33,6 +37,39 @@ def test_a_run_gets_its_report_anew(report, run_dir, path_with_spaces):
     assert len(page) < 200_000
     assert report(str(path), "--output=elsewhere/a.html", "--quiet") == (0, "", "")
     assert (path_with_spaces / "elsewhere" / "a.html").read_text() == page
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("task", ["segmentation", "classification"])
+def test_a_report_needs_no_tensorflow(write_run, path_with_spaces, task, count):
+    png = io.BytesIO()
+    Image.effect_noise((1200, 300), 90).save(png, "png")
+    summary = {"val_loss": 0.5, "per_class_iou": {"a": 1.0}, "confusion": [[1]]}
+    task = {"task": task, "image_size": [16, 16]}
+    paths = [write_run(str(index), summary=summary, task=task) for index in range(count)]
+    samples = path_with_spaces / "0" / "samples"
+    samples.mkdir()
+    (samples / "predictions.png").write_bytes(png.getvalue())
+    program = (
+        "import sys\n"
+        "from tfdist.report.__main__ import main\n"
+        "sys.argv = ['tfdist.report', '--output=made.html', *sys.argv[1:]]\n"
+        "assert main() == 0\n"
+        "print(sorted({'tensorflow', 'keras', 'jax', 'torch'} & sys.modules.keys()))\n"
+    )
+    command = [sys.executable, "-c", program, *paths]
+    done = subprocess.run(command, cwd=path_with_spaces, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert (path_with_spaces / "made.html").stat().st_size > 10_000
+
+
+def test_the_records_of_a_run_need_nothing_else_of_training():
+    modules = ("durable_files", "recorded_run", "run_directory", "run_lock")
+    program = "import sys\n"
+    program += "".join(f"import tfdist.training.{name}\n" for name in modules)
+    program += "print([n for n in sys.modules if n.startswith(('tensorflow', 'tfdist.training.'))])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert sorted(eval(done.stdout)) == [f"tfdist.training.{name}" for name in modules]
 
 
 def test_several_runs_are_compared(report, write_run, path_with_spaces):

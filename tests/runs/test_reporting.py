@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.runs import reporting
 from tfdist.runs.checkout import find_commit
 from tfdist.runs.options import TrainOptions
-from tfdist.runs.reporting import WriteReport
+from tfdist.runs.report_callback import WriteReport
 from tfdist.tasks.base import Task
 
 

@@ -188,18 +188,18 @@ def test_directories_that_a_kill_left_are_removed(store):
 
 def test_everything_is_on_the_disk_before_and_after_the_rename(store, monkeypatch):
     events = []
-    fsync, rename = os.fsync, tf.io.gfile.rename
+    fsync, replace = os.fsync, os.replace
 
     def note_sync(descriptor):
         events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         fsync(descriptor)
 
-    def note_rename(source, target, overwrite=False):
+    def note_rename(source, target):
         events.append("rename")
-        rename(source, target, overwrite=overwrite)
+        replace(source, target)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(tf.io.gfile, "rename", note_rename)
+    monkeypatch.setattr(os, "replace", note_rename)
     path = pathlib.Path(store.write(_make_checkpoint(1)))
     before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
     files = {file.name for file in path.iterdir()} - {"state.json"}

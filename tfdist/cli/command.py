@@ -55,7 +55,8 @@ def run_command(
             start_tensorflow_quietly()
         return run(options)
     except (TfdistError, OSError) as error:
-        text = name_flags(error, options_class, *others)
+        lack = describe_file_error(error) if isinstance(error, OSError) else None
+        text = name_flags(TfdistError(lack) if lack else error, options_class, *others)
         print(f"tfdist: {make_printable(' '.join(text.split()))}", file=sys.stderr)
         return error.exit_status if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:

@@ -1,18 +1,18 @@
-"""Writes files so that neither a crash nor a power cut leaves an incomplete one.
+"""Reads files, and writes them so that neither a crash nor a power cut leaves an incomplete one.
 
 A file system may keep written data in memory for a while, and may write a rename to disk before
 the content of the renamed file. On local file systems, every function here waits until both are
 on disk. The other file systems of `tf.io.gfile`, such as `gs://`, store a file when it is
-closed.
+closed. Only for these is TensorFlow loaded, and their errors become an OSError.
 """
 
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-
-import tensorflow as tf
+from typing import Any
 
 from tfdist.errors import TrainingError
 
@@ -21,21 +21,44 @@ _SMALL = 1 << 19
 _CANNOT_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 
 
+def exists(path: str) -> bool:
+    """Returns whether there is a file or a directory."""
+    if is_local(path):
+        return os.path.exists(path)
+    with _explaining(path):
+        return bool(_find_gfile().exists(path))
+
+
+def read_file(path: str) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+      OSError: the file could not be read.
+    """
+    with _explaining(path), _open(path, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
 def write_atomically(path: str, content: str | bytes) -> None:
     """Writes a file so that a reader sees either the old one or the new one, never part of one.
 
     Raises:
-      OSError, tf.errors.OpError: the file could not be written; the old one is untouched.
+      OSError: the file could not be written; the old one is untouched.
     """
     temporary = f"{path}.writing"
     try:
-        with tf.io.gfile.GFile(temporary, "wb") as file:
-            file.write(content)
-        sync_to_disk(temporary)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
-    except (OSError, tf.errors.OpError):
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            tf.io.gfile.remove(temporary)
+        with _explaining(temporary):
+            with _open(temporary, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+            sync_to_disk(temporary)
+            if is_local(path):
+                os.replace(temporary, path)
+            else:
+                _find_gfile().rename(temporary, path, overwrite=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove_file(temporary)
         raise
     sync_to_disk(_find_parent(path))
 
@@ -44,30 +67,65 @@ def append_durably(path: str, content: str) -> None:
     """Appends to a file. A crash in the meantime may leave part of the new content.
 
     Raises:
-      OSError, tf.errors.OpError: the content could not be written.
+      OSError: the content could not be written.
     """
-    is_new = not tf.io.gfile.exists(path)
-    with tf.io.gfile.GFile(path, "a") as file:
-        file.write(content)
+    is_new = not exists(path)
+    with _explaining(path), _open(path, "ab") as file:
+        file.write(content.encode())
     sync_to_disk(path)
     if is_new:
         sync_to_disk(_find_parent(path))
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copies a file, in place of one that is there.
+
+    Raises:
+      OSError: the file could not be read or written.
+    """
+    with _explaining(target):
+        if is_local(source) and is_local(target):
+            shutil.copyfile(source, target)
+        else:
+            _find_gfile().copy(source, target, overwrite=True)
+
+
+def remove_file(path: str) -> None:
+    """Removes a file.
+
+    Raises:
+      OSError: the file could not be removed.
+    """
+    with _explaining(path):
+        if is_local(path):
+            os.remove(path)
+        else:
+            _find_gfile().remove(path)
 
 
 def make_directories(path: str) -> None:
     """Creates a directory and its missing parents.
 
     Raises:
-      OSError, tf.errors.OpError: the directory could not be created.
+      OSError: the directory could not be created.
     """
-    missing = []
-    parent = path.rstrip("/")
-    while "://" not in path and parent and not tf.io.gfile.exists(parent):
-        missing.append(parent)
-        parent = os.path.dirname(parent)
-    tf.io.gfile.makedirs(path)
+    with _explaining(path):
+        if not is_local(path):
+            _find_gfile().makedirs(path)
+            return
+        missing = []
+        parent = path.rstrip("/")
+        while parent and not os.path.exists(parent):
+            missing.append(parent)
+            parent = os.path.dirname(parent)
+        os.makedirs(path, exist_ok=True)
     for made in missing:
         sync_to_disk(_find_parent(made))
+
+
+def is_local(path: str) -> bool:
+    """Returns whether a path is on a file system of this machine, as Python sees it."""
+    return "://" not in path
 
 
 class FullTemporaryError(TrainingError):
@@ -127,7 +185,7 @@ def sync_to_disk(path: str) -> None:
     Raises:
       OSError: the data could not be written to disk.
     """
-    if "://" in path:
+    if not is_local(path):
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -137,6 +195,32 @@ def sync_to_disk(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _open(path: str, mode: str) -> Any:
+    return open(path, mode) if is_local(path) else _find_gfile().GFile(path, mode)
+
+
+def _find_gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+@contextlib.contextmanager
+def _explaining(path: str) -> Iterator[None]:
+    """Raises an error of any file system as an OSError `path; problem`, in TensorFlow's words."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        raise OSError(f"{error.filename or path}; {error.strerror}") from error
+    except Exception as error:
+        if not hasattr(error, "error_code"):  # not `tf.errors.OpError`
+            raise
+        problem = getattr(error, "message", "") or type(error).__name__.removesuffix("Error")
+        raise OSError(problem if path in problem else f"{path}; {problem}") from error
 
 
 def _find_parent(path: str) -> str:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.records.durable_files import read_file
 from tfdist.records.run_directory import RunDirectory
 
 
@@ -37,9 +36,8 @@ class RecordedRun:
     def read(self, name: str) -> bytes | None:
         """Returns the content of a file in the directory; None if it cannot be read."""
         try:
-            with tf.io.gfile.GFile(f"{self.path}/{name}", "rb") as file:
-                return file.read()
-        except (OSError, tf.errors.OpError):
+            return read_file(f"{self.path}/{name}")
+        except OSError:
             return None
 
 
@@ -58,7 +56,7 @@ def read_recorded_run(path: str) -> RecordedRun:
         )
     try:
         lines = tuple(RunDirectory(path).read_metrics())
-    except (OSError, ValueError, tf.errors.OpError) as error:
+    except (OSError, ValueError) as error:
         raise TfdistError(f"Cannot read {path}/metrics.jsonl: {shorten_error(error)}") from error
     records = (run.read("logs/restarts.jsonl") or b"").splitlines()
     failures = [line for line in map(_parse, records) if isinstance(line, dict)]

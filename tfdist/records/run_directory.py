@@ -4,21 +4,27 @@ import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.records.durable_files import (
     append_durably,
+    copy_file,
+    exists,
     make_directories,
+    read_file,
+    remove_file,
     sync_to_disk,
     write_atomically,
 )
 from tfdist.records.run_lock import hold_run_lock
-from tfdist.training.options import RunOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DEFAULT_RUN_DIR = "runs/default"
+"""The default of `--run_dir`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class RunDirectory:
     @property
     def is_finished(self) -> bool:
         """Whether the run was trained to its end, as seen from this machine."""
-        return tf.io.gfile.exists(f"{self.path}/summary.json")
+        return exists(f"{self.path}/summary.json")
 
     @property
     def model(self) -> str:
@@ -79,7 +85,7 @@ class RunDirectory:
         """
         try:
             make_directories(self.path)
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise TfdistError(self._describe_failure(error)) from error
         with hold_run_lock(self.path):
             self._record(options, result, may_increase)
@@ -94,8 +100,8 @@ class RunDirectory:
             goes_on = self.is_finished and self.read_result() != result
             write_atomically(path, json.dumps({**options, "result": dict(result)}, indent=1))
             if goes_on:
-                tf.io.gfile.remove(summary)
-        except (OSError, tf.errors.OpError) as error:
+                remove_file(summary)
+        except OSError as error:
             raise TfdistError(self._describe_failure(error)) from error
 
     def check(self, result: Mapping[str, Any], *, may_increase: Collection[str] = ()) -> bool:
@@ -143,10 +149,9 @@ class RunDirectory:
           TfdistError: `options.json` is damaged.
         """
         path = f"{self.path}/options.json"
-        if not tf.io.gfile.exists(path):
+        if not exists(path):
             return None
-        with tf.io.gfile.GFile(path, "rb") as file:
-            content = file.read()
+        content = read_file(path)
         try:
             recorded = dict(json.loads(content))
             dict(recorded["result"])
@@ -162,8 +167,8 @@ class RunDirectory:
         """Copies the saved model to `model_copy_dir`, if there is one."""
         if self.model_copy_dir:
             with self._show_failure():
-                tf.io.gfile.makedirs(self.model_copy_dir)
-                tf.io.gfile.copy(self.model, f"{self.model_copy_dir}/model.keras", overwrite=True)
+                make_directories(self.model_copy_dir)
+                copy_file(self.model, f"{self.model_copy_dir}/model.keras")
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`."""
@@ -173,17 +178,16 @@ class RunDirectory:
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yields the lines of `metrics.jsonl` up to the first incomplete or changed one."""
         path = f"{self.path}/metrics.jsonl"
-        if not tf.io.gfile.exists(path):
+        if not exists(path):
             return
-        with tf.io.gfile.GFile(path, "rb") as file:
-            for text in file.read().splitlines():
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    return
-                if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-                    return
-                yield line
+        for text in read_file(path).splitlines():
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                return
+            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                return
+            yield line
 
     def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
         """Drops the lines of steps that a continued run repeats.
@@ -192,7 +196,7 @@ class RunDirectory:
           step: the last step to keep.
           lines_of_step: how many of its lines to keep; all by default.
         """
-        if tf.io.gfile.exists(f"{self.path}/metrics.jsonl"):
+        if exists(f"{self.path}/metrics.jsonl"):
             lines = list(self.read_metrics())
             kept = [line for line in lines if line["step"] < step]
             kept += [line for line in lines if line["step"] == step][:lines_of_step]
@@ -204,7 +208,7 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, which marks the run as finished."""
         with self._show_failure():
-            if tf.io.gfile.exists(self.model):
+            if exists(self.model):
                 sync_to_disk(self.model)  # A finished run must keep its model after a power cut.
             write_atomically(f"{self.path}/summary.json", json.dumps(summary, indent=1))
 
@@ -216,8 +220,10 @@ class RunDirectory:
             write_atomically(path, content)
         return path
 
-    def write_png(self, name: str, values: np.ndarray) -> str:
+    def write_png(self, name: str, values: "np.ndarray") -> str:
         """Writes uint8 [height, width, channels] as a picture, and returns its path."""
+        import tensorflow as tf
+
         return self.write_picture(name, tf.io.encode_png(values).numpy())
 
     @contextlib.contextmanager
@@ -225,10 +231,10 @@ class RunDirectory:
         """Raises an error of the file system as an OSError with a message of one line."""
         try:
             yield
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise OSError(self._describe_failure(error)) from error
 
-    def _describe_failure(self, error: OSError | tf.errors.OpError) -> str:
+    def _describe_failure(self, error: OSError) -> str:
         return (
             f"Cannot write to `run_dir={self.path}`: {shorten_error(error)}. "
             "Check its permissions and the free space, then run the same command again."
@@ -261,7 +267,7 @@ def find_run_directory(run_dir: str, *, environ: Mapping[str, str] | None = None
     """
     environ = read_environment() if environ is None else environ
     checkpoint_dir = environ.get("AIP_CHECKPOINT_DIR", "").rstrip("/")
-    if run_dir != RunOptions().run_dir or not checkpoint_dir:
+    if run_dir != DEFAULT_RUN_DIR or not checkpoint_dir:
         return RunDirectory(run_dir)
     return RunDirectory(
         checkpoint_dir.rpartition("/")[0],

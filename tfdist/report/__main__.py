@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tfdist.cli.command import EXIT_BAD_INPUT, run_command
 from tfdist.cli.flags import split_command
+from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.report.options import ReportOptions
 
@@ -23,6 +24,7 @@ def main() -> int:
         functools.partial(run_report, paths=paths),
         flags,
         options_class=ReportOptions,
+        needs_tensorflow=False,
     )
 
 
@@ -55,6 +57,9 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     if is_bad:
         return EXIT_BAD_INPUT
     if len(runs) == 1:
+        name = (runs[0].options.get("task") or {}).get("task")
+        if ":" in str(name) and not options.run.verbose_tensorflow:
+            start_tensorflow_quietly()  # which the task's code may import
         written = write_report(runs[0], options.run.output, trust_task=options.run.trust_task)
     else:
         written = write_page(options.run.output or "comparison.html", make_comparison(runs))

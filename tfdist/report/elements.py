@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,11 +189,12 @@ def _embed(content: bytes) -> str:
 
 def _shrink(content: bytes) -> bytes:
     """Returns a picture as a JPEG of at most `_MOST_PIXELS` in width."""
-    import tensorflow as tf
+    from PIL import Image
 
-    image = tf.io.decode_image(content, channels=3, expand_animations=False)
-    height, width = image.shape[:2]
-    if width > _MOST_PIXELS:
-        size = (max(1, height * _MOST_PIXELS // width), _MOST_PIXELS)
-        image = tf.cast(tf.image.resize(image, size, method="area"), tf.uint8)
-    return tf.io.encode_jpeg(image, quality=85).numpy()
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    if image.width > _MOST_PIXELS:
+        size = (_MOST_PIXELS, max(1, image.height * _MOST_PIXELS // image.width))
+        image = image.resize(size, Image.Resampling.BOX)
+    shrunk = io.BytesIO()
+    image.save(shrunk, "jpeg", quality=85)
+    return shrunk.getvalue()

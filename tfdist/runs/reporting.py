@@ -1,60 +1,17 @@
-"""Writes a run's `report.html`, during training and afterwards."""
+"""Writes the report of a run, from its records alone and without TensorFlow."""
 
 import dataclasses
-import sys
-import time
 from collections.abc import Mapping
 from typing import Any
-
-import keras
-import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.records.durable_files import make_directories, write_atomically
-from tfdist.records.recorded_run import RecordedRun, read_recorded_run
+from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.run_page import make_run_page
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
 from tfdist.tasks.registry import find_task
-
-_MOST_OF_TIME = 0.01
-
-
-class WriteReport(keras.callbacks.Callback):
-    """Writes the report at the end of an epoch, unless that takes too much of the time.
-
-    A report that cannot be written costs one line, not the run.
-
-    Args:
-      path: the run's directory.
-      task: the run's task.
-    """
-
-    def __init__(self, path: str, task: Task):
-        super().__init__()
-        self._path = path
-        self._task = task
-        self._earliest = 0.0
-        self._has_failed = False
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        began = time.perf_counter()
-        if began < self._earliest:
-            return
-        self.write()
-        ended = time.perf_counter()
-        self._earliest = ended + (ended - began) / _MOST_OF_TIME
-
-    def write(self) -> None:
-        """Writes the report from what the run has recorded so far."""
-        try:
-            write_report(read_recorded_run(self._path), task=self._task)
-        except Exception as error:  # A task may be anyone's.
-            if not self._has_failed:
-                text = f"tfdist: report.html was not written: {shorten_error(error)}"
-                print(text, file=sys.stderr, flush=True)
-            self._has_failed = True
 
 
 def write_report(
@@ -90,7 +47,7 @@ def write_page(path: str, page: str) -> str:
     try:
         make_directories(path.rpartition("/")[0] or ".")
         write_atomically(path, page)
-    except (OSError, tf.errors.OpError) as error:
+    except OSError as error:
         raise TfdistError(
             f"Cannot write {path}: {shorten_error(error)}. Check its permissions and the free "
             "space."

@@ -26,7 +26,7 @@ from tfdist.runs.confusion import write_confusion
 from tfdist.runs.display import make_display
 from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.progress import ReportSteps
-from tfdist.runs.reporting import WriteReport
+from tfdist.runs.report_callback import WriteReport
 from tfdist.runs.samples import DrawSamples
 from tfdist.runs.trackers import Trackers
 from tfdist.runs.utilization import Utilization

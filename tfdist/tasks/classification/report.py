@@ -1,21 +1,21 @@
 """Classification's part of a report: which examples it gets right and wrong."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from tfdist.records.recorded_run import RecordedRun
 from tfdist.records.run_directory import RunDirectory
 from tfdist.report import Section, make_bars, make_confusion, make_pictures
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NUM_EXAMPLES = 6  # of the best and of the worst
 _MIN_HEIGHT = 128  # Smaller pictures are enlarged.
 
 
 def choose_examples(
-    logits: np.ndarray, truth: np.ndarray, class_names: Sequence[str]
+    logits: "np.ndarray", truth: "np.ndarray", class_names: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Returns the examples whose class is predicted best and worst, ready for JSON.
 
@@ -24,6 +24,8 @@ def choose_examples(
       truth: int [examples].
       class_names: one name per class.
     """
+    import numpy as np
+
     logits = logits.astype(np.float64)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     probability = shares[np.arange(len(truth)), truth] / shares.sum(-1)
@@ -45,6 +47,9 @@ def choose_examples(
 
 def write_examples(run: RunDirectory, source: Any, examples: Mapping[str, Any]) -> None:
     """Writes the pictures of the result of `choose_examples`."""
+    import numpy as np
+    import tensorflow as tf
+
     for kind, chosen in examples.items():
         indices = [example["index"] for example in chosen]
         images = source.load_batch(tf.constant(indices, tf.int64))[0].numpy()

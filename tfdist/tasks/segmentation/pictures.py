@@ -4,7 +4,6 @@ import colorsys
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist.tasks.segmentation.legend import add_headings, add_legend
 
@@ -48,6 +47,8 @@ def make_overlay(
     mixed = ((image.astype(np.uint16) + color_mask(mask, palette) + 1) // 2).astype(np.uint8)
     if class_names is not None:
         mixed = _add_legend(mixed, mask, palette, class_names)
+    import tensorflow as tf  # not above: a report needs the palette only
+
     return tf.io.encode_png(mixed).numpy()
 
 

@@ -144,7 +144,7 @@ class PredictionDirectory:
             for directory in ("masks", "overlays"):
                 tf.io.gfile.makedirs(f"{self.path}/{directory}")
             write_atomically(record, json.dumps(command, indent=1))
-        except tf.errors.OpError as error:
+        except (OSError, tf.errors.OpError) as error:
             raise TfdistError(_describe_failure(self.path, error)) from error
 
     def holds(self, name: str) -> bool:
@@ -202,11 +202,11 @@ def _show_write_failure(path: str) -> Iterator[None]:
     """Converts an error of the file system to an OSError of one line that names `output`."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except (OSError, tf.errors.OpError) as error:
         raise OSError(_describe_failure(path, error)) from error
 
 
-def _describe_failure(path: str, error: tf.errors.OpError) -> str:
+def _describe_failure(path: str, error: Exception) -> str:
     return (
         f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
         "and the free space."
