@@ -48,9 +48,23 @@ def test_a_long_run_is_thinned_and_keeps_its_validation_and_its_end():
     for line in lines[99::100]:
         line["val_loss"] = 1.0
     x, charts = read_charts(chart_run(lines))
-    assert 1000 < len(x) <= 2000
+    assert len(x) == 200
     assert x[-1] == 20000
     assert charts["loss"]["validation"].count(1.0) == 200
+
+
+def test_lines_within_epochs_fill_the_curve_and_the_ends_of_epochs_are_marked():
+    lines = [{"step": 100 * e, "epoch": e, "loss": 1 / e, "val_loss": 1.0} for e in (1, 2)]
+    within = [{"step": step, "epoch": 1 + step // 101, "loss": 2.0} for step in range(1, 201)]
+    html = chart_run(lines, within=within)
+    x, charts = read_charts(html)
+    assert len(x) <= 200
+    assert charts["loss"]["training"][x.index(100)] == 1.0
+    assert charts["loss"]["training"].count(2.0) > 90
+    assert json.loads(re.search(r'json">(.*?)</script>', html)[1])["marks"] == [
+        ["1", 100],
+        ["2", 200],
+    ]
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "epoch": 1, "loss": float("inf")}]])

@@ -44,7 +44,8 @@ def test_a_run_gets_its_report_anew(report, run_dir, path_with_spaces):
 def test_a_report_needs_no_tensorflow(write_run, path_with_spaces, task, count):
     png = io.BytesIO()
     Image.effect_noise((1200, 300), 90).save(png, "png")
-    summary = {"val_loss": 0.5, "per_class_iou": {"a": 1.0}, "confusion": [[1]]}
+    summary = {"val_loss": 0.5, "confusion": [[1]]}
+    summary |= {"per_class_iou": {"a": 1.0}, "per_class_accuracy": {"a": 1.0}}
     task = {"task": task, "image_size": [16, 16]}
     paths = [write_run(str(index), summary=summary, task=task) for index in range(count)]
     samples = path_with_spaces / "0" / "samples"

@@ -47,7 +47,39 @@ def test_a_finished_run_shows_where_the_time_and_the_memory_went(write_run):
     assert "input 25.0% host 5.0% computation 70.0%" in sections["Speed"]
     assert "all-reduce is at most 10.0% of the time" in sections["Speed"]
     assert "worker 1/CPU 0.5" in sections["Memory"]
-    assert sections["Results"] == "steps 40 val_loss 0.25"
+    assert sections["Results"] == "steps 40 val loss 0.25"
+
+
+def test_what_was_trained_is_said_in_words_and_the_rest_is_folded(write_run):
+    about = {
+        "model": "unet",
+        "parameters": 12345,
+        "trainable_parameters": 12000,
+        "dataset": "shapes",
+        "examples": {"training": 2000, "validation": 200},
+        "command": "python -m tfdist.train --epochs=3",
+        "began": "2026-01-02T03:04:05+00:00",
+        "last_start": "2026-01-02T03:04:05+00:00",
+        "machine": "a processor, 2 cores",
+    }
+    details = {"gradient_bytes": 30, "weights_sha256": "ab12", "check_s": 1.5}
+    path = write_run(about=about, commit="123abc", summary=SUMMARY | details)
+    page = make_run_page(read_recorded_run(path), [])
+    sections = read_sections(page)
+    assert sections["This run"] == (
+        "model unet parameters 12,345, of which 12,000 are trained data shapes examples 2,000 "
+        "training, 200 validation command python -m tfdist.train --epochs=3 began "
+        "2026-01-02T03:04:05+00:00 machine a processor, 2 cores git commit 123abc"
+    )
+    assert "SHA-256 of the weights ab12" in sections["Details"]
+    assert "<summary>Details</summary>" in page
+    assert not any(word in page for word in ("gradient_bytes", "guard", "val_loss</th>"))
+
+
+def test_a_run_of_an_older_version_says_what_it_recorded(write_run):
+    path = write_run(versions={"keras": "3.13"}, task={"model": "unet", "dataset": "shapes"})
+    sections = read_sections(make_run_page(read_recorded_run(path), []))
+    assert sections["This run"] == "model unet data shapes versions keras 3.13"
 
 
 def test_the_cluster_and_its_failures(write_run):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.records.durable_files import read_file
-from tfdist.records.run_directory import RunDirectory
+from tfdist.records.run_directory import WITHIN_EPOCHS, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class RecordedRun:
       path: the run's directory.
       options: the contents of `options.json`.
       lines: the lines of `metrics.jsonl`.
+      steps: the lines of `steps.jsonl`, which are within epochs; none in older runs.
       summary: the contents of `summary.json`; empty if the run is not finished.
       failures: the lines of `logs/restarts.jsonl` about failures of the cluster's tasks.
     """
@@ -27,6 +28,7 @@ class RecordedRun:
     lines: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
+    steps: Sequence[Mapping[str, Any]] = ()
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -56,6 +58,7 @@ def read_recorded_run(path: str) -> RecordedRun:
         )
     try:
         lines = tuple(RunDirectory(path).read_metrics())
+        steps = tuple(RunDirectory(path).read_metrics(WITHIN_EPOCHS))
     except (OSError, ValueError) as error:
         raise TfdistError(f"Cannot read {path}/metrics.jsonl: {shorten_error(error)}") from error
     records = (run.read("logs/restarts.jsonl") or b"").splitlines()
@@ -67,6 +70,7 @@ def read_recorded_run(path: str) -> RecordedRun:
         lines,
         summary if isinstance(summary, dict) else {},
         tuple(line for line in failures if "cause" in line),
+        steps,
     )
 
 

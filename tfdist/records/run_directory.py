@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RUN_DIR = "runs/default"
 """The default of `--run_dir`."""
+METRICS, WITHIN_EPOCHS = "metrics.jsonl", "steps.jsonl"
+"""The files of a line per epoch, and of lines within epochs for the curves of a report."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +172,15 @@ class RunDirectory:
                 make_directories(self.model_copy_dir)
                 copy_file(self.model, f"{self.model_copy_dir}/model.keras")
 
-    def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`."""
+    def append_metrics(self, *lines: Mapping[str, Any], name: str = METRICS) -> None:
+        """Appends lines to `metrics.jsonl`, or to another file of such lines."""
         with self._show_failure():
-            append_durably(f"{self.path}/metrics.jsonl", json.dumps(line) + "\n")
+            text = "".join(f"{json.dumps(line)}\n" for line in lines)
+            append_durably(f"{self.path}/{name}", text)
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
+    def read_metrics(self, name: str = METRICS) -> Iterator[dict[str, Any]]:
         """Yields the lines of `metrics.jsonl` up to the first incomplete or changed one."""
-        path = f"{self.path}/metrics.jsonl"
+        path = f"{self.path}/{name}"
         if not exists(path):
             return
         for text in read_file(path).splitlines():
@@ -189,20 +192,23 @@ class RunDirectory:
                 return
             yield line
 
-    def forget_metrics_after(self, step: int, *, lines_of_step: int | None = None) -> None:
+    def forget_metrics_after(
+        self, step: int, *, lines_of_step: int | None = None, name: str = METRICS
+    ) -> None:
         """Drops the lines of steps that a continued run repeats.
 
         Args:
           step: the last step to keep.
           lines_of_step: how many of its lines to keep; all by default.
+          name: the name of the file.
         """
-        if exists(f"{self.path}/metrics.jsonl"):
-            lines = list(self.read_metrics())
+        if exists(f"{self.path}/{name}"):
+            lines = list(self.read_metrics(name))
             kept = [line for line in lines if line["step"] < step]
             kept += [line for line in lines if line["step"] == step][:lines_of_step]
             with self._show_failure():
                 write_atomically(
-                    f"{self.path}/metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in kept)
+                    f"{self.path}/{name}", "".join(f"{json.dumps(line)}\n" for line in kept)
                 )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

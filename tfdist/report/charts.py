@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_POINTS = 1000  # per page and kind of line; more are not told apart on a screen
+_MOST_POINTS = 200  # of a curve; more are not told apart on a screen
+_MOST_MARKS = 25
 _MOST_CURVES = 10  # of one picture; groups with more, such as 100 classes, are left out
 _NOT_CURVES = ("step", "epoch")
 _SPEED = "examples_per_second"
@@ -26,13 +27,20 @@ class Chart:
     curves: Mapping[str, Sequence[float | None]]
 
 
-def make_charts(x_label: str, places: Sequence[float], charts: Iterable[Chart]) -> str:
+def make_charts(
+    x_label: str,
+    places: Sequence[float],
+    charts: Iterable[Chart],
+    *,
+    marks: Mapping[str, float] | None = None,
+) -> str:
     """Returns pictures that share a horizontal axis.
 
     Args:
       x_label: what the horizontal axis counts.
       places: the places on it, in ascending order.
       charts: the pictures; those without a value are left out.
+      marks: text -> place of a vertical line on the horizontal axis.
     """
     shown = [
         chart
@@ -48,6 +56,7 @@ def make_charts(x_label: str, places: Sequence[float], charts: Iterable[Chart]) 
     data = {
         "x": list(places),
         "label": x_label,
+        "marks": [[text, place] for text, place in (marks or {}).items()],
         "charts": [
             {
                 "names": list(chart.curves),
@@ -60,14 +69,20 @@ def make_charts(x_label: str, places: Sequence[float], charts: Iterable[Chart]) 
     return f'<div class="charts">{figures}<script type="application/json">{content}</script></div>'
 
 
-def chart_run(lines: Sequence[Mapping[str, Any]], *, first: str = "") -> str:
+def chart_run(
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    first: str = "",
+    within: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Returns the curves of one run over its steps, training and validation together.
 
     Args:
       lines: the lines of `metrics.jsonl`.
       first: the metric whose picture comes first.
+      within: lines within epochs.
     """
-    by_step = _thin(_join_lines(lines, "step"))
+    by_step = _thin(_join_lines([*within, *lines], "step"))
     groups = _group_metrics(_list_metrics(by_step.values()))
     groups[_SPEED] = groups.pop(_SPEED, {})  # the last one
     titles = sorted(groups, key=lambda title: title != first.removeprefix("val_"))
@@ -79,7 +94,14 @@ def chart_run(lines: Sequence[Mapping[str, Any]], *, first: str = "") -> str:
         for title in titles
         if len(of := groups[title]) <= _MOST_CURVES
     )
-    return make_charts("step", list(by_step), charts)
+    return make_charts("step", list(by_step), charts, marks=_mark_epochs(lines))
+
+
+def _mark_epochs(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the number of an epoch -> its last step, of as many epochs as can be told apart."""
+    ends = {line["epoch"]: line["step"] for line in lines if "epoch" in line and "step" in line}
+    stride = math.ceil(len(ends) / _MOST_MARKS) or 1
+    return {str(epoch): step for epoch, step in ends.items() if epoch % stride == 0}
 
 
 def _group_metrics(names: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -98,18 +120,21 @@ def _group_metrics(names: Sequence[str]) -> dict[str, dict[str, str]]:
     return groups
 
 
-def chart_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def chart_runs(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], *, notes: Mapping[str, str] | None = None
+) -> str:
     """Returns the curves of several runs over their epochs, one picture for each metric.
 
     Args:
       runs: name -> the lines of `metrics.jsonl`.
+      notes: metric -> what its title says about it.
     """
     by_epoch = {name: _join_lines(lines, "epoch") for name, lines in runs.items()}
     epochs = sorted({epoch for lines in by_epoch.values() for epoch in lines})
     names = _list_metrics(line for lines in by_epoch.values() for line in lines.values())
     charts = (
         Chart(
-            metric.replace("_", " "),
+            metric.replace("_", " ") + (notes or {}).get(metric, ""),
             {
                 name: [lines.get(epoch, {}).get(metric) for epoch in epochs]
                 for name, lines in by_epoch.items()
@@ -146,16 +171,18 @@ def _list_metrics(lines: Iterable[Mapping[str, Any]]) -> list[str]:
 def _thin(
     lines: dict[float, dict[str, float | None]],
 ) -> dict[float, dict[str, float | None]]:
-    """Returns at most `_MOST_POINTS` of the lines with validation, and as many of the others."""
+    """Returns at most `_MOST_POINTS` lines: those with validation first, which are of epochs."""
     kept: set[float] = set()
     for has_validation in (True, False):
+        left = _MOST_POINTS - len(kept)
         places = [
             place
             for place, line in lines.items()
             if any(name.startswith("val_") for name in line) == has_validation
         ]
-        stride = math.ceil(len(places) / _MOST_POINTS) or 1
-        kept |= {*places[::-stride]}  # from the last one, which is always shown
+        if left:
+            stride = math.ceil(len(places) / left) or 1
+            kept |= {*places[::-stride]}  # from the last one, which is always shown
     return {place: line for place, line in lines.items() if place in kept}
 
 

@@ -55,16 +55,22 @@ def write_value(value: Any) -> str:
 
 
 def make_table(
-    heads: Sequence[str], rows: Iterable[Sequence[Any]], *, is_sortable: bool = False
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    is_sortable: bool = False,
+    is_wide: bool = False,
 ) -> str:
     """Returns a table.
 
     Args:
       heads: the heads of the columns.
       rows: the values of each row; numbers are aligned to the right.
-      is_sortable: whether a click on a head sorts the rows by that column.
+      is_sortable: whether a click on a head sorts the rows by that column; its first column
+        stays where the table is scrolled.
+      is_wide: whether the first column stays, of a table that is not sortable.
     """
-    kind = ' class="sortable"' if is_sortable else ""
+    kind = ' class="sortable"' if is_sortable else ' class="kept"' if is_wide else ""
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
     body = "".join(f"<tr>{''.join(map(_make_cell, row))}</tr>" for row in rows)
     return (
@@ -150,11 +156,12 @@ def make_legend(colors: Mapping[str, str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def make_pictures(pictures: Iterable[tuple[bytes | None, str]]) -> str:
+def make_pictures(pictures: Iterable[tuple[bytes | None, str]], *, is_row: bool = False) -> str:
     """Returns pictures with captions, side by side; an empty text if there is none.
 
     Args:
       pictures: (PNG, JPEG, GIF or SVG, caption); None instead of a picture that is missing.
+      is_row: whether they stay side by side, and are scrolled.
     """
     figures = "".join(
         f'<figure><img src="{_embed(content)}" alt="{html.escape(caption, quote=True)}">'
@@ -162,7 +169,8 @@ def make_pictures(pictures: Iterable[tuple[bytes | None, str]]) -> str:
         for content, caption in pictures
         if content
     )
-    return f'<div class="pictures">{figures}</div>' if figures else ""
+    kind = "row" if is_row else "pictures"
+    return f'<div class="{kind}">{figures}</div>' if figures else ""
 
 
 def _make_cell(value: Any) -> str:

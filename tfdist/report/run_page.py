@@ -12,7 +12,7 @@ _SPEED = {
     "examples_per_second": "training examples per second, without the first step",
     "seconds": "seconds from the start of the command to its end",
     "first_step_s": "seconds from the start of the process to the end of the first step",
-    "check_s": "seconds in which the guard compared replicas with one device",
+    "check_s": "seconds in which replicas were compared with one device, before the first step",
 }
 _FRACTIONS = ("input_fraction", "host_fraction", "all_reduce_fraction")
 _CLUSTER = {
@@ -21,6 +21,13 @@ _CLUSTER = {
     "restarts": "restarts",
     "lost_steps": "steps that were repeated",
     "resumed_from_step": "continued from step",
+}
+# For those who look for them; folded.
+_DETAILS = {
+    "gradient_bytes": "bytes of the gradients that replicas exchange in each step",
+    "weights_sha256": "SHA-256 of the weights",
+    "best_step": "step whose weights were the best",
+    "skipped_examples": "examples that were left out",
 }
 # Shown elsewhere, or not at all.
 _NOT_RESULTS = {
@@ -31,7 +38,7 @@ _NOT_RESULTS = {
     "mfu",
     "peak_memory_bytes",
     "task",
-    "weights_sha256",
+    *_DETAILS,
 }
 _GROUPS = ("strategy", "placement", "task", "training", "step", "run")
 
@@ -52,15 +59,16 @@ def make_run_page(
       defaults: option -> default.
     """
     sections = [
-        Section("Losses and metrics", chart_run(run.lines, first=monitor)),
+        Section("Losses and metrics", chart_run(run.lines, first=monitor, within=run.steps)),
         *parts,
+        _make_about(run),
         _make_results(run),
         _make_speed(run),
         _make_memory(run),
         _make_cluster(run),
         _list_changed_options(run, defaults),
-        _make_versions(run),
         _list_all_options(run),
+        _list_details(run),
     ]
     return make_html(
         run.path.rstrip("/").rpartition("/")[2],
@@ -78,6 +86,10 @@ def list_results(run: RecordedRun) -> dict[str, Any]:
         for name, value in found.items()
         if isinstance(value, (int, float, str)) and name not in _NOT_RESULTS and "/" not in name
     }
+
+
+def _name_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", " "): value for name, value in results.items()}
 
 
 def _find_option(run: RecordedRun, group: str, name: str) -> Any:
@@ -118,7 +130,35 @@ def _make_cards(run: RecordedRun, monitor: str) -> dict[str, str]:
 
 
 def _make_results(run: RecordedRun) -> Section:
-    return Section("Results", make_pairs(list_results(run)) if run.summary else "")
+    return Section("Results", make_pairs(_name_results(list_results(run))) if run.summary else "")
+
+
+def _make_about(run: RecordedRun) -> Section:
+    """Returns what was trained, on what, how and where; runs of older versions say less."""
+    about = run.options.get("about") or {}
+    sizes = (f"{count:,} {split}" for split, count in (about.get("examples") or {}).items())
+    number, last = about.get("parameters"), about.get("last_start")
+    pairs = {
+        "model": about.get("model") or _find_option(run, "task", "model"),
+        "parameters": number
+        and f"{number:,}, of which {about.get('trainable_parameters', number):,} are trained",
+        "data": about.get("dataset") or _find_option(run, "task", "dataset"),
+        "examples": ", ".join(sizes),
+        "command": about.get("command"),
+        "began": about.get("began"),
+        "continued": "" if last == about.get("began") else last,
+        "machine": about.get("machine"),
+        "git commit": run.options.get("commit"),
+    }
+    versions = run.options.get("versions") or {}
+    pairs["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    found = {name: value for name, value in pairs.items() if value}
+    return Section("This run", make_pairs(found) if found else "")
+
+
+def _list_details(run: RecordedRun) -> Section:
+    found = {text: run.summary[n] for n, text in _DETAILS.items() if run.summary.get(n) is not None}
+    return Section("Details", make_pairs(found) if found else "", is_folded=True)
 
 
 def _make_speed(run: RecordedRun) -> Section:
@@ -180,15 +220,6 @@ def _list_all_options(run: RecordedRun) -> Section:
         if run.options.get(group)
     )
     return Section("All options", body, is_folded=True)
-
-
-def _make_versions(run: RecordedRun) -> Section:
-    pairs = dict(run.options.get("versions") or {})
-    if commit := run.options.get("commit"):
-        pairs["commit of the working directory"] = commit
-    if "weights_sha256" in run.summary:
-        pairs["SHA-256 of the weights"] = run.summary["weights_sha256"]
-    return Section("Versions", make_pairs(pairs) if pairs else "")
 
 
 def _write_duration(seconds: float) -> str:

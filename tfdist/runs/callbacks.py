@@ -9,10 +9,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.devices import measure_process_age
-from tfdist.records.run_directory import RunDirectory
+from tfdist.records.run_directory import WITHIN_EPOCHS, RunDirectory
 from tfdist.runs.events import forget_events_after, write_hyperparameters
 from tfdist.runs.trackers import Trackers
 from tfdist.training.fit.trainer import Trainer
+
+_MOST_POINTS = 200  # of a curve; more are not told apart
+_WRITE_EVERY_S = 5.0
 
 
 class Throughput(keras.callbacks.Callback):
@@ -138,6 +141,55 @@ class MetricsLog(keras.callbacks.Callback):
         self._run.append_metrics(line)
         if self._trackers:
             self._trackers.log(line)
+
+
+class CurvesLog(keras.callbacks.Callback):
+    """Writes lines of `steps.jsonl` within epochs, for the curves of a report.
+
+    They are written every few seconds, so that a crash loses some of them, but no step waits.
+
+    Args:
+      run: the run's directory.
+      trainer: the trainer whose step is logged.
+      total_steps: the steps of the run.
+    """
+
+    async_safe = True
+
+    def __init__(self, run: RunDirectory, trainer: Trainer, *, total_steps: int):
+        super().__init__()
+        self._run = run
+        self._trainer = trainer
+        self._every = math.ceil(total_steps / _MOST_POINTS) or 1
+        self._epoch = 0
+        self._lines: list[dict[str, Any]] = []
+        self._written = time.monotonic()
+
+    def on_train_begin(self, logs=None):
+        self._run.forget_metrics_after(self._trainer.step, name=WITHIN_EPOCHS)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
+        step = self._trainer.step
+        if step % self._every == 0:
+            values = {name: value for name, value in (logs or {}).items() if "/" not in name}
+            self._lines.append({"step": step, "epoch": self._epoch + 1, **values})
+            if time.monotonic() - self._written >= _WRITE_EVERY_S:
+                self._write()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        self._write()
+
+    def on_train_end(self, logs=None):
+        self._write()
+
+    def _write(self) -> None:
+        if self._lines:
+            self._run.append_metrics(*self._lines, name=WITHIN_EPOCHS)
+            self._lines.clear()
+        self._written = time.monotonic()
 
 
 class MarkBest(keras.callbacks.Callback):

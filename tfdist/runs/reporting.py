@@ -55,6 +55,12 @@ def write_page(path: str, page: str) -> str:
     return path
 
 
+def list_pictures(run: RecordedRun) -> tuple[str, ...]:
+    """Returns the pictures of a run of one of tfdist's own tasks; nothing of another task."""
+    name = str((run.options.get("task") or {}).get("task"))
+    return () if ":" in name else find_task(name).pictures
+
+
 def _find_task(run: RecordedRun) -> Task:
     """Returns the task of a run, with the options that this version still knows."""
     options = run.options.get("task") or {}

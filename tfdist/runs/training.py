@@ -20,6 +20,7 @@ from tfdist.launch.progress import summarize_record
 from tfdist.records.durable_files import temporary_directory
 from tfdist.records.run_directory import RunDirectory
 from tfdist.runs import callbacks, processes
+from tfdist.runs.about import describe_start
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.checkout import find_commit
 from tfdist.runs.confusion import write_confusion
@@ -105,8 +106,8 @@ class TrainingRun:
         trainer, options = self._trainer, self._options
         with contextlib.ExitStack() as held:
             if trainer.is_chief:
-                description = self._describe()
                 before = self._run.read_options() or {}
+                description = self._describe(before)
                 changed = describe_change(before.get("versions", {}), description["versions"])
                 if changed and not self._run.is_finished:
                     print(changed, file=sys.stderr)
@@ -133,8 +134,8 @@ class TrainingRun:
             self._finish()
             return 0
 
-    def _describe(self) -> dict[str, Any]:
-        """Returns the content of `options.json`."""
+    def _describe(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the content of `options.json`, given that of an earlier start."""
         cluster = self._plan.cluster
         return {
             **self._options.to_dict(),
@@ -144,6 +145,16 @@ class TrainingRun:
                 "keras": keras.__version__,
             },
             "commit": find_commit(),
+            "about": describe_start(
+                self._trainer.model,
+                model_name=self._task.describe_model(),
+                dataset=getattr(self._task, "dataset", "") or self._options.task.task,
+                sizes={
+                    "training": self._data.train.num_examples,
+                    "validation": self._data.val.num_examples,
+                },
+                before=before.get("about"),
+            ),
             "devices": processes.list_worker_devices(self._trainer.strategy),
             "cluster": dict(cluster.tasks) if cluster else None,
         }
@@ -187,6 +198,7 @@ class TrainingRun:
                 log_every=options.run.log_every,
                 trackers=Trackers(options.run.track, run, result, quiet=options.run.quiet),
             ),
+            callbacks.CurvesLog(run, trainer, total_steps=self._total_steps),
             self._report,
             callbacks.MarkBest(trainer, task.monitor, is_higher_better=task.is_higher_better),
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfdist.records.recorded_run import RecordedRun
-from tfdist.report import Section, make_bars, make_confusion, make_legend, make_pictures
+from tfdist.report import Section, make_bars, make_confusion, make_pictures
 from tfdist.tasks.segmentation.pictures import make_palette
 
 _IOU = "val_iou/"
@@ -20,7 +20,7 @@ def make_sections(run: RecordedRun) -> Sequence[Section]:
     samples = make_pictures([(png, "image, truth and prediction")])
     confusion = run.summary.get("confusion")
     return [
-        Section("Samples of the validation data", samples and samples + make_legend(colors)),
+        Section("Samples of the validation data", samples),  # with a legend
         Section("IoU of each class, validation", make_bars(ious, colors=colors) if ious else ""),
         Section(
             "Confusion matrix, in pixels of the validation data",

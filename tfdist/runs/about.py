@@ -1,0 +1,89 @@
+"""What a report says about how a run was started: command, date, machine, model and data."""
+
+import datetime
+import math
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.launch.machine import count_cores
+
+_SECRET = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_USER_OF_URL = re.compile(r"(://)[^/@\s]+@")
+_QUERY_OF_URL = re.compile(r"(://[^?\s]*\?)\S+")
+_HIDDEN = "..."
+
+
+def describe_start(
+    model: keras.Model, *, model_name: str, dataset: str, sizes: Mapping[str, int], before: Any
+) -> dict[str, Any]:
+    """Returns what `options.json` records about the start of a run, ready for JSON.
+
+    Args:
+      model: the model, which is built.
+      model_name: its name.
+      dataset: the name of the data set.
+      sizes: split -> number of examples.
+      before: what an earlier start of the run has recorded; None for the first.
+    """
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    began = before.get("began") if isinstance(before, Mapping) else None
+    return {
+        "command": format_command(sys.argv),
+        "began": began or now,
+        "last_start": now,
+        "machine": describe_machine(),
+        "model": model_name,
+        "parameters": model.count_params(),
+        "trainable_parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+        "dataset": dataset,
+        "examples": dict(sizes),
+    }
+
+
+def format_command(arguments: Sequence[str]) -> str:
+    """Returns a command line as a shell takes it, without what may be secret.
+
+    >>> format_command(["/a/tfdist/train.py", "--epochs=3", "--api_key=12", "--data_dir=a b"])
+    "python -m tfdist.train --epochs=3 --api_key=... '--data_dir=a b'"
+    >>> format_command(["/b/mine.py", "--hub_token", "12", "--data_dir=https://me:pw@a.org/x?sig=3"])
+    "python mine.py --hub_token ... '--data_dir=https://...@a.org/x?...'"
+    """
+    program = Path(arguments[0])
+    named = program.parent.name == "tfdist" and program.suffix == ".py"
+    words = ["-m", f"tfdist.{program.stem}"] if named else [program.name]
+    hides_next = False
+    for argument in arguments[1:]:
+        name, equals, _ = argument.partition("=")
+        is_flag = name.startswith("-")
+        if hides_next and not is_flag:
+            argument = _HIDDEN
+        elif is_flag and equals and _SECRET.search(name):
+            argument = f"{name}={_HIDDEN}"
+        hides_next = is_flag and not equals and bool(_SECRET.search(name))
+        argument = _USER_OF_URL.sub(rf"\1{_HIDDEN}@", argument)
+        words.append(_QUERY_OF_URL.sub(rf"\1{_HIDDEN}", argument))
+    return f"python {shlex.join(words)}".replace(f"'{_HIDDEN}'", _HIDDEN)
+
+
+def describe_machine() -> str:
+    """Returns the system, the processor, the cores and the GPUs of this machine."""
+    name = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        name = next(names, name)
+    parts = [f"{name}, {count_cores()} cores"]
+    gpus = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    parts += [f"{gpus.count(gpu)} x {gpu}" for gpu in dict.fromkeys(gpus)]
+    return ", ".join([*parts, f"Python {platform.python_version()}", platform.system()])
