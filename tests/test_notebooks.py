@@ -44,21 +44,37 @@ def test_a_stored_notebook_is_small_and_has_an_install_cell_and_a_badge(path):
     assert BADGE.format(REPOSITORY, path.name) in "".join(cells[1]["source"])
 
 
-@pytest.mark.parametrize("place", ["notebooks", "content"])
-def test_the_first_cell_installs_from_a_clone_or_from_github(place, path_with_spaces, monkeypatch):
-    for directory in ("tfdist", "notebooks", "content"):
-        (path_with_spaces / "clone" / directory).mkdir(parents=True)
-    if place == "notebooks":
-        (path_with_spaces / "clone" / "setup.cfg").touch()
-    monkeypatch.chdir(path_with_spaces / "clone" / place)
+@pytest.mark.parametrize(
+    ("place", "there", "installed"),
+    [
+        ("clone/notebooks", ["clone/tfdist/train.py"], "clone"),
+        ("content", ["content/tfdist/tfdist/train.py"], "content/tfdist"),
+        (
+            "content",
+            ["content/tfdist-0.1.0-py3-none-any.whl", "content/tfdist-0.2.0-py3-none-any.whl"],
+            "content/tfdist-0.2.0-py3-none-any.whl",
+        ),
+        ("content", [], None),
+    ],
+)
+def test_the_first_cell_installs_the_clone_or_the_wheel_that_is_there(
+    place, there, installed, path_with_spaces, monkeypatch
+):
+    for name in (*there, f"{place}/train.ipynb"):
+        (path_with_spaces / name).parent.mkdir(parents=True, exist_ok=True)
+        (path_with_spaces / name).touch()
+    monkeypatch.chdir(path_with_spaces / place)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     cell = "".join(_read(NOTEBOOKS[0])["cells"][0]["source"])
-    assert '%pip install -q "{source}"' in cell
-    before, _, _ = cell.replace("find_spec(", "__name__ == (").partition("    %pip")
+    assert '%pip install -q "{found[-1]}"' in cell
+    before, _, _ = cell.partition("    %pip")
     names = {}
-    exec(before.replace("is None", "or True"), names)
-    clone = path_with_spaces / "clone"
-    there = {"notebooks": clone, "content": f"git+https://github.com/{REPOSITORY}"}
-    assert names["source"] == there[place]
+    if installed is None:
+        with pytest.raises(SystemExit, match="Clone tfdist here, or upload its wheel"):
+            exec(before, names)
+    else:
+        exec(before, names)
+        assert names["found"][-1] == (path_with_spaces / installed).resolve()
 
 
 @pytest.mark.cluster

@@ -44,6 +44,8 @@ def test_an_image_gets_its_overlay_and_legend(run_dir, tmp_path, browser):
         assert len(browser.find_elements("css selector", "#legend li")) == 4
         assert browser.execute_script("return [canvas.width, canvas.height]") == [160, 96]
         assert "/v1/models/shapes:predict" in find("#curl").text
+        assert find("h1").text == "Model shapes"
+        assert find("#canvas").rect["width"] == find("#drop").rect["width"]  # the page's
         # Half of the overlay's color is in the picture, unless the overlay is turned off.
         script = "return Array.from(canvas.getContext('2d').getImageData(0, 0, 160, 96).data)"
         mixed = browser.execute_script(script)

@@ -214,12 +214,13 @@ def test_connections_above_the_limit_get_503(server):
     assert server.ask("GET", "/healthz")[0] == 200
 
 
-def test_the_page_knows_the_classes(server):
+def test_the_page_knows_the_classes_and_the_models_own_name(server, servable):
     status, page = server.ask("GET", "/")
     assert status == 200
     assert "https://" not in page
     _, about = server.ask("GET", "/page.json")
     assert about["image_signature"] == "serving_default"
+    assert (about["name"], about["title"]) == ("model", servable.name)
     assert len(about["classes"]) == len(about["colors"]) == 4
 
 

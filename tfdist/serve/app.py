@@ -36,7 +36,7 @@ class Service:
     """What the routes use.
 
     Attributes:
-      name: the model's name.
+      name: the model's name in URLs.
       versions: the versions of the model.
       batcher: computes predictions.
       metrics: counts them.
@@ -44,6 +44,7 @@ class Service:
       executor: reads and writes JSON, and decodes images.
       is_draining: whether the server is about to stop.
       count_connections: returns the number of open connections.
+      title: what the page calls the model; the name by default.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Service:
     executor: Executor
     is_draining: bool = False
     count_connections: Callable[[], int] = field(default=lambda: 0)
+    title: str = ""
 
 
 def make_app(service: Service) -> Callable[..., Awaitable[None]]:
@@ -209,6 +211,7 @@ async def _describe_page(service: Service, request: Request) -> Response:
     return JSONResponse(
         {
             "name": service.name,
+            "title": service.title or service.name,
             "image_signature": images[0] if images else None,
             "inputs": {name: list(signature.inputs) for name, signature in signatures.items()},
             "classes": names,

@@ -17,7 +17,7 @@ from tfdist.serve.batching import Batcher
 from tfdist.serve.http_protocol import LAST_LOOK_S, make_protocol
 from tfdist.serve.listener import BACKLOG, drop_new_connections, listen
 from tfdist.serve.metrics import Metrics
-from tfdist.serve.options import BatchingOptions, ServeOptions
+from tfdist.serve.options import BatchingOptions, ServedModelOptions, ServeOptions
 from tfdist.serve.servable import Servable
 from tfdist.serve.versions import Versions
 from tfdist.stopping import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -106,7 +106,13 @@ async def _serve(
             Batcher, executor=batches, num_threads=num_calls, observe=metrics.batch_sizes.observe
         )
         service = Service(
-            options.model.name, versions, make_batcher(options.batching), metrics, limits, requests
+            options.model.name,
+            versions,
+            make_batcher(options.batching),
+            metrics,
+            limits,
+            requests,
+            title=_find_title(options.model),
         )
         config = uvicorn.Config(
             make_app(service),
@@ -197,3 +203,10 @@ def _say(text: str) -> None:
 
 def _ignore(text: str) -> None:
     del text
+
+
+def _find_title(options: ServedModelOptions) -> str:
+    """Returns the name that the user has given the model: in URLs, or else its directory's."""
+    if options.name != ServedModelOptions().name:
+        return options.name
+    return (options.run_dir or options.model).rstrip("/").rpartition("/")[2] or options.name
