@@ -93,10 +93,19 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert summary["all_reduce_fraction"] > 0
     assert 0 < summary["input_fraction"] < 1 - summary["host_fraction"] < 1
     options = json.loads((run / "options.json").read_text())
+    about = options["about"]
+    assert (about["model"], about["dataset"]) == ("unet", "shapes")
+    assert about["parameters"] > about["trainable_parameters"] > 1000
+    assert set(about["examples"]) == {"training", "validation"}
+    assert about["command"].startswith("python ")
+    assert "cores" in about["machine"]
     assert options["task"]["image_size"] == [16, 16]
     assert options["versions"]["tensorflow"] == tf.__version__
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["epoch"]) for line in lines] == [(5, 1), (10, 2)]
+    within = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in within] == list(range(1, 11))
+    assert within[4]["loss"] == pytest.approx(lines[0]["loss"], rel=1e-5)
     assert {"loss", "mean_iou", "val_mean_iou", "val_iou/circle"} <= lines[0].keys()
     assert list((run / "tensorboard").rglob("*tfevents*"))
     assert len(list((run / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))) == 1

@@ -111,6 +111,7 @@ def test_it_learns_and_leaves_a_run(trained):
         "model.keras",
         "options.json",
         "report.html",
+        "steps.jsonl",
         "summary.json",
         "tensorboard",
     }

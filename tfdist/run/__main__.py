@@ -90,8 +90,8 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     routing = Routing(strategy, options.step, placement, quiet=quiet)
     if routing.workers.is_chief and not quiet:
         described = processes.describe_strategy(strategy, routing.workers, placement)
-        devices = ", ".join(processes.list_worker_devices(strategy))
-        print(f"tfdist.run: {described}: {devices}.", file=sys.stderr, flush=True)
+        places = ", ".join(processes.list_worker_devices(strategy))
+        print(f"tfdist.run: {described}: {places}.", file=sys.stderr, flush=True)
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -136,6 +136,10 @@ class TrainingRun:
 
     def _describe(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of `options.json`, given that of an earlier start."""
+        result, about = self._options.select_result(), before.get("about")
+        # A finished command that is repeated changes nothing.
+        if not (about and self._run.is_finished and before.get("result") == result):
+            about = self._describe_start_of_run(about)
         cluster = self._plan.cluster
         return {
             **self._options.to_dict(),
@@ -145,19 +149,20 @@ class TrainingRun:
                 "keras": keras.__version__,
             },
             "commit": find_commit(),
-            "about": describe_start(
-                self._trainer.model,
-                model_name=self._task.describe_model(),
-                dataset=getattr(self._task, "dataset", "") or self._options.task.task,
-                sizes={
-                    "training": self._data.train.num_examples,
-                    "validation": self._data.val.num_examples,
-                },
-                before=before.get("about"),
-            ),
+            "about": about,
             "devices": processes.list_worker_devices(self._trainer.strategy),
             "cluster": dict(cluster.tasks) if cluster else None,
         }
+
+    def _describe_start_of_run(self, before: Any) -> dict[str, Any]:
+        data = self._data
+        return describe_start(
+            self._trainer.model,
+            model_name=self._task.describe_model(),
+            dataset=getattr(self._task, "dataset", "") or self._options.task.task,
+            sizes={"training": data.train.num_examples, "validation": data.val.num_examples},
+            before=before,
+        )
 
     def _fit(self) -> None:
         """Trains until the end or a stop; the chief has claimed the run directory."""
