@@ -94,7 +94,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert 0 < summary["input_fraction"] < 1 - summary["host_fraction"] < 1
     options = json.loads((run / "options.json").read_text())
     about = options["about"]
-    assert (about["model"], about["dataset"]) == ("unet", "shapes")
+    assert (about["model_name"], about["dataset"]) == ("unet", "shapes")
     assert about["parameters"] > about["trainable_parameters"] > 1000
     assert set(about["examples"]) == {"training", "validation"}
     assert about["command"].startswith("python ")

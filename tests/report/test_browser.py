@@ -124,6 +124,31 @@ def test_a_click_sorts_the_table(show):
     assert sort_by("strategy") == (["other", "run"], "ascending")
 
 
+@pytest.mark.parametrize("width", [1400, PHONE])
+def test_the_first_column_stays_where_the_table_is_scrolled(show, width):
+    browser = show("both.html", width=width)
+    script = (
+        "const box = document.querySelector('.sortable').parentNode; box.scrollLeft = 1e6;"
+        "const cell = box.querySelector('tbody td').getBoundingClientRect();"
+        "return [box.scrollLeft, cell.left - box.getBoundingClientRect().left, cell.width]"
+    )
+    scrolled, left, cell_width = browser.execute_script(script)
+    assert scrolled > 0 or width > PHONE
+    assert abs(left) < 1
+    assert 50 < cell_width <= 0.4 * width + 1
+
+
+def test_axes_begin_at_zero_and_epochs_are_marked(show, run_dir):
+    browser = show("one.html")
+    scales = browser.execute_script(
+        "return all.map((u) => [u.scales.x.min, u.scales.y.min, u.scales.y.max])"
+    )
+    assert all((left, bottom) == (0, 0) and top > 0 for left, bottom, top in scales)
+    script = "return JSON.parse(document.querySelector('.charts script').textContent).marks"
+    lines = read_recorded_run(run_dir).lines
+    assert browser.execute_script(script) == [[str(x["epoch"]), x["step"]] for x in lines]
+
+
 @pytest.mark.parametrize("name", ["one.html", "both.html"])
 def test_nothing_is_wider_than_a_phone(show, name):
     browser = show(name, width=PHONE)

@@ -38,9 +38,11 @@ def test_each_run_shows_its_own_last_epoch_and_losses_that_differ_are_marked(wri
     assert data["charts"][0]["names"] == ["a", "b"]
 
 
-def test_equal_losses_are_not_marked(write_run):
-    page = _compare(write_run("a"), write_run("b"))
+def test_equal_losses_are_not_marked_and_a_date_is_no_option(write_run):
+    paths = [write_run(name, about={"began": name, "examples": {"val": 1}}) for name in ("a", "b")]
+    page = _compare(*paths)
     assert "loss function" not in page
+    assert "<p>None.</p>" in page
 
 
 def test_pictures_of_the_same_examples_are_side_by_side(write_run):

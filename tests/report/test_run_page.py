@@ -52,7 +52,7 @@ def test_a_finished_run_shows_where_the_time_and_the_memory_went(write_run):
 
 def test_what_was_trained_is_said_in_words_and_the_rest_is_folded(write_run):
     about = {
-        "model": "unet",
+        "model_name": "unet",
         "parameters": 12345,
         "trainable_parameters": 12000,
         "dataset": "shapes",

@@ -147,8 +147,8 @@ def _make_options(names: Sequence[str], runs: Sequence[RecordedRun]) -> str:
     flat: list[dict[str, Any]] = [
         {
             name: value
-            for group in run.options.values()
-            if isinstance(group, dict)
+            for title, group in run.options.items()
+            if isinstance(group, dict) and title != "about"
             for name, value in group.items()
         }
         for run in runs

@@ -139,7 +139,7 @@ def _make_about(run: RecordedRun) -> Section:
     sizes = (f"{count:,} {split}" for split, count in (about.get("examples") or {}).items())
     number, last = about.get("parameters"), about.get("last_start")
     pairs = {
-        "model": about.get("model") or _find_option(run, "task", "model"),
+        "model": about.get("model_name") or _find_option(run, "task", "model"),
         "parameters": number
         and f"{number:,}, of which {about.get('trainable_parameters', number):,} are trained",
         "data": about.get("dataset") or _find_option(run, "task", "dataset"),

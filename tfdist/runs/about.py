@@ -40,7 +40,7 @@ def describe_start(
         "began": began or now,
         "last_start": now,
         "machine": describe_machine(),
-        "model": model_name,
+        "model_name": model_name,
         "parameters": model.count_params(),
         "trainable_parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
         "dataset": dataset,
