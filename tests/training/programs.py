@@ -609,6 +609,12 @@ PROGRAMS = {
     "the tutorial's average of a known size": Program(
         lambda: dense(cls=functools.partial(TutorialSteps, batch_size=8))
     ),
+    "an added sum": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2)))),
+    "one loss an example": Program(lambda: dense(loss=keras.losses.Huber(reduction="none"))),
+    "a sum of rows": Program(lambda: dense(cls=SumOfRows)),
+    "a sum by a known size": Program(
+        lambda: dense(cls=SumByConstant, metrics=[SumOfErrors()]), (X[:29], Y[:29])
+    ),
     "a plain compute_loss": Program(lambda: dense(cls=PlainLoss)),
     "a step that changes variables": Program(lambda: dense(cls=StepsWithVariables)),
     "a moving mean": Program(lambda: dense(between=MovingMean())),
@@ -760,6 +766,55 @@ class SumOfRows(keras.Model):
         return {"loss": loss}
 
 
+class SumByConstant(keras.Model):
+    """Divides a sum by the size of a global batch, and penalizes a weight by a sum, too."""
+
+    batch_size = 8
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x)
+        loss = self.compute_loss(x, y, y_pred)
+        return {**self.compute_metrics(x, y, y_pred), "loss": loss}
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, training=True)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {**self.compute_metrics(x, y, y_pred), "loss": loss}
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        losses = keras.losses.MeanSquaredError(reduction="none")(y, y_pred)
+        kernel = self.trainable_weights[0]
+        return tf.reduce_sum(losses) * (1.0 / self.batch_size) + 0.1 * tf.reduce_sum(kernel**2)
+
+
+class SumsByTwoSizes(SumByConstant):
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        losses = keras.losses.MeanSquaredError(reduction="none")(y, y_pred)
+        own = tf.cast(tf.shape(losses)[0], losses.dtype)
+        return tf.reduce_sum(losses) / self.batch_size + tf.reduce_sum(losses**2) / own
+
+
+class SumOfErrors(keras.metrics.Metric):
+    """Adds up on each replica by itself."""
+
+    is_sum_over_rows = True
+
+    def __init__(self):
+        super().__init__(name="errors")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum((y_true - y_pred) ** 2))
+
+    def result(self):
+        return self.total + 0.0
+
+
 class TutorialSteps(keras.Model):
     """Averages as TensorFlow's tutorial for training loops does, where replicas add up losses."""
 
@@ -850,15 +905,14 @@ INDIVISIBLE = {
     "a softmax of the batch": Program(lambda: dense(between=keras.layers.Softmax(axis=0))),
     "a nested mean": Program(lambda: dense(between=_nest_mean)),
     "a scalar with weights": Program(lambda: dense(loss=_mean_of_weighted), (X, Y, WEIGHTS)),
-    "an added sum": Program(lambda: dense(between=Adds(lambda x: 0.1 * keras.ops.sum(x**2)))),
     "a centered batch": Program(lambda: dense(between=Centered())),
     "a count": Program(lambda: dense(between=Counts())),
     "a count of integers": Program(lambda: dense(between=Counts("int32"))),
     "a memory": Program(lambda: dense(between=Remembers())),
     "a contrast": Program(lambda: dense(loss=Contrast())),
-    "one loss an example": Program(lambda: dense(loss=keras.losses.Huber(reduction="none"))),
+    "an added maximum": Program(lambda: dense(between=Adds(lambda x: keras.ops.max(x)))),
     "pairs": Program(lambda: dense(cls=Pairs)),
-    "a sum of rows": Program(lambda: dense(cls=SumOfRows)),
+    "sums by two sizes": Program(lambda: dense(cls=SumsByTwoSizes)),
 }
 
 

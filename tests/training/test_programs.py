@@ -354,7 +354,7 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
 )
 def test_a_loss_of_the_whole_batch_is_exact_where_outputs_are_gathered(name, strategy_name):
     """Batches of 8, and a last one of 2 rows, which every replica has whole."""
-    program = INDIVISIBLE[name]
+    program = ALL_PROGRAMS[name]
     program = dataclasses.replace(program, data=tuple(part[:18] for part in program.data))
     expected, weights = _fit_keras(program)
     history, found = _fit(program, strategy_name, gather_outputs=True)

@@ -140,6 +140,9 @@ class Guard:
     def check(self) -> None:
         """Runs the step with the divided and with the whole batch. All workers must call it.
 
+        If the results differ, it does the same with scaled sums (`example_sums`), and the step
+        scales them from then on if that is right.
+
         Raises:
           TfdistError: the results differ; the message names what depends on which examples are
             together.
@@ -148,17 +151,35 @@ class Guard:
             culprit = find_loss_of_batch(self._model)
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
+        found, states = self._compare()
+        if found is None or self._is_right_with_scaled_sums():
+            return
+        raise self._refuse(found, find_culprit(self._model, self._batch, states))
+
+    def _compare(self) -> tuple[str | None, list[str]]:
+        """Describes a difference, None if there is none, and lists the states that differ."""
         tolerance = find_tolerance(self._model, self._trace())
         divided, whole = self._compute(self._parts), self._compute(self._whole)
         found = find_difference(divided, whole, tolerance)
         if found is None:
-            return
+            return None, []
         moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
         clear = find_clear_difference(divided, whole, tolerance, moved)
         found = clear or self._compare_in_float64(divided, whole, tolerance, moved)
-        if found is not None:
-            states = list_different_states(divided, whole, tolerance)
-            raise self._refuse(found, find_culprit(self._model, self._batch, states))
+        return found, list_different_states(divided, whole, tolerance)
+
+    def _is_right_with_scaled_sums(self) -> bool:
+        scales, is_right = self._steps.scales_sums, False
+        if scales.get(self._kind, True) or not self._steps.can_scale_sums:
+            return False
+        scales[self._kind] = True
+        try:
+            is_right = self._compare()[0] is None
+        except TfdistError:
+            pass  # the first difference says more
+        finally:
+            scales[self._kind] = is_right
+        return is_right
 
     def _compare_in_float64(
         self, divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome

@@ -8,6 +8,8 @@ global batch.** A plain mean over examples obeys it. The rest is changed while t
 - a Keras loss that is normalized by a mask or by sample weights uses the global batch's count;
   a sum is scaled, so that the weighted mean of the replicas' sums is the total;
 - an added loss with one value per example is summed over the global batch;
+- other sums over examples are scaled likewise, where the guard found that this is right
+  (`example_sums`);
 - batch normalization uses the moments of the global batch;
 - random layers draw the numbers that belong to the replica's examples (`randomness`);
 - `tf.nn.compute_average_loss`, for replicas whose losses are added, gives a mean for this rule;
@@ -23,7 +25,7 @@ batch. The mean over the copies is the value of the batch again.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,6 +41,7 @@ from tfdist.internals import (
 )
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
+from tfdist.training.example_sums import list_sum_replacements
 from tfdist.training.replicas.added_losses import losses_by_thread
 from tfdist.training.replicas.batch_share import BatchShare
 from tfdist.training.replicas.global_norm import list_norm_replacements
@@ -147,8 +150,12 @@ class Division:
         return [tf.cast(t, n.dtype) for t, n in zip(tf.unstack(total), found, strict=True)]
 
     @contextlib.contextmanager
-    def intercept(self) -> Iterator[None]:
-        """Replaces Keras's functions. Must be opened once, around all replicas."""
+    def intercept(self, *, scales_sums: bool = False) -> Iterator[None]:
+        """Replaces Keras's functions. Must be opened once, around all replicas.
+
+        Args:
+          scales_sums: whether sums over examples are scaled; see `example_sums`.
+        """
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
@@ -164,6 +171,8 @@ class Division:
         ]
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
+        if scales_sums:
+            places += list_sum_replacements(self._find_scale)
         if self._gather_outputs:
             owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
             wrap = self._make_compute_loss
@@ -174,6 +183,15 @@ class Division:
             stack.enter_context(losses_by_thread(self._model))
             stack.enter_context(self.draws.intercept())
             yield
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Leaves sums over examples as they are, for metrics, which count them otherwise."""
+        self._of_thread.is_counting = True
+        try:
+            yield
+        finally:
+            self._of_thread.is_counting = False
 
     def gather(self, value: Any) -> Any:
         """Returns a tensor with the examples of all replicas, in order.
@@ -260,6 +278,14 @@ class Division:
             normalizers.found.append(number)
             return number
         return self.reduce_normalizers([number])[0]
+
+    def _find_scale(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        if self.part is None or getattr(self._of_thread, "is_counting", False):
+            return None
+        return self._scale_sum
+
+    def _scale_sum(self, total: tf.Tensor) -> tf.Tensor:
+        return total * tf.cast(self._of_thread.part.sum_scale, total.dtype)
 
     def _make_apply_mask(self) -> Any:
         original = find_function(loss_module, "apply_mask")

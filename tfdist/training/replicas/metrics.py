@@ -297,7 +297,8 @@ class ReplicaMetrics:
             self._inside.add(context)
             try:
                 update = self._update_sum if is_sum(metric) else self._update_whole
-                return update(metric, original, args, kwargs)
+                with self._division.counting():
+                    return update(metric, original, args, kwargs)
             finally:
                 self._inside.discard(context)
 

@@ -72,6 +72,9 @@ class Steps:
       shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
+
+    Attributes:
+      scales_sums: kind of step -> whether sums over examples are scaled; see `example_sums`.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Steps:
         self.log_names: dict[str, set[str]] = {}
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
+        self.scales_sums = {"train": False, "test": False}
         self._train = model.train_step
         if options.changes_gradient:
             own = GradientStep(
@@ -237,6 +241,11 @@ class Steps:
 
         return self._compile(run)
 
+    @property
+    def can_scale_sums(self) -> bool:
+        """Whether sums over examples can be told from others, and the steps be traced again."""
+        return self._draws_rows and not isinstance(self._shards, OptimizerShards)
+
     def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
         draws_rows = self._predicts_draws()
 
@@ -353,7 +362,8 @@ class Steps:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(aggregating(self._division.agree, self._model))
-            stack.enter_context(self._division.intercept())
+            scales_sums = self.scales_sums[kind]
+            stack.enter_context(self._division.intercept(scales_sums=scales_sums))
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(self._with_placement())
             stack.enter_context(
