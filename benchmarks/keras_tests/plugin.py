@@ -21,8 +21,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.errors import TfdistError
-from tfdist.replacing import replaced
 from tfdist.run.routing import Routing
+from tfdist.run.scope import keeping_scope
 from tfdist.strategies.registry import to_strategy
 from tfdist.training.step_options import StepOptions
 
@@ -69,10 +69,11 @@ def pytest_collection() -> Iterator[None]:
     sys.modules |= {name: types.ModuleType(name) for name in absent}
     sys.modules["conftest"] = conftest = types.ModuleType("conftest")
     conftest.skip_if_backend = _skip_if_backend
+    keras_trainer.TensorFlowTrainer = LayerAsModel
     try:
-        with replaced(keras_trainer, "TensorFlowTrainer", LayerAsModel):
-            return (yield)
+        return (yield)
     finally:
+        keras_trainer.TensorFlowTrainer = _TRAINER
         for name in [*absent, "conftest"]:
             del sys.modules[name]
 
@@ -123,7 +124,7 @@ def _running_as(way: str) -> Iterator[None]:
         yield
         return
     strategy = to_strategy(way.partition("-")[0])
-    with strategy.scope(), Routing(strategy, StepOptions()).open():
+    with keeping_scope(strategy, strategy.scope), Routing(strategy, StepOptions()).open():
         yield
 
 

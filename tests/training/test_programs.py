@@ -277,6 +277,9 @@ def test_rows_that_keep_a_state_stay_on_one_device():
         ("a metric in a layer", "mirrored-2", {"micro_batches": 2}),
         ("a metric in a layer", "mirrored-2", {"steps_per_loop": 2}),
         ("draws beside a normalization", "mirrored-2", {"steps_per_loop": 3}),
+        ("an added sum", "one_device", {"micro_batches": 2}),
+        ("one loss an example", "mirrored-2", {"micro_batches": 2}),
+        ("a sum by a known size", "mirrored-2", {"steps_per_loop": 2}),
     ],
 )
 def test_ends_where_keras_ends_however_steps_are_computed(name, strategy_name, options):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer, GraphStack, loss_module
-from tfdist.replacing import find_function, replaced
+from tfdist.replacing import find_function, replace_always, replaced
 from tfdist.strategies.registry import find_traits
 
 OpenScope = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -153,6 +153,16 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
             *((kind, "__init__", make_init(find_function(kind, "__init__"))) for kind in kinds),
             *((kind, "__new__", new) for kind in kinds),
         ]
+        for kind in kinds:
+            stack.callback(replace_always, kind, "__new__", _make_any)
         for place in places:
             stack.enter_context(replaced(*place, in_all_threads=True))
         yield
+
+
+def _make_any(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """Does what `object.__new__` does in a class that has no other.
+
+    A class that once had one takes no arguments without it, in Python 3.11.
+    """
+    return object.__new__(kind)
