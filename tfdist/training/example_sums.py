@@ -1,8 +1,8 @@
 """Sums over the examples of a batch, which some programs divide by the size of the global batch.
 
 TensorFlow's tutorials for training loops compute `tf.reduce_sum(losses) * (1 / batch_size)`. Keras
-differentiates a loss with `reduction="none"` as it is, which adds up the examples. On replicas, such
-a sum is scaled, so that the weighted mean of the replicas' sums is that of the global batch.
+differentiates a loss with `reduction="none"` as it is, which adds up the examples. On replicas,
+such a sum is scaled, so that the weighted mean of the replicas' sums is that of the global batch.
 
 A program does not say whether it divides a sum by a constant or by the number of examples that it
 sees, which is a mean and must not be scaled. So the guard tries both. It sees the same sums as a
