@@ -87,6 +87,9 @@ def make_variables_ordinary() -> None:
         replace_always(MirroredVariable, name, _write_all(name, vars(MirroredVariable)[name]))
     _mend_sums()
     _mend_optimizers()
+    replace_always(
+        tf.GradientTape, "watched_variables", _make_watched(tf.GradientTape.watched_variables)
+    )
     replace_always(LoadedFunction, "_call_flat", _make_call(LoadedFunction._call_flat))
 
 
@@ -345,6 +348,20 @@ def _mend_optimizers() -> None:
             apply_scaled(optimizer, grads, trainable_variables)
 
     replace_always(keras.optimizers.LossScaleOptimizer, "_tf_apply", apply)
+
+
+def _make_watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a tape return the variables that it watched, instead of their copies."""
+
+    @functools.wraps(original)
+    def watched_variables(tape: Any) -> Any:
+        found = original(tape)
+        if not _is_outside():
+            return found
+        wholes = [getattr(v, "_distributed_container", lambda v=v: v)() for v in found]
+        return tuple({id(whole): whole for whole in wholes}.values())
+
+    return watched_variables
 
 
 def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -113,6 +113,21 @@ PATCHES = (
         "training.replicas.division",
         "the tutorials' loops divide by the global batch, which tfdist does already",
     ),
+    *(
+        Patch(
+            "step",
+            owner,
+            name,
+            "training.replicas.example_sums",
+            "a sum over examples that the program divides by a constant is scaled",
+        )
+        for owner, name in (
+            (tf, "reduce_sum"),
+            (tf.math, "reduce_sum"),
+            (keras.ops, "sum"),
+            (tf.GradientTape, "gradient"),
+        )
+    ),
     Patch(
         "step",
         TensorFlowTrainer,
@@ -510,6 +525,13 @@ PATCHES = (
         "_tf_apply",
         "distributed_variables",
         "an optimizer that a script applies updates all copies",
+    ),
+    Patch(
+        "always",
+        tf.GradientTape,
+        "watched_variables",
+        "distributed_variables",
+        "a tape returns the variables that it watched, instead of their copies",
     ),
     Patch(
         "always",

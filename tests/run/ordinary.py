@@ -83,6 +83,31 @@ def own_training_loop():
 
 
 @snippet
+def updates_of_what_a_tape_watched():
+    model = train(make())
+    module = tf.Module()
+    module.scale = tf.Variable(2.0)
+    module.multiply = tf.function(lambda x: x * module.scale, input_signature=[tf.TensorSpec([])])
+    tf.saved_model.save(module, f"{DIRECTORY}/multiplies")
+    loaded = tf.saved_model.load(f"{DIRECTORY}/multiplies")
+    found = []
+    for compute, check in (
+        (lambda: tf.reduce_mean(model(X) ** 2), lambda: weigh(model)),
+        (lambda: (loaded.multiply(tf.constant(3.0)) - 9.0) ** 2, lambda: loaded.scale.numpy()),
+    ):
+        with tf.GradientTape() as tape:
+            loss = compute()
+        watched = tape.watched_variables()
+        gradients = tape.gradient(loss, watched)
+        for variable, gradient in zip(watched, gradients, strict=True):
+            variable.assign_sub(0.01 * gradient)
+        keras.optimizers.SGD(0.01).apply_gradients(zip(gradients, watched, strict=True))
+        check_copies(watched)
+        found += [len(watched), np.asarray(check()).tolist()]
+    return found
+
+
+@snippet
 def numbers_of_variables():
     model = train(make(optimizer=keras.optimizers.Adam(0.01)))
     optimizer = model.optimizer

@@ -799,6 +799,19 @@ class SumsByTwoSizes(SumByConstant):
         return tf.reduce_sum(losses) / self.batch_size + tf.reduce_sum(losses**2) / own
 
 
+class SumOverTime(SumByConstant):
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        losses = tf.transpose((y - y_pred)[..., 0] ** 2)  # [time, batch]
+        return tf.reduce_sum(tf.reduce_sum(losses, 0)) / self.batch_size
+
+
+def build_summing_over_time():
+    inputs = keras.Input((None, 1))
+    model = SumOverTime(inputs, keras.layers.Dense(1, kernel_initializer=seeded(1))(inputs))
+    model.compile(SGD())
+    return model
+
+
 class SumOfErrors(keras.metrics.Metric):
     """Adds up on each replica by itself."""
 

@@ -16,6 +16,7 @@ from tests.training.programs import (
     OwnSteps,
     X,
     Y,
+    build_summing_over_time,
     dense,
 )
 from tfdist.errors import TfdistError
@@ -84,6 +85,26 @@ def test_a_refusal_names_the_culprit(name):
     with pytest.raises(TfdistError, match=CULPRITS[name]) as error:
         _train(program.build, *program.data)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_sums_over_examples_are_not_confused_with_others(is_known):
+    """Over a length that is unknown in the step only, a sum would look like one over examples."""
+    x = 0.1 * X.reshape(32, 6, 1)
+    time = 6 if is_known else None
+    data = tf.data.Dataset.from_generator(
+        lambda: ((x[i : i + 8], x[i : i + 8]) for i in range(0, 32, 8)),
+        output_signature=(tf.TensorSpec((None, time, 1)),) * 2,
+    )
+    trainer = zoo.make_trainer(build_summing_over_time, strategy=zoo.STRATEGIES["mirrored-2"]())
+    if not is_known:
+        with pytest.raises(TfdistError, match="which sums of SumOverTime are over the examples"):
+            trainer.fit(data, verbose=0)
+        return
+    trainer.fit(data, verbose=0)
+    model = build_summing_over_time()
+    model.fit(data, verbose=0)
+    assert zoo.largest_difference(trainer.model.get_weights(), model.get_weights()) < 1e-6
 
 
 @pytest.mark.thorough(keep=4)

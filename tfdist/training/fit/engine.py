@@ -372,7 +372,7 @@ class Engine:
         try:
             options: Any = {"kind": kind, "generators": list_seed_generators(self.model)}
             Guard(self.model, self._strategy, steps.steps, batch, **options).check()
-            if steps.steps.scales_sums.get(kind):
+            if steps.steps.scales_sums(kind):
                 steps.remake(kind)
         finally:
             self.check_s += time.perf_counter() - began

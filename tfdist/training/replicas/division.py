@@ -41,9 +41,9 @@ from tfdist.internals import (
 )
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
-from tfdist.training.example_sums import list_sum_replacements
 from tfdist.training.replicas.added_losses import losses_by_thread
 from tfdist.training.replicas.batch_share import BatchShare
+from tfdist.training.replicas.example_sums import list_sum_replacements
 from tfdist.training.replicas.global_norm import list_norm_replacements
 from tfdist.training.replicas.random_layers import RowDraws, Rows
 from tfdist.training.replicas.reduction import SUM
@@ -62,6 +62,7 @@ class Division:
 
     Attributes:
       draws: decides what random layers draw.
+      num_scaled: the number of sums that all replicas scaled since `intercept` was opened.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Division:
         is_compiled: bool = False,
     ):
         self.draws = RowDraws(is_compiled=is_compiled)
+        self.num_scaled = 0
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
         self._batch_norm = batch_norm
@@ -171,6 +173,7 @@ class Division:
         ]
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
+        self.num_scaled = 0
         if scales_sums:
             places += list_sum_replacements(self._find_scale)
         if self._gather_outputs:
@@ -285,6 +288,7 @@ class Division:
         return self._scale_sum
 
     def _scale_sum(self, total: tf.Tensor) -> tf.Tensor:
+        self.num_scaled += 1
         return total * tf.cast(self._of_thread.part.sum_scale, total.dtype)
 
     def _make_apply_mask(self) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.errors import TfdistError
 from tfdist.internals import is_op_determinism_enabled
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.shards.model import UnitShards
@@ -72,9 +73,6 @@ class Steps:
       shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
       is_chief: whether this worker is the chief.
-
-    Attributes:
-      scales_sums: kind of step -> whether sums over examples are scaled; see `example_sums`.
     """
 
     def __init__(
@@ -119,7 +117,9 @@ class Steps:
         self.log_names: dict[str, set[str]] = {}
         # XLA requires static sizes, so there they are hidden only if a layer draws.
         self._draws_rows = not self._is_compiled or bool(list_seed_generators(model))
-        self.scales_sums = {"train": False, "test": False}
+        # By the kind of step, whether sums over examples are scaled, and how many by which step.
+        self._scales_sums = {"train": False, "test": False, "predict": False}
+        self._num_sums: dict[Any, int] = {}
         self._train = model.train_step
         if options.changes_gradient:
             own = GradientStep(
@@ -246,6 +246,29 @@ class Steps:
         """Whether sums over examples can be told from others, and the steps be traced again."""
         return self._draws_rows and not isinstance(self._shards, OptimizerShards)
 
+    def scales_sums(self, kind: str) -> bool:
+        """Returns whether a kind of step scales sums over examples; see `example_sums`."""
+        return self._scales_sums[kind]
+
+    def scale_sums(self, kind: str, *, scales: bool) -> None:
+        """Begins or stops to scale sums over examples in what is traced from now on."""
+        self._scales_sums[kind] = scales
+        self._num_sums.clear()
+
+    def _check_sums(self, kind: str, divided: Any) -> None:
+        """Checks that a trace of a step scales as many sums as the one that the guard has seen.
+
+        Sizes that are unknown in one of them only, other than the number of examples, may be taken
+        for it.
+        """
+        found = self._division.num_scaled
+        if self._num_sums.setdefault((kind, divided), found) != found:
+            raise TfdistError(
+                f"Cannot tell which sums of {type(self._model).__name__} are over the examples of "
+                "a batch, because other sizes vary as well. Use tf.reduce_mean or "
+                "tf.nn.compute_average_loss, train on one device, or make all batches of one shape."
+            )
+
     def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
         draws_rows = self._predicts_draws()
 
@@ -362,7 +385,7 @@ class Steps:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(aggregating(self._division.agree, self._model))
-            scales_sums = self.scales_sums[kind]
+            scales_sums = self._scales_sums[kind]
             stack.enter_context(self._division.intercept(scales_sums=scales_sums))
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(self._with_placement())
@@ -375,6 +398,8 @@ class Steps:
                 )
             )
             results = self._strategy.run(replica_step, args=(data, place))
+        if scales_sums:
+            self._check_sums(kind, divided)
         vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
         return self.metrics.compute_logs(kind, vector), vector, rows
 
