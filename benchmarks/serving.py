@@ -148,7 +148,10 @@ def _attack(server: Server, problems: list[str]) -> None:
         b"GET / HTTP/1.1\r\n",
         b"POST " + PREDICT.encode() + b" HTTP/1.1\r\n",
     ]
-    slow += [slow[-1] + b"Host: a\r\nContent-Length: 1000\r\n\r\n{", b"\x16\x03\x01\r\n\r\n"]
+    slow += [
+        slow[-1] + b"Host: localhost\r\nContent-Length: 1000\r\n\r\n{",
+        b"\x16\x03\x01\r\n\r\n",
+    ]
     work = [*kinds, *slow] * (NUM_HOSTILE // (len(kinds) + len(slow)) + 1)
     pending = iter(work[:NUM_HOSTILE])
     lock = threading.Lock()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -21,8 +22,11 @@ import uvicorn
 from PIL import Image
 
 from tests.serve.running import PREDICT, encode, run_server
+from tfdist.errors import TfdistError
+from tfdist.serve.hosts import make_host_check
 from tfdist.serve.http_protocol import make_protocol
 from tfdist.serve.listener import drop_new_connections, listen
+from tfdist.serve.options import ServerOptions
 from tfdist.serve.server import GracefulServer
 from tfdist.tasks.commands import run_task_command
 
@@ -188,7 +192,7 @@ def test_a_compressed_body_is_refused(server):
     assert status == 415
 
 
-HEAD = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+HEAD = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
 
 
 def test_slow_senders_are_cut_off(server):
@@ -222,6 +226,117 @@ def test_the_page_knows_the_classes_and_the_models_own_name(server, servable):
     assert about["image_signature"] == "serving_default"
     assert (about["name"], about["title"]) == ("model", servable.name)
     assert len(about["classes"]) == len(about["colors"]) == 4
+
+
+START = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: localhost\r\n"
+AMBIGUOUS = {
+    "a length and chunks": START
+    + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": START
+    + b"transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n",
+    "two lengths": START + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+    "two lengths in one line": START + b"Content-Length: 2, 3\r\n\r\n{}x",
+    "a signed length": START + b"Content-Length: +2\r\n\r\n{}",
+    "chunks twice": START
+    + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": START + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a coding before chunks": START + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": START.replace(b"1.1", b"1.0")
+    + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": START + b"Content-Length : 2\r\n\r\n{}",
+    "a folded line": START + b"X: a\r\n b\r\nContent-Length: 2\r\n\r\n{}",
+    "a folded length": START + b"Content-Length:\r\n 2\r\n\r\n{}",
+    "a bare LF": START + b"X: a\nContent-Length: 2\r\n\r\n{}",
+    "an end of bare LFs": START + b"Content-Length: 2\n\n{}",
+    "a bare CR": START + b"X: a\rContent-Length: 2\r\n\r\n{}",
+    "a bare LF after a chunk's size": START + b"Transfer-Encoding: chunked\r\n\r\n2\n{}0\r\n\r\n",
+    "a bare LF in a trailer": START
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: a\n\r\n",
+    "no number of a chunk": START + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n",
+    "a wrong size of a chunk": START + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+    "a wrong chunk after the answer": START.replace(b":predict", b":nothing")
+    + b"Transfer-Encoding: chunked\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", AMBIGUOUS)
+def test_a_request_that_can_be_read_in_two_ways_ends_its_connection(server, what):
+    with server.connect() as connection:
+        connection.sendall(AMBIGUOUS[what])
+        answer = b""
+        if what == "a wrong chunk after the answer":
+            answer = connection.recv(2**16)
+            assert answer.startswith(b"HTTP/1.1 404")
+            connection.sendall(b"x\r\n")
+        while part := connection.recv(2**16):
+            answer += part
+    assert answer.count(b"HTTP/1.1 ") == 1
+    if what != "a wrong chunk after the answer":
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close\r\n" in answer.lower()
+
+
+def test_plain_requests_share_a_connection(server):
+    chunked = START + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nTrailer: a\r\n\r\n"
+    with server.connect() as connection:
+        connection.sendall((START + b"Content-Length: 2\r\n\r\n{}" + chunked) * 2)
+        found = b""
+        while found.count(b"HTTP/1.1 400") < 4 or not found.endswith(b"}"):  # {} is no request
+            found += connection.recv(2**16)
+    assert found.count(b'either \\"instances') == 4
+
+
+def test_a_request_to_another_host_is_refused(server):
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8501", "[::1]:8501", "a.localhost."):
+        assert server.ask("GET", "/healthz", Host=host)[0] == 200, host
+    for host in ("evil.example", "evil.example:8501", "localhost.evil.example", "10.0.0.1", "a b"):
+        for method, path in (("GET", "/"), ("GET", "/metrics"), ("POST", PREDICT)):
+            status, answer = server.ask(method, path, Host=host)
+            assert (status, list(answer)) == (403, ["error"])
+            assert "--allowed_hosts=" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "allowed", "own", "others"),
+    [
+        ("0.0.0.0", "0.0.0.0", (), ["evil.example", "10.0.0.1:80", "a b"], []),
+        ("::", "::", (), ["evil.example", "[fe80::1]:80"], []),
+        ("0.0.0.0", "0.0.0.0", ("m.org",), ["M.org:80", "10.9.8.7", "localhost"], ["n.org", ""]),
+        ("box", "10.0.0.1", (), ["box", "BOX:1", "10.0.0.1"], ["box.evil.org", "10.0.0.2"]),
+        ("::1", "::1", ("*.m.org",), ["[::1]:1", "a.m.org"], ["m.org.evil.org", "[::2]", "::2"]),
+        ("127.0.0.1", "127.0.0.1", ("*",), ["evil.example"], []),
+    ],
+)
+def test_names_of_a_server(host, address, allowed, own, others):
+    is_own = make_host_check(host, address, allowed)
+    assert [is_own(name, "10.9.8.7") for name in own] == [True] * len(own)
+    assert [is_own(name, "10.9.8.7") for name in others] == [False] * len(others)
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:80", "a b", ""])
+def test_a_wrong_name_of_a_host_is_refused(name):
+    with pytest.raises(TfdistError, match=r"allowed_hosts=.* is no name of a host"):
+        ServerOptions(allowed_hosts=(name,))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Only Linux sets limits of other processes.")
+def test_a_server_without_descriptors_says_so_once_and_goes_on(server):
+    process = server.process.pid
+    before = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir(f"/proc/{process}/fd"))
+    resource.prlimit(process, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(19):
+                stack.enter_context(server.connect())
+            time.sleep(2.5)  # asyncio tries again every second
+    finally:
+        resource.prlimit(process, resource.RLIMIT_NOFILE, before)
+    assert server.ask("GET", "/healthz")[0] == 200
+    assert len(server.lines) == 2, server.lines
+    assert "cannot accept a connection: Too many open files" in server.lines.pop()
 
 
 @pytest.mark.cluster

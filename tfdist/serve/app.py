@@ -42,6 +42,7 @@ class Service:
       metrics: counts them.
       limits: the limits of requests.
       executor: reads and writes JSON, and decodes images.
+      is_own: whether a `Host` header, in a request that has reached an address, names this server.
       is_draining: whether the server is about to stop.
       count_connections: returns the number of open connections.
       title: what the page calls the model; the name by default.
@@ -53,6 +54,7 @@ class Service:
     metrics: Metrics
     limits: LimitOptions
     executor: Executor
+    is_own: Callable[[str, str | None], bool]
     is_draining: bool = False
     count_connections: Callable[[], int] = field(default=lambda: 0)
     title: str = ""
@@ -62,7 +64,7 @@ def make_app(service: Service) -> Callable[..., Awaitable[None]]:
     """Returns the ASGI application of a service."""
     model = f"/v1/models/{service.name}"
     routes = [
-        Route("/", functools.partial(_show_page, service)),
+        Route("/", functools.partial(_show_page, _read_page())),
         Route("/page.json", functools.partial(_describe_page, service)),
         Route("/healthz", functools.partial(_check_health, service)),
         Route("/metrics", functools.partial(_show_metrics, service)),
@@ -95,10 +97,22 @@ def _with_limits(service: Service, app: Any) -> Callable[..., Awaitable[None]]:
             response = _make_error("Too many connections. Try again later.", 503)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
+        elif (host := _find_stranger(service, scope)) is not None:
+            response = _make_error(
+                f"{host!r} is not a name of this server. Start it with --allowed_hosts={host}.", 403
+            )
+            await response(scope, receive, send_closing)
         else:
             await app(scope, receive, send_closing)
 
     return call
+
+
+def _find_stranger(service: Service, scope: Any) -> str | None:
+    """Returns the `Host` of a request for another server; HTTP/1.0 need not say one."""
+    address = scope["server"] and scope["server"][0]
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    return next((host for host in hosts if not service.is_own(host, address)), None)
 
 
 async def _predict(service: Service, request: Request) -> Response:
@@ -195,8 +209,12 @@ async def _show_metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.format(), media_type=CONTENT_TYPE)
 
 
-async def _show_page(service: Service, request: Request) -> Response:
-    return HTMLResponse(resources.files("tfdist.serve").joinpath("page.html").read_text())
+def _read_page() -> str:
+    return resources.files("tfdist.serve").joinpath("page.html").read_text()
+
+
+async def _show_page(page: str, request: Request) -> Response:
+    return HTMLResponse(page)
 
 
 async def _describe_page(service: Service, request: Request) -> Response:

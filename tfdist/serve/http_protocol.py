@@ -1,4 +1,4 @@
-"""Limits the time of a connection, which uvicorn does not do.
+"""Limits the time of a connection, which uvicorn does not do, and reads requests strictly.
 
 uvicorn 0.54 limits only the time between two requests, and every received byte resets that limit:
 https://github.com/Kludex/uvicorn/issues/157
@@ -7,10 +7,15 @@ https://github.com/Kludex/uvicorn/issues/157
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tfdist.serve.strict_requests import StrictConnection
 
 # How long connections and requests that were sent before a stop may be on their way.
 LAST_LOOK_S = 0.5
+
+_MAX_HEAD_BYTES = 2**16
 
 
 def make_protocol(
@@ -29,6 +34,10 @@ def make_protocol(
         _timer: asyncio.TimerHandle | None = None
         _is_receiving = True
 
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.conn = StrictConnection(h11.SERVER, _MAX_HEAD_BYTES)
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._limit(receive_timeout_s)
@@ -44,6 +53,12 @@ def make_protocol(
             if self._is_receiving and not is_answered and not self.cycle.more_body:
                 self._is_receiving = False
                 self._limit(answer_timeout_s)
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:  # The answer to the first part of the request has begun.
+                self.transport.close()
 
         def shutdown(self) -> None:
             # The client may have sent a request that is not read yet; closing would lose it.

@@ -1,14 +1,25 @@
-"""Opens and closes the port of a server."""
+"""Opens and closes the port of a server, and accepts connections as far as descriptors last."""
 
+import asyncio
 import contextlib
 import ctypes
+import errno
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 from tfdist.errors import TfdistError
 
 BACKLOG = 1024
+# asyncio goes on after an accept that fails for lack of descriptors, for as many times as its
+# backlog, and reports each: https://github.com/python/cpython/issues/151615
+ACCEPTS_AT_ONCE = 1
+
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_REPORT_EVERY_S = 60
 
 # Linux's <asm/socket.h>, <linux/filter.h> and <linux/tcp.h>. A filter of a listening socket sees a
 # packet from its TCP header on.
@@ -41,6 +52,31 @@ def listen(host: str, port: int) -> socket.socket:
     # waits until the client has acknowledged its beginning, for 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def make_lack_handler(
+    report: Callable[[str], None],
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Returns an event loop's exception handler that reports a lack of descriptors once a minute.
+
+    asyncio tries again to accept after a second, so a server that has run out of descriptors would
+    fill its log.
+    """
+    last = -float(_REPORT_EVERY_S)
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal last
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _LACKS:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - last >= _REPORT_EVERY_S:
+            last = time.monotonic()
+            report(
+                f"tfdist: cannot accept a connection: {error.strerror}. New connections wait until "
+                "others end. Raise the limit (ulimit -n), or lower --max_connections."
+            )
+
+    return handle
 
 
 def drop_new_connections(listener: socket.socket) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tfdist.errors import TfdistError
 from tfdist.named_code import trust_option
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
+from tfdist.serve.hosts import check_names
 from tfdist.strategies.base import devices_option
 from tfdist.strategies.options import StrategyOptions
 from tfdist.training.options import RunOptions
@@ -88,6 +89,12 @@ class ServerOptions(OptionGroup):
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all", metavar="ADDRESS")
     port: int = option(8501, "port to listen on; 0 for any free port", minimum=0)
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names that requests may use besides localhost and the address, such as model.example.com "
+        "or *.example.com; with --host=0.0.0.0 any name by default",
+        metavar="NAME,NAME",
+    )
     drain_s: float = option(
         1.0, "seconds from SIGTERM during which new requests are still answered", minimum=0
     )
@@ -105,6 +112,7 @@ class ServerOptions(OptionGroup):
         super().__post_init__()
         if self.port > _MAX_PORT:
             raise TfdistError(f"`port={self.port}` is not a port. Give 0 to {_MAX_PORT}.")
+        check_names(self.allowed_hosts)
 
 
 @dataclass(frozen=True, kw_only=True)

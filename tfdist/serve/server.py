@@ -14,8 +14,15 @@ import uvicorn
 
 from tfdist.serve.app import Service, make_app
 from tfdist.serve.batching import Batcher
+from tfdist.serve.hosts import make_host_check
 from tfdist.serve.http_protocol import LAST_LOOK_S, make_protocol
-from tfdist.serve.listener import BACKLOG, drop_new_connections, listen
+from tfdist.serve.listener import (
+    ACCEPTS_AT_ONCE,
+    BACKLOG,
+    drop_new_connections,
+    listen,
+    make_lack_handler,
+)
 from tfdist.serve.metrics import Metrics
 from tfdist.serve.options import BatchingOptions, ServedModelOptions, ServeOptions
 from tfdist.serve.servable import Servable
@@ -97,6 +104,8 @@ async def _serve(
     work: Work | None,
 ) -> int:
     limits, run = options.limits, options.run
+    asyncio.get_running_loop().set_exception_handler(make_lack_handler(_say))
+    address, port = listener.getsockname()[:2]
     with (
         ThreadPoolExecutor(num_calls, "batch") as batches,
         ThreadPoolExecutor(os.cpu_count(), "request") as requests,
@@ -112,6 +121,7 @@ async def _serve(
             metrics,
             limits,
             requests,
+            make_host_check(run.host, address, run.allowed_hosts),
             title=_find_title(options.model),
         )
         config = uvicorn.Config(
@@ -128,7 +138,7 @@ async def _serve(
             log_level="critical",
             access_log=False,
             server_header=False,
-            backlog=BACKLOG,
+            backlog=ACCEPTS_AT_ONCE,
             timeout_graceful_shutdown=run.grace_period_s,  # type: ignore[arg-type]
         )
         server = GracefulServer(config)
@@ -137,7 +147,6 @@ async def _serve(
         watching = asyncio.create_task(
             versions.watch(options.model.poll_s, _say if not run.quiet else _ignore)
         )
-        port = listener.getsockname()[1]
         working = work and asyncio.ensure_future(work(RunningServer(service, port, make_batcher)))
         if working:
             working.add_done_callback(lambda _: stop.stop_now())
@@ -156,6 +165,11 @@ class GracefulServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(BACKLOG)  # asyncio has set it to the number of accepts at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or []:

@@ -1,0 +1,62 @@
+"""Which names of this server requests may use.
+
+A page of a stranger can give its own name this server's address, and then its scripts may read what
+the server answers (DNS rebinding). Their requests have the stranger's name in the `Host` header.
+"""
+
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+
+from tfdist.errors import TfdistError
+
+_LOCAL_NAMES = ("localhost", "*.localhost", "127.0.0.1", "::1")
+
+
+def make_host_check(
+    host: str, address: str, allowed: Sequence[str]
+) -> Callable[[str, str | None], bool]:
+    """Returns a function that tells whether a request's `Host` is a name of this server.
+
+    Without `allowed`, a server that listens on all addresses accepts every name, because it cannot
+    know by which names it is reached.
+
+    Args:
+      host: where the server listens, as the user has written it.
+      address: the address that this stands for.
+      allowed: further names, or patterns such as `*.example.com`.
+
+    Returns:
+      A function of the header's value, and of the address that the request has reached, if any.
+
+    >>> is_own = make_host_check("127.0.0.1", "127.0.0.1", ["*.example.com"])
+    >>> [is_own(name, None) for name in ("localhost:8501", "a.example.com", "evil.example", "a b")]
+    [True, True, False, False]
+    """
+    names = [name.lower() for name in (*_LOCAL_NAMES, host, address, *allowed)]
+    is_open = ipaddress.ip_address(address.partition("%")[0]).is_unspecified and not allowed
+
+    def is_own(value: str, reached: str | None) -> bool:
+        match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\s:\[\]]+))(?::\d*)?", value.lower())
+        name = (match[1] or match[2]).removesuffix(".") if match else ""
+        # Probes of Kubernetes use the address of the pod.
+        own = (*names, reached) if reached else names
+        return is_open or any(fnmatch.fnmatchcase(name, pattern) for pattern in own)
+
+    return is_own
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Checks names for `make_host_check`.
+
+    Raises:
+      TfdistError: one is no name, such as a URL.
+    """
+    for name in names:
+        if not re.fullmatch(r"[\w.*:-]+", name) or re.search(r"^[^:]*:[^:]*$", name):
+            raise TfdistError(
+                f"`allowed_hosts={','.join(names)}`: {name!r} is no name of a host. Write a name "
+                "without scheme and port, such as model.example.com, or a pattern, such as "
+                "*.example.com."
+            )
