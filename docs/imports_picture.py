@@ -20,6 +20,7 @@ _TOGETHER = {
         "imports",
         "internals",
         "named_code",
+        "reading",
         "replacing",
     ),
     "step options": ("training.options", "training.optimizers", "training.step_options"),

@@ -18,6 +18,7 @@ from tfdist.auto.trials import Findings
 from tfdist.benchmark.machine import describe_machine
 from tfdist.data.code_hash import hash_code
 from tfdist.errors import shorten_error
+from tfdist.reading import parse_object
 from tfdist.records.durable_files import write_atomically
 from tfdist.runs.plan import Plan
 from tfdist.tasks.data import SourceData
@@ -56,7 +57,7 @@ class Cache:
     def read(self) -> Findings | None:
         """Returns the findings; None if there are none, or the file is damaged."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = Findings(**json.loads(self.path.read_text())["found"])
+            found = Findings(**(parse_object(self.path.read_bytes()) or {})["found"])
             found.describe()  # fails if it lacks a number
             return found
         return None

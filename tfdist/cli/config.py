@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 from tfdist.cli.arguments import find_flag
 from tfdist.errors import TfdistError
 from tfdist.named_code import CODE_OPTIONS, check_recorded_code, remember_code
+from tfdist.reading import read_text
 
 CONFIG = "config"
 PRINT_CONFIG = "--print_config"
 
-_MOST_BYTES = 2**20
 _MOST_LEVELS = 3
 
 
@@ -59,7 +58,7 @@ def format_config(groups: Mapping[str, Mapping[str, Any]]) -> str:
 def _read(path: str) -> Any:
     kind = os.path.splitext(path)[1].lower()
     try:
-        text = _read_text(os.path.expanduser(path))
+        text = read_text(os.path.expanduser(path))
         if kind == ".toml":
             return tomllib.loads(text)
         if kind == ".json":
@@ -90,16 +89,6 @@ def _parse_yaml(text: str) -> Any:
         if depth > _MOST_LEVELS:  # PyYAML's time is quadratic in them
             raise ValueError("its values are nested")
     return yaml.safe_load(text)
-
-
-def _read_text(path: str) -> str:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would wait
-        raise OSError("it is no regular file")
-    with open(path, "rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(f"it is larger than {_MOST_BYTES} bytes")
-    return content.decode()
 
 
 def _flatten(values: Any, path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cli.synonyms import find_meaning
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
+from tfdist.reading import read_text
 
 Options = TypeVar("Options", bound=CommandOptions)
 
@@ -107,7 +108,7 @@ def expand_flag_files(arguments: Sequence[str]) -> list[str]:
       TfdistError: a file cannot be read.
     """
     try:
-        found = flags.FlagValues().read_flags_from_files(list(arguments))
+        found = _CheckedFlagFiles().read_flags_from_files(list(arguments))
     except flags.Error as error:
         raise _make_flag_error(error) from error
     return expand_config(found)
@@ -249,6 +250,18 @@ def is_help(argument: str) -> bool:
     [True, True, True, False]
     """
     return argument == "-h" or argument.partition("=")[0] in ("--help", "-help")
+
+
+class _CheckedFlagFiles(flags.FlagValues):
+    """Flags whose files are text; absl would wait for a FIFO."""
+
+    def _get_flag_file_lines(self, filename: str, parsed_file_stack: Any = None) -> list[str]:
+        try:
+            read_text(filename) if filename else ""
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TfdistError(f"Cannot read --flagfile={filename}: {reason}.") from error
+        return super()._get_flag_file_lines(filename, parsed_file_stack)
 
 
 def _make_unknown_flag_error(name: str, items: Sequence[dataclasses.Field]) -> TfdistError:

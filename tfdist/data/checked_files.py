@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tfdist.reading import parse_object
+
 RECORD = "checksums.json"
 
 _BLOCK_BYTES = 16 * 2**20
@@ -77,7 +79,7 @@ def find_damage(directory: Path, sizes_bytes: Mapping[str, int]) -> str | None:
       OSError: an existing file cannot be read.
     """
     try:
-        records = json.loads((directory / RECORD).read_text())
+        records = parse_object((directory / RECORD).read_bytes()) or {}
         for name, size_bytes in sizes_bytes.items():
             if records[name]["size_bytes"] != size_bytes:
                 return f"{RECORD} belongs to other files"

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import resource
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 from tfdist.cluster import ClusterConfig, read_environment
 from tfdist.launch.machine import count_cores, find_sources
 from tfdist.launch.probe import AddressCheck, check_cluster, find_cluster
+from tfdist.reading import parse_object
 
 _IMPORT_TIMEOUT_S = 300.0
 
@@ -110,8 +110,9 @@ class Machine:
         except (OSError, subprocess.TimeoutExpired) as error:
             return {"error": str(error)}
         lines = done.stdout.strip().splitlines()
-        if done.returncode == 0 and lines:
-            return json.loads(lines[-1])
+        found = parse_object(lines[-1]) if done.returncode == 0 and lines else None
+        if found is not None:
+            return found
         said = done.stderr.strip().splitlines()
         return {"error": said[-1] if said else f"it ended with status {done.returncode}"}
 

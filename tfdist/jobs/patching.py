@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.reading import read_text
 
 Patch = Mapping[str, Any]
 
@@ -57,13 +58,13 @@ def read_patches(path: str) -> tuple[Patch, ...]:
     if not path:
         return ()
     try:
-        with open(path, encoding="utf-8") as file:
-            documents = [each for each in yaml.safe_load_all(file) if each is not None]
+        text = read_text(path)
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except OSError as error:
-        raise TfdistError(f"Cannot read `patch={path}`: {error.strerror}.") from error
+        raise TfdistError(f"Cannot read `patch={path}`: {error.strerror or error}.") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        text = " ".join(str(error).split())
-        raise TfdistError(f"Cannot read `patch={path}`: it is not YAML: {text}") from error
+        reason = " ".join(str(error).split())
+        raise TfdistError(f"Cannot read `patch={path}`: it is not YAML: {reason}") from error
     for document in documents:
         if not isinstance(document, dict):
             raise TfdistError(

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfdist.reading import parse_object
+
 
 class StepFile:
     """The number of steps done, in a file that is written at every step.
@@ -61,22 +63,21 @@ def summarize_record(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """
     lines = list(_read_record(directory))
     failures = [line for line in lines if "cause" in line]
+    lost = [line.get("lost_steps", 0) for line in lines]
     return {
-        "restarts": sum(line["then"] in ("restarted", "replaced") for line in failures),
+        "restarts": sum(line.get("then") in ("restarted", "replaced") for line in failures),
         "restart_causes": [
-            f"{line['time']} {line['task']} {line['cause']} after step {line['step']}, "
-            f"{line['then']}"
+            f"{line.get('time')} {line.get('task')} {line['cause']} after step "
+            f"{line.get('step')}, {line.get('then')}"
             for line in failures
         ],
-        "lost_steps": sum(line.get("lost_steps", 0) for line in lines),
+        "lost_steps": sum(steps for steps in lost if isinstance(steps, int)),
     }
 
 
 def _read_record(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(OSError), open(_record(directory)) as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):  # cut short
-                yield json.loads(line)
+    with contextlib.suppress(OSError), open(_record(directory), "rb") as file:
+        yield from filter(None, map(parse_object, file))
 
 
 def _record(directory: str | os.PathLike[str]) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.reading import read_text
 
 LINK_SHARE = 0.8
 """The share of a link's bandwidth on the data sheet that collectives reach.
@@ -159,11 +160,12 @@ def load_hardware(name: str) -> Hardware:
     if not name.endswith(".toml"):
         raise make_unknown_name_error("`hardware`", name, [*kinds, "FILE.toml"])
     try:
-        with open(name, "rb") as file:
-            return _parse(tomllib.load(file), name)
+        return _parse(tomllib.loads(read_text(name)), name)
     except OSError as error:
-        raise TfdistError(f"Cannot read `hardware={name}`: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+        raise TfdistError(f"Cannot read `hardware={name}`: {error.strerror or error}.") from error
+    except TfdistError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:  # no TOML, or a value of another type
         raise TfdistError(f"Cannot read `hardware={name}`: {error}.") from error
 
 

@@ -29,12 +29,14 @@ def exists(path: str) -> bool:
         return bool(_find_gfile().exists(path))
 
 
-def read_file(path: str) -> bytes:
-    """Returns the content of a file.
+def read_file(path: str) -> bytes | None:
+    """Returns the content of a file of a run; None if there is none.
 
     Raises:
-      OSError: the file could not be read.
+      OSError: the file cannot be read.
     """
+    if not (os.path.isfile(path) if is_local(path) else exists(path)):
+        return None
     with _explaining(path), _open(path, "rb") as file:
         content: bytes = file.read()
     return content

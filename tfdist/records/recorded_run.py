@@ -1,11 +1,11 @@
 """Reads what a run has written to its directory so far."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.reading import parse_object, parse_options
 from tfdist.records.durable_files import read_file
 from tfdist.records.run_directory import WITHIN_EPOCHS, RunDirectory
 
@@ -50,8 +50,8 @@ def read_recorded_run(path: str) -> RecordedRun:
       TfdistError: there is no run, or its `options.json` or `metrics.jsonl` cannot be read.
     """
     run = RecordedRun(path, {})
-    options = _parse(run.read("options.json"))
-    if not isinstance(options, dict):
+    options = parse_options(run.read("options.json"))
+    if options is None:
         raise TfdistError(
             f"Cannot find a run in {path}: it has no readable options.json. Give the run directory "
             "of a tfdist.train command."
@@ -62,21 +62,12 @@ def read_recorded_run(path: str) -> RecordedRun:
     except (OSError, ValueError) as error:
         raise TfdistError(f"Cannot read {path}/metrics.jsonl: {shorten_error(error)}") from error
     records = (run.read("logs/restarts.jsonl") or b"").splitlines()
-    failures = [line for line in map(_parse, records) if isinstance(line, dict)]
-    summary = _parse(run.read("summary.json"))
+    failures = [line for line in map(parse_object, records) if line is not None]
     return RecordedRun(
         path,
         options,
         lines,
-        summary if isinstance(summary, dict) else {},
+        parse_object(run.read("summary.json")) or {},
         tuple(line for line in failures if "cause" in line),
         steps,
     )
-
-
-def _parse(content: bytes | None) -> Any:
-    """Returns the value of a JSON text, or None if there is none."""
-    try:
-        return json.loads(content or b"null")
-    except (ValueError, RecursionError):  # cut short, or someone's
-        return None

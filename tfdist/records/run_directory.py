@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.cluster import read_environment
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.reading import parse_object, parse_options
 from tfdist.records.durable_files import (
     append_durably,
     copy_file,
@@ -130,7 +131,7 @@ class RunDirectory:
         changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
         return self.is_finished and all(
             name in may_increase
-            and None not in (before.get(name), now.get(name))
+            and all(isinstance(values.get(name), (int, float)) for values in (before, now))
             and now[name] > before[name]
             for name in changed
         )
@@ -154,16 +155,14 @@ class RunDirectory:
         if not exists(path):
             return None
         content = read_file(path)
-        try:
-            recorded = dict(json.loads(content))
-            dict(recorded["result"])
-            return recorded
-        except (KeyError, TypeError, ValueError) as error:
+        recorded = parse_options(content)
+        if recorded is None or "result" not in recorded:
             raise TfdistError(
                 f"Cannot continue the run in `run_dir={self.path}`: its options.json "
-                f"{'is empty' if not content else 'is incomplete or was changed'}. Remove that "
+                f"{'is incomplete or was changed' if content else 'is empty'}. Remove that "
                 "file and give the flags that the run began with, or give another `run_dir`."
-            ) from error
+            )
+        return recorded
 
     def copy_model(self) -> None:
         """Copies the saved model to `model_copy_dir`, if there is one."""
@@ -180,15 +179,9 @@ class RunDirectory:
 
     def read_metrics(self, name: str = METRICS) -> Iterator[dict[str, Any]]:
         """Yields the lines of `metrics.jsonl` up to the first incomplete or changed one."""
-        path = f"{self.path}/{name}"
-        if not exists(path):
-            return
-        for text in read_file(path).splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                return
-            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        for text in (read_file(f"{self.path}/{name}") or b"").splitlines():
+            line = parse_object(text)
+            if line is None or not isinstance(line.get("step"), int):
                 return
             yield line
 

@@ -43,7 +43,7 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     """
     from tfdist.records.recorded_run import read_recorded_run
     from tfdist.report.comparison import make_comparison
-    from tfdist.runs.reporting import list_pictures, write_page, write_report
+    from tfdist.runs.reporting import list_pictures, naming_damage, write_page, write_report
 
     if not paths:
         raise TfdistError("No run is given. Run python -m tfdist.report RUN [RUN ...].")
@@ -62,10 +62,9 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
             start_tensorflow_quietly()  # which the task's code may import
         written = write_report(runs[0], options.run.output, trust_task=options.run.trust_task)
     else:
-        written = write_page(
-            options.run.output or "comparison.html",
-            make_comparison(runs, pictures=list_pictures(runs[0])),
-        )
+        with naming_damage("One of the runs"):
+            page = make_comparison(runs, pictures=list_pictures(runs[0]))
+        written = write_page(options.run.output or "comparison.html", page)
     if not options.run.quiet:
         print(f"The report is in {written}.")
     return 0

@@ -1,7 +1,8 @@
 """Writes the report of a run, from its records alone and without TensorFlow."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import TfdistError, shorten_error
@@ -31,11 +32,34 @@ def write_report(
     """
     if task is None and not trust_task:
         check_recorded_code(run.options, where=f"The run in {run.path}", cure=TRUST)
-    task = task or _find_task(run)
-    page = make_run_page(
-        run, task.make_report(run), monitor=task.monitor, defaults=_list_defaults(run)
-    )
+    with naming_damage(f"The run in {run.path}"):
+        task = task or _find_task(run)
+        page = make_run_page(
+            run, task.make_report(run), monitor=task.monitor, defaults=_list_defaults(run)
+        )
     return write_page(output or f"{run.path}/report.html", page)
+
+
+@contextlib.contextmanager
+def naming_damage(what: str) -> Iterator[None]:
+    """Raises an error that a changed record causes as one line.
+
+    Args:
+      what: what is shown, such as the run.
+
+    Raises:
+      TfdistError: a value in the record has another type than runs write.
+    """
+    try:
+        yield
+    except TfdistError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise TfdistError(
+            f"{what} cannot be shown: a value in options.json, metrics.jsonl or summary.json was "
+            f"changed, or is of another version ({type(error).__name__}: {shorten_error(error)}). "
+            "Restore these files."
+        ) from error
 
 
 def write_page(path: str, page: str) -> str:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
-import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
-from tfdist.records.durable_files import write_atomically
+from tfdist.reading import parse_object
+from tfdist.records.durable_files import read_file, write_atomically
 from tfdist.records.run_directory import RunDirectory
 
 _PACKAGES = {"wandb": "wandb", "mlflow": "mlflow"}  # tracker -> package and extra
@@ -142,10 +142,9 @@ class Trackers:
         write_atomically(self._path, json.dumps(self._state))
 
     def _read_state(self) -> dict[str, Any]:
-        if not tf.io.gfile.exists(self._path):
-            return {}
-        with tf.io.gfile.GFile(self._path) as file:
-            return json.loads(file.read())
+        """Returns what the trackers have, without what is damaged: those begin anew."""
+        found = parse_object(read_file(self._path)) or {}
+        return {name: state for name, state in found.items() if _is_state(state)}
 
     @contextlib.contextmanager
     def _giving_up(self, name: str) -> Iterator[None]:
@@ -160,6 +159,13 @@ class Trackers:
                 f"{shorten_error(error)}",
                 file=sys.stderr,
             )
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, dict) or not isinstance(state.get("id", ""), str):
+        return False
+    last = state.get("last", [])
+    return isinstance(last, list) and all(isinstance(number, int) for number in last)
 
 
 class CsvTracker:

@@ -1,7 +1,6 @@
 """A run of `tfdist.train`: its trainer, its callbacks, and the files it writes."""
 
 import contextlib
-import json
 import math
 import sys
 import time
@@ -17,8 +16,8 @@ from tfdist.announcing import announce
 from tfdist.cluster import find_launch_dir
 from tfdist.data.progress import print_line
 from tfdist.launch.progress import summarize_record
-from tfdist.records.durable_files import temporary_directory
-from tfdist.records.run_directory import RunDirectory
+from tfdist.reading import parse_object
+from tfdist.records.durable_files import read_file, temporary_directory
 from tfdist.runs import callbacks, processes
 from tfdist.runs.about import describe_start
 from tfdist.runs.batch_size.choice import find_batch_size
@@ -228,8 +227,9 @@ class TrainingRun:
         """
         trainer, run = self._trainer, self._run
         announce("Evaluating and saving the best model")
-        before = _read_summary(run) if self._throughput.first_step_s is None else None
-        summary = self._save_best_model(is_kept=before is not None) | self._measure_speed()
+        speed = self._measure_speed()
+        before = self._read_summary(speed) if self._throughput.first_step_s is None else None
+        summary = self._save_best_model(is_kept=before is not None) | speed
         if trainer.is_chief and before is not None:
             summary |= before
         elif trainer.is_chief:
@@ -242,10 +242,25 @@ class TrainingRun:
         trainer.engine.workers.wait_for_all()
         if trainer.is_chief and not self._options.run.quiet:
             files = ", ".join([*self._task.pictures, "report.html", "model.keras", "summary.json"])
-            print(
-                f"{self._task.describe_result(summary)}, {_describe_speed(summary)}. "
-                f"Everything is in {run.path}: {files}."
-            )
+            print(f"{self._describe_result(summary)}. Everything is in {run.path}: {files}.")
+
+    def _describe_result(self, summary: Mapping[str, Any]) -> str:
+        return f"{self._task.describe_result(summary)}, {_describe_speed(summary)}"
+
+    def _read_summary(self, speed: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the summary of a run that was already finished, None if a part of it is missing.
+
+        Args:
+          speed: the entries that summaries of other versions may lack.
+        """
+        if not (self._run.is_finished and tf.io.gfile.exists(self._run.model)):
+            return None
+        found = parse_object(read_file(f"{self._run.path}/summary.json"))
+        try:
+            self._describe_result({**speed, **(found or {})})
+        except (LookupError, TypeError, ValueError, AttributeError):  # it was changed
+            return None
+        return found
 
     def _save_best_model(self, *, is_kept: bool) -> dict[str, Any]:
         """Saves the best model and its pictures; returns its entries of the summary.
@@ -328,7 +343,7 @@ class TrainingRun:
         )
 
 
-def _describe_speed(summary: dict[str, Any]) -> str:
+def _describe_speed(summary: Mapping[str, Any]) -> str:
     text = f"{summary['examples_per_second']} examples/s"
     if "mfu" in summary:
         gigaflops, share = summary["flops_per_second"] / 1e9, summary["mfu"]
@@ -348,17 +363,6 @@ def _describe_speed(summary: dict[str, Any]) -> str:
 
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """Returns the summary of a run that was already finished, None if a part of it is missing."""
-    if not (run.is_finished and tf.io.gfile.exists(run.model)):
-        return None
-    with tf.io.gfile.GFile(f"{run.path}/summary.json") as file:
-        try:
-            return json.loads(file.read())
-        except json.JSONDecodeError:
-            return None
 
 
 def describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -9,13 +9,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.reading import read_text
 from tfdist.serve.images import IMAGE_INPUT
 from tfdist.serve.load import LoadResult
 from tfdist.serve.options import BatchingOptions, ServeOptions
@@ -51,11 +51,12 @@ def make_tuning(options: ServeOptions) -> Callable[[RunningServer], Any]:
     Raises:
       TfdistError: the request in `tune_request` cannot be read.
     """
-    given = options.run.tune_request
+    given, max_bytes = options.run.tune_request, options.limits.max_body_mib * 2**20
     try:
-        body = Path(given).read_bytes() if given else None
-    except OSError as error:
-        raise TfdistError(f"Cannot read `tune_request={given}`: {error.strerror}.") from error
+        body = read_text(given, max_bytes=max_bytes).encode() if given else None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TfdistError(f"Cannot read `tune_request={given}`: {reason}.") from error
 
     async def tune(server: RunningServer) -> int:
         with server.service.versions.use() as servable:

@@ -1,7 +1,6 @@
 """A finished run of `tfdist.train`: its options, its task and its model."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.named_code import TRUST, UnknownCodeError, check_recorded_code
-from tfdist.records.durable_files import FullTemporaryError, temporary_directory
+from tfdist.reading import parse_object, parse_options
+from tfdist.records.durable_files import FullTemporaryError, read_file, temporary_directory
 from tfdist.records.run_directory import RunDirectory
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
@@ -63,26 +63,31 @@ def read_finished(path: str, *, trust_task: bool = False) -> FinishedRun:
             "summary.json. Run the tfdist.train command that started it until it finishes."
         )
     try:
-        recorded = _read_json(f"{path}/options.json")
+        recorded = parse_options(read_file(f"{path}/options.json"))
+        summary = parse_object(read_file(f"{path}/summary.json"))
+        if recorded is None or summary is None:
+            name = "options.json" if recorded is None else "summary.json"
+            raise ValueError(f"{name} is incomplete or was changed.")
         if not trust_task:
             check_recorded_code(recorded, where=f"The run in `run_dir={path}`", cure=TRUST)
         options = TrainOptions.from_dict(recorded)
         task = options.task.select()  # First: its module may register the model's layers.
-        summary = _read_json(f"{path}/summary.json")
         model, digest = _load_model(run.model)
     except (FullTemporaryError, UnknownCodeError):
         raise
-    except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OSError,
+        tf.errors.OpError,
+    ) as error:
         raise TfdistError(
             f"Cannot read the run in `run_dir={path}`: {type(error).__name__}: {error} "
             "Train it again with this version of tfdist."
         ) from error
     return FinishedRun(path, options, task, summary, model, digest)
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    with tf.io.gfile.GFile(path) as file:
-        return json.loads(file.read())
 
 
 def _load_model(path: str) -> tuple[keras.Model, str]:

@@ -15,7 +15,13 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
-from tfdist.records.durable_files import make_directories, sync_to_disk, write_atomically
+from tfdist.reading import parse_object
+from tfdist.records.durable_files import (
+    make_directories,
+    read_file,
+    sync_to_disk,
+    write_atomically,
+)
 from tfdist.records.pattern_paths import name_literally
 from tfdist.training.checkpoint.structure import Structure
 
@@ -308,8 +314,9 @@ def _describe_nonfinite(checkpoint: Checkpoint) -> str | None:
 
 def _read(path: str) -> Checkpoint:
     """Reads the checkpoint in a directory and verifies every byte of it."""
-    with tf.io.gfile.GFile(f"{path}/state.json") as file:
-        found = json.loads(file.read())
+    found = parse_object(read_file(f"{path}/state.json"))
+    if found is None:
+        raise ValueError("state.json is cut short or was changed")
     record = found["record"]
     if found["sha256"] != _hash_text(json.dumps(record)):
         raise ValueError("state.json has changed since it was written")

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfdist.data.listing import list_directory, list_names
 from tfdist.errors import TfdistError, shorten_error
-from tfdist.records.durable_files import write_atomically
+from tfdist.reading import parse_object
+from tfdist.records.durable_files import read_file, write_atomically
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
@@ -132,8 +133,12 @@ class PredictionDirectory:
         record = f"{self.path}/predictions.json"
         try:
             if tf.io.gfile.exists(record):
-                with tf.io.gfile.GFile(record) as file:
-                    before = json.loads(file.read())
+                before = parse_object(read_file(record))
+                if before is None:
+                    raise TfdistError(
+                        f"`output={self.path}` holds predictions of an unknown command: its "
+                        "predictions.json is incomplete or was changed. Give another `output`."
+                    )
                 changed = [name for name in command if before.get(name) != command[name]]
                 if changed:
                     raise TfdistError(

@@ -69,12 +69,24 @@ def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
             f"Cannot use the run in `run_dir={path}`: it is of `task={run.options.task.task}`, "
             "not of segmentation. Name another run."
         )
+    names, info = run.summary.get("per_class_iou"), run.summary.get("info", {})
+    if not isinstance(names, dict) or not isinstance(info, dict) or not _is_size(info):
+        raise TfdistError(
+            f"Cannot use the run in `run_dir={path}`: its summary.json is incomplete or was "
+            "changed. Run its tfdist.train command again, which writes that file."
+        )
     return TrainedRun(
         path=path,
         options=run.options,
         task=run.task,
-        class_names=tuple(run.summary["per_class_iou"]),
-        info=run.summary.get("info", {}),
+        class_names=tuple(names),
+        info=info,
         model=run.model,
         model_sha256=run.model_sha256,
     )
+
+
+def _is_size(info: Mapping[str, Any]) -> bool:
+    """Returns whether the size of the training images is a size, if it is known."""
+    size = info.get("original_size")
+    return size is None or (isinstance(size, list) and list(map(type, size)) == [int, int])
