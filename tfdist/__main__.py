@@ -5,6 +5,7 @@ import sys
 
 import tfdist
 from tfdist.cli.arguments import print_help
+from tfdist.cli.output import lenient_output
 from tfdist.errors import make_unknown_name_error
 
 COMMANDS = {
@@ -27,6 +28,16 @@ COMMANDS = {
 def main() -> int:
     """Runs the command that the first argument names and returns the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]
+    if name in COMMANDS:
+        sys.argv = [f"tfdist {name}", *arguments]
+        runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
+        return 0
+    with lenient_output() as is_lost:
+        status = _print_about(name)
+        return 1 if status == 0 and is_lost() else status
+
+
+def _print_about(name: str) -> int:
     if name == "--version":
         print(f"tfdist {tfdist.__version__}")
         return 0
@@ -35,12 +46,8 @@ def main() -> int:
         usage = "usage: tfdist COMMAND [--flag=value ...]; tfdist COMMAND --help; tfdist --version"
         print_help("\n".join([usage, "", *lines]))
         return 0
-    if name not in COMMANDS:
-        print(f"tfdist: {make_unknown_name_error('command', name, COMMANDS)}", file=sys.stderr)
-        return 2
-    sys.argv = [f"tfdist {name}", *arguments]
-    runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
-    return 0
+    print(f"tfdist: {make_unknown_name_error('command', name, COMMANDS)}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 import sys
 
-from tfdist.cli.output import lenient_output
 from tfdist.tasks.commands import run_task_command
 
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    with lenient_output():
-        return run_task_command("predict")
+    return run_task_command("predict")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import time
 
 from tfdist.announcing import announce, announcing
 from tfdist.cli.command import run_command
-from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cluster import find_tf_config
 from tfdist.data.progress import print_line
@@ -19,10 +18,9 @@ from tfdist.stopping import EXIT_TERMINATED
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    with lenient_output():
-        return run_command(
-            "tfdist.train", run_training, options_class=TrainOptions, needs_tensorflow=False
-        )
+    return run_command(
+        "tfdist.train", run_training, options_class=TrainOptions, needs_tensorflow=False
+    )
 
 
 def run_training(options: TrainOptions) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, is_help, name_flags, parse_flags
+from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, describe_file_error, make_printable
 from tfdist.memory import describe_lack
@@ -25,8 +26,12 @@ def run_command(
     options_class: type[CommandOptions],
     others: Sequence[type[CommandOptions]] = (),
     needs_tensorflow: bool = True,
+    check: Callable[[Any], None] | None = None,
+    is_text: bool = False,
 ) -> int:
     """Parses the command line, runs a command and returns its exit status.
+
+    A command goes on where its output is lost: see `lenient_output`.
 
     Args:
       program: the module's name, for `--help`.
@@ -35,28 +40,45 @@ def run_command(
       options_class: the class of the command's options; their group `run` says what is printed.
       others: classes of other commands' options, which errors may name as well.
       needs_tensorflow: whether to start TensorFlow first, quietly.
+      check: raises a TfdistError if the options are wrong; before TensorFlow is started.
+      is_text: whether what the command prints is all that it makes.
 
     Returns:
-      What `run` returns; 2 after bad input; 1 after a failure that has its own message; 130 if
-      Ctrl-C interrupts the command. Unexpected exceptions keep their traceback, but not those that
-      say that the memory is full, or what is wrong with a file.
+      What `run` returns; 2 after bad input; 1 after a failure that has its own message, or if a
+      text could not be written; 130 if Ctrl-C interrupts the command. Unexpected exceptions keep
+      their traceback, but not those that say that the memory is full, or what is wrong with a file.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        if any(map(is_help, arguments)):
+    wanted = [argument for argument in arguments if argument != PRINT_CONFIG]
+    shows_help = any(map(is_help, arguments))
+
+    def run_parsed() -> int:
+        if shows_help:
             print_help(format_help(program, options_class, arguments))
             return 0
-        wanted = [argument for argument in arguments if argument != PRINT_CONFIG]
         options: Any = parse_flags(options_class, wanted)
         if len(wanted) < len(arguments):
             print(format_config(options.to_dict()))
             return 0
+        if check is not None:
+            check(options)
         if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)
+
+    with lenient_output() as is_lost:
+        status = _run_with_one_line(run_parsed, options_class, *others)
+        is_text = is_text or shows_help or len(wanted) < len(arguments)
+        return EXIT_FAILED if status == 0 and is_text and is_lost() else status
+
+
+def _run_with_one_line(run: Callable[[], int], *commands: type[CommandOptions]) -> int:
+    """Returns what a function returns, or the exit status of its error, which costs one line."""
+    try:
+        return run()
     except (TfdistError, OSError) as error:
         lack = describe_file_error(error) if isinstance(error, OSError) else None
-        text = name_flags(TfdistError(lack) if lack else error, options_class, *others)
+        text = name_flags(TfdistError(lack) if lack else error, *commands)
         print(f"tfdist: {make_printable(' '.join(text.split()))}", file=sys.stderr)
         return error.exit_status if isinstance(error, TfdistError) else EXIT_FAILED
     except KeyboardInterrupt:
@@ -65,5 +87,5 @@ def run_command(
         lack = describe_file_error(error) or describe_lack(error)
         if lack is None:
             raise
-        print(f"tfdist: {name_flags(TfdistError(lack), options_class, *others)}", file=sys.stderr)
+        print(f"tfdist: {name_flags(TfdistError(lack), *commands)}", file=sys.stderr)
         return EXIT_FAILED

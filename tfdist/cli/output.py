@@ -6,29 +6,43 @@ import io
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 
 @contextlib.contextmanager
-def lenient_output() -> Iterator[None]:
+def lenient_output() -> Iterator[Callable[[], bool]]:
     """Lets a run go on when nobody can read what it prints; sets `sys.stdout` and `sys.stderr`.
 
     A terminal is closed, the reader of a pipe ends, the disk of a log is full: none of that is a
     reason to end hours of training. What cannot be written is lost, and standard error says so.
+
+    Yields:
+      A function that returns whether standard output was lost, other than by its reader's choice.
     """
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
     made = [_make_lenient(stream, number) for number, stream in enumerate(before, start=1)]
     sys.stdout, sys.stderr = (new or old for new, old in zip(made, before, strict=True))
     try:
-        yield
+        yield lambda: made[0] is not None and _has_lost(made[0])
     finally:
         sys.stdout, sys.stderr = before
         for stream in filter(None, made):
             stream.flush()
             if stream.buffer.raw.has_failed:
                 discard(stream)
+
+
+@contextlib.contextmanager
+def ordinary_output() -> Iterator[None]:
+    """Takes `lenient_output` back meanwhile, for a user's program, which may rely on errors."""
+    lenient = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_find_replaced, lenient)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = lenient
 
 
 def discard(stream: TextIO) -> None:
@@ -42,11 +56,22 @@ def discard(stream: TextIO) -> None:
 
 
 class _LenientFile(io.FileIO):
-    """A file that loses what it cannot write."""
+    """A file that loses what it cannot write.
 
-    def __init__(self, descriptor: int):
+    Args:
+      descriptor: where it writes.
+      replaced: the stream instead of which it is used.
+
+    Attributes:
+      replaced: as given.
+      has_failed: whether something was lost.
+      is_unread: whether that was the choice of the reader.
+    """
+
+    def __init__(self, descriptor: int, replaced: Any):
         super().__init__(descriptor, "wb", closefd=False)
-        self.has_failed = False
+        self.replaced = replaced
+        self.has_failed = self.is_unread = False
 
     def write(self, data: Any) -> int:
         """Writes, and returns how many bytes the caller need not write again."""
@@ -55,8 +80,8 @@ class _LenientFile(io.FileIO):
                 select.select([], [self.fileno()], [])  # another process made it non-blocking
             return count
         except OSError as error:
-            is_chosen = error.errno == errno.EPIPE  # by the reader, as in `| head`
-            if not (self.has_failed or is_chosen) and self.fileno() == 1:
+            self.is_unread = error.errno == errno.EPIPE  # as in `| head`
+            if not (self.has_failed or self.is_unread) and self.fileno() == 1:
                 text = f"tfdist: cannot write to standard output: {error.strerror}. Going on.\n"
                 with contextlib.suppress(OSError):
                     os.write(2, text.encode())
@@ -64,19 +89,32 @@ class _LenientFile(io.FileIO):
             return memoryview(data).nbytes
 
 
+def _has_lost(stream: Any) -> bool:
+    stream.flush()
+    return stream.buffer.raw.has_failed and not stream.buffer.raw.is_unread
+
+
+def _find_replaced(stream: Any) -> Any:
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw.replaced if isinstance(raw, _LenientFile) else stream
+
+
 def _make_lenient(stream: Any, number: int) -> Any:
     """Returns a lenient stream in place of one of the process's own; None for another."""
     if stream is None:  # its descriptor was closed
-        return io.TextIOWrapper(io.BufferedWriter(_LenientFile(number)), encoding="utf-8")
+        file = io.BufferedWriter(_LenientFile(number, stream))
+        return io.TextIOWrapper(file, encoding="utf-8")
     try:
         if type(stream) is not io.TextIOWrapper or stream.fileno() != number:
+            return None
+        if _find_replaced(stream) is not stream:
             return None
         with contextlib.suppress(OSError):
             stream.flush()
     except (OSError, ValueError):
         return None
     return io.TextIOWrapper(
-        io.BufferedWriter(_LenientFile(number)),
+        io.BufferedWriter(_LenientFile(number, stream)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options_class=DoctorOptions,
         others=(TrainOptions,),
         needs_tensorflow=False,
+        is_text=True,
     )
 
 

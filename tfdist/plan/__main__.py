@@ -15,6 +15,7 @@ from typing import Any
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, parse_flags
 from tfdist.errors import TfdistError
+from tfdist.plan.hardware import load_hardware
 from tfdist.plan.options import PlanOptions
 from tfdist.runs.options import TrainOptions
 
@@ -29,7 +30,27 @@ def main() -> int:
         given[:split],
         options_class=PlanOptions,
         others=(TrainOptions,),
+        check=functools.partial(check_plan, arguments=given[split + 1 :]),
+        is_text=True,
     )
+
+
+def check_plan(options: PlanOptions, *, arguments: Sequence[str]) -> None:
+    """Checks the options of a plan.
+
+    Args:
+      options: the options of the command.
+      arguments: the flags of `tfdist.train`.
+
+    Raises:
+      TfdistError: one of them is wrong, or a file cannot be written.
+    """
+    options.machine.parse_sweep()
+    load_hardware(options.machine.hardware)
+    parse_flags(TrainOptions, expand_flag_files(arguments))
+    for path in filter(None, (options.run.html, options.run.calibrate)):
+        if not Path(path).absolute().parent.is_dir():
+            raise TfdistError(f"Cannot write {path}: there is no such directory. Make it first.")
 
 
 def run_plan(options: PlanOptions, *, arguments: Sequence[str]) -> int:
@@ -47,12 +68,8 @@ def run_plan(options: PlanOptions, *, arguments: Sequence[str]) -> int:
     """
     from tfdist.plan.answer import format_answer, to_json
 
-    options.machine.parse_sweep()
     arguments = expand_flag_files(arguments)
     train = parse_flags(TrainOptions, arguments)
-    for path in filter(None, (options.run.html, options.run.calibrate)):
-        if not Path(path).absolute().parent.is_dir():
-            raise TfdistError(f"Cannot write {path}: there is no such directory. Make it first.")
     if options.run.calibrate:
         from tfdist.plan.calibrate import calibrate
 
@@ -84,7 +101,6 @@ def make_answer(options: PlanOptions, train: TrainOptions, arguments: Sequence[s
     import dataclasses
 
     from tfdist.plan.answer import Answer, estimate_all
-    from tfdist.plan.hardware import load_hardware
     from tfdist.plan.recommend import recommend
     from tfdist.plan.setup import list_setups, list_sweep
     from tfdist.plan.simulation.report import simulate

@@ -25,6 +25,7 @@ def main() -> int:
         flags,
         options_class=ReportOptions,
         needs_tensorflow=False,
+        check=lambda options: _check_given(paths),
     )
 
 
@@ -39,14 +40,12 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
       The exit status.
 
     Raises:
-      TfdistError: there is no path.
+      TfdistError: the report cannot be written.
     """
     from tfdist.records.recorded_run import read_recorded_run
     from tfdist.report.comparison import make_comparison
     from tfdist.runs.reporting import list_pictures, naming_damage, write_page, write_report
 
-    if not paths:
-        raise TfdistError("No run is given. Run python -m tfdist.report RUN [RUN ...].")
     runs, is_bad = [], False
     for path in paths:
         try:
@@ -68,6 +67,11 @@ def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     if not options.run.quiet:
         print(f"The report is in {written}.")
     return 0
+
+
+def _check_given(paths: Sequence[str]) -> None:
+    if not paths:
+        raise TfdistError("No run is given. Run python -m tfdist.report RUN [RUN ...].")
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import drop_flag, expand_flag_files, split_command
+from tfdist.cli.output import ordinary_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.launch import run_local_cluster
@@ -107,7 +108,8 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
 
     with keeping_scope(strategy, open_scope), routing.open(), ScriptStop():
         routing.set_seed(options.run.seed)
-        runpy.run_path(script, run_name="__main__")
+        with ordinary_output():
+            runpy.run_path(script, run_name="__main__")
     return 0
 
 

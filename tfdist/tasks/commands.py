@@ -4,6 +4,7 @@ A task can replace these commands with its own in `Task.commands`.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli.arguments import find_flag, is_set
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
+from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
@@ -28,6 +30,7 @@ from tfdist.tasks.command_options import (
     FinishedRunOptions,
     PredictOptions,
 )
+from tfdist.tasks.finished_files import check_finished
 from tfdist.tasks.registry import find_task
 from tfdist.tasks.segmentation.task import Segmentation
 
@@ -44,10 +47,13 @@ class Command:
     Attributes:
       options_class: the class of its options, whose group `run` derives from `FinishedRunOptions`.
       run: a function that takes the options and returns the exit status.
+      check: raises a TfdistError if the options are wrong. It runs before TensorFlow is imported,
+        so what it needs must not import TensorFlow.
     """
 
     options_class: type[CommandOptions]
     run: Callable[[Any], int]
+    check: Callable[[Any], None] = lambda options: None
 
 
 def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +66,11 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with lenient_output():
+        return _run_task_command(name, sys.argv[1:] if arguments is None else arguments)
+
+
+def _run_task_command(name: str, arguments: Sequence[str]) -> int:
     try:
         expanded = expand_flag_files(arguments)
         run_dir = find_flag(expanded, "run_dir") or FinishedRunOptions().run_dir
@@ -74,12 +84,20 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
     except TfdistError as error:
         print(f"tfdist: {name_flags(error, EvaluateOptions)}", file=sys.stderr)
         return error.exit_status
+
+    def check(options: Any) -> None:
+        command.check(options)
+        path = os.path.expanduser(options.run.run_dir)
+        if "://" not in path:
+            check_finished(path)
+
     return run_command(
         f"tfdist.{name}",
         command.run,
         arguments,
         options_class=command.options_class,
         others=(TrainOptions,),
+        check=check,
     )
 
 
@@ -123,6 +141,16 @@ def run_evaluation(options: EvaluateOptions) -> int:
     return 0
 
 
+def check_prediction(options: PredictOptions) -> None:
+    """Checks that the examples and the output are given.
+
+    Raises:
+      TfdistError: one of them is not.
+    """
+    if not options.run.examples or not options.run.output:
+        raise TfdistError("Cannot predict without `examples` and `output`. Give both.")
+
+
 def run_prediction(options: PredictOptions) -> int:
     """Writes the outputs of a run's model for the examples in a file."""
     import keras
@@ -131,8 +159,8 @@ def run_prediction(options: PredictOptions) -> int:
     from tfdist.training.fit.trainer import Trainer
 
     chosen = options.run
-    if not chosen.examples or not chosen.output:
-        raise TfdistError("Cannot predict without `examples` and `output`. Give both.")
+    assert chosen.examples
+    assert chosen.output
     try:
         read = np.load(chosen.examples)
     except (OSError, ValueError) as error:
@@ -149,6 +177,20 @@ def run_prediction(options: PredictOptions) -> int:
     if not chosen.quiet:
         print(f"The outputs of {len(leaves[0])} examples are in {chosen.output}.")
     return 0
+
+
+def check_export(options: ExportOptions) -> None:
+    """Checks the output, and whether its format can be written.
+
+    Raises:
+      TfdistError: there is no output, its name is wrong, or a package is missing.
+    """
+    from tfdist.tasks.exporting.formats import check_file_name, check_installed
+
+    output, file_format = options.run.find_output(), options.run.format
+    if file_format != SAVED_MODEL:
+        check_file_name(output, file_format)
+        check_installed(file_format)
 
 
 def run_export(options: ExportOptions) -> int:
@@ -182,8 +224,8 @@ def export_file(options: ExportRunOptions) -> int:
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)
-PREDICT = Command(PredictOptions, run_prediction)
-EXPORT = Command(ExportOptions, run_export)
+PREDICT = Command(PredictOptions, run_prediction, check_prediction)
+EXPORT = Command(ExportOptions, run_export, check_export)
 
 
 def _load(

@@ -15,6 +15,7 @@ from tfdist.records.durable_files import FullTemporaryError, read_file, temporar
 from tfdist.records.run_directory import RunDirectory
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.base import Task
+from tfdist.tasks.finished_files import check_finished
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,7 @@ def read_finished(path: str, *, trust_task: bool = False) -> FinishedRun:
         name code that no command line has named on this machine.
     """
     run = RunDirectory(path)
-    if not tf.io.gfile.exists(f"{path}/options.json"):
-        raise TfdistError(
-            f"Cannot find a run in `run_dir={path}`: it has no options.json. Give the run "
-            "directory of a tfdist.train command."
-        )
-    if not (tf.io.gfile.exists(run.model) and tf.io.gfile.exists(f"{path}/summary.json")):
-        raise TfdistError(
-            f"The run in `run_dir={path}` is not finished: it has no model.keras or no "
-            "summary.json. Run the tfdist.train command that started it until it finishes."
-        )
+    check_finished(path, tf.io.gfile.exists)
     try:
         recorded = parse_options(read_file(f"{path}/options.json"))
         summary = parse_object(read_file(f"{path}/summary.json"))

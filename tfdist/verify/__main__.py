@@ -21,7 +21,11 @@ from tfdist.verify.options import VerifyOptions
 def main() -> int:
     """Runs the command line and returns the exit status."""
     return run_command(
-        "tfdist.verify", run_verification, options_class=VerifyOptions, others=(TrainOptions,)
+        "tfdist.verify",
+        run_verification,
+        options_class=VerifyOptions,
+        others=(TrainOptions,),
+        check=check_options,
     )
 
 
@@ -34,7 +38,6 @@ def run_verification(options: VerifyOptions) -> int:
     Raises:
       TfdistError: the input is invalid.
     """
-    check_options(options)
     from tfdist.verify import runs
     from tfdist.verify.table import format_head, format_row, list_notes, to_json
 

@@ -16,8 +16,9 @@ from tfdist.records.durable_files import make_directories, temporary_directory, 
 from tfdist.tasks.base import Task
 from tfdist.tasks.command_options import ExportRunOptions
 from tfdist.tasks.data import to_sources
-from tfdist.tasks.exporting.conversion import check_file_name, convert_model, to_float32
-from tfdist.tasks.exporting.interpreters import check_installed, open_file
+from tfdist.tasks.exporting.conversion import convert_model, to_float32
+from tfdist.tasks.exporting.formats import check_file_name, check_installed
+from tfdist.tasks.exporting.interpreters import open_file
 from tfdist.tasks.exporting.scoring import (
     Score,
     measure_difference,

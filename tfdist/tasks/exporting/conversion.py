@@ -11,22 +11,6 @@ import tensorflow as tf
 from tfdist.cli.quiet import hide_standard_error
 from tfdist.errors import TfdistError, shorten_error
 
-_ENDINGS = {"litert": ".tflite", "onnx": ".onnx"}
-
-
-def check_file_name(path: str, file_format: str) -> None:
-    """Checks that a file's name has the ending of its format.
-
-    Raises:
-      TfdistError: it has another.
-    """
-    ending = _ENDINGS[file_format]
-    if not path.endswith(ending):
-        raise TfdistError(
-            f"Cannot export `format={file_format}` to `output={path}`: the file's name must end "
-            f"with {ending}."
-        )
-
 
 def convert_model(
     model: keras.Model,

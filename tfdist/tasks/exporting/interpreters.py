@@ -9,25 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.cli.quiet import hide_standard_error
-from tfdist.errors import TfdistError
 
 Predict = Callable[[np.ndarray], np.ndarray]
-
-_MODULES = {"litert": ("ai_edge_litert",), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
-
-
-def check_installed(file_format: str) -> None:
-    """Checks that the packages of a format are installed.
-
-    Raises:
-      TfdistError: one is not.
-    """
-    for name in _MODULES[file_format]:
-        if importlib.util.find_spec(name) is None:
-            raise TfdistError(
-                f"Cannot export `format={file_format}` without the package {name}. Run "
-                f"`pip install 'tfdist[{file_format}]'`."
-            )
 
 
 def open_file(path: str, file_format: str) -> Predict:

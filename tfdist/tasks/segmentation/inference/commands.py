@@ -12,6 +12,7 @@ from tfdist.tasks.commands import (
     SAVED_MODEL,
     Command,
     ExportOptions,
+    check_export,
     export_file,
     start_devices,
 )
@@ -77,6 +78,18 @@ def run_evaluation(options: EvaluateOptions) -> int:
     return 0
 
 
+def check_prediction(options: PredictOptions) -> None:
+    """Checks that the images and the output are given.
+
+    Raises:
+      TfdistError: one of them is not.
+    """
+    chosen = options.run
+    if not chosen.images or not chosen.output:
+        missing = "--output" if chosen.images else "--images"
+        raise TfdistError(f"Cannot predict without {missing}. Give --images and --output.")
+
+
 def run_prediction(options: PredictOptions) -> int:
     """Predicts the images that `--output` does not hold yet.
 
@@ -96,9 +109,8 @@ def run_prediction(options: PredictOptions) -> int:
     from tfdist.tasks.segmentation.pictures import make_palette
 
     chosen = options.run
-    if not chosen.images or not chosen.output:
-        missing = "--output" if chosen.images else "--images"
-        raise TfdistError(f"Cannot predict without {missing}. Give --images and --output.")
+    assert chosen.images
+    assert chosen.output
     images = files.list_images(chosen.images)
     masks = files.find_masks(images, chosen.masks) if chosen.masks else None
     label_map = parse_label_map(chosen.label_map)
@@ -192,5 +204,5 @@ def run_export(options: ExportOptions) -> int:
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)
-PREDICT = Command(PredictOptions, run_prediction)
-EXPORT = Command(ExportOptions, run_export)
+PREDICT = Command(PredictOptions, run_prediction, check_prediction)
+EXPORT = Command(ExportOptions, run_export, check_export)

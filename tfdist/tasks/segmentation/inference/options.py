@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.tasks.commands import DeviceOptions, FinishedRunOptions
-from tfdist.tasks.segmentation.task import Segmentation
+from tfdist.tasks.segmentation.inference.windows import check_overlap
+from tfdist.tasks.segmentation.inference.zoom import parse_zoom
+from tfdist.tasks.segmentation.task import Segmentation, parse_label_map
 
 _LABEL_MAP_HELP = (
     "the class that a value or color stands for, as in 255:1 or #ff0000:1; the run's own by default"
@@ -28,6 +30,11 @@ class WindowOptions(OptionGroup):
     tta: bool = option(False, "test-time augmentation: average with the mirror image's prediction")
     global_batch_size: int = option(16, "windows per step, over all replicas", result=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_overlap(self.overlap)
+        parse_zoom(self.zoom)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRunOptions(FinishedRunOptions):
@@ -45,6 +52,10 @@ class PredictRunOptions(FinishedRunOptions):
     output: str | None = option(
         None, "directory of masks, overlays and statistics; can be continued", metavar="DIR"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_label_map(self.label_map)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +94,10 @@ class EvaluateRunOptions(FinishedRunOptions):
     output: str | None = option(
         None, "JSON file of the metrics; RUN_DIR/evaluation/SPLIT.json by default", metavar="FILE"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_label_map(self.label_map)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,13 @@
 """Chooses how images are resized for a model."""
 
+from typing import TYPE_CHECKING
+
 from absl import logging
 
 from tfdist.errors import TfdistError
-from tfdist.tasks.segmentation.inference.run import TrainedRun
+
+if TYPE_CHECKING:
+    from tfdist.tasks.segmentation.inference.run import TrainedRun
 
 Zoom = float | tuple[float, float] | None
 
@@ -29,7 +33,7 @@ def parse_zoom(text: str) -> float | None:
         ) from None
 
 
-def find_training_zoom(run: TrainedRun) -> Zoom:
+def find_training_zoom(run: "TrainedRun") -> Zoom:
     """Returns the factors by which the images that a model was trained on had been resized.
 
     These are the factors of a training image of the median size, without augmentation, because

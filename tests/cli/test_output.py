@@ -1,0 +1,75 @@
+"""Commands whose output cannot be written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# command -> its status where it can print
+COMMANDS = {
+    "--version": 0,
+    "train --help": 0,
+    "train --print_config": 0,
+    "jobs --target=slurm --output=files -- --strategy=multi_worker_mirrored": 0,
+    "report": 2,
+    "launch": 2,
+    "run": 2,
+    "predict --nosuch": 2,
+}
+TEXTS = ("--version", "train --help", "train --print_config")
+NO_DISK = "tfdist: cannot write to standard output: No space left on device. Going on."
+
+
+def run(command, redirection, directory):
+    text = f"{sys.executable} -m tfdist {command} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", "2>&-"])
+def test_a_command_ends_as_usual_without_output(tmp_path, command, redirection):
+    done = run(command, redirection, tmp_path)
+    assert done.returncode == COMMANDS[command]
+    assert len(done.stderr.splitlines()) == (COMMANDS[command] == 2 and "2" not in redirection)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_that_nobody_reads_is_no_error(tmp_path, command):
+    done = run(command, "| true; exit ${PIPESTATUS[0]}", tmp_path)
+    assert done.returncode == COMMANDS[command]
+    assert len(done.stderr.splitlines()) == (COMMANDS[command] == 2)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="There is no /dev/full.")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_text_on_a_full_disk_is_a_failure(tmp_path, command):
+    done = run(command, ">/dev/full", tmp_path)
+    assert done.returncode == (1 if command in TEXTS else COMMANDS[command])
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert (done.stderr.strip() == NO_DISK) == (COMMANDS[command] == 0)
+    assert run(command, ">/dev/full 2>/dev/full", tmp_path).returncode == done.returncode
+
+
+def test_a_script_gets_its_own_output_and_errors(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os, sys\n"
+        "print('seen', flush=True)\n"
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "try:\n"
+        "    print('lost', flush=True)\n"
+        "except OSError as error:\n"
+        "    print(type(sys.stdout.buffer.raw).__name__, error.strerror, file=sys.stderr)\n"
+        "    os.dup2(2, 1)\n"
+    )
+    done = run("run --strategy=one_device script.py", "", tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "seen")
+    assert done.stderr.splitlines()[0] == "FileIO No space left on device"
