@@ -69,3 +69,16 @@ def test_a_run_that_is_not_finished_is_refused_at_once(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "False\n")
     assert "is not finished: it has no model.keras" in done.stderr
+
+
+def test_a_strategy_of_no_module_costs_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.verify", "--strategies=mirrored,nosuch:Thing"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "nosuch:Thing: No module named 'nosuch'" in done.stderr
