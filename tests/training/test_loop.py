@@ -57,9 +57,9 @@ def _fit(trainer, example, *callbacks, **options):
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [
+        ("two_inputs", "central_storage-2"),
         ("unet", "one_device"),
         ("random", "mirrored-2"),
-        ("two_inputs", "central_storage-2"),
     ],
 )
 def test_loops_end_where_single_steps_end(model_name, strategy_name):

@@ -48,7 +48,7 @@ def build():
     return model
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy", [None, "one_device"])
 @pytest.mark.parametrize("is_dataset", [False, True])
 def test_one_device_is_keras_to_the_bit(strategy, is_dataset):

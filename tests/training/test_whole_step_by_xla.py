@@ -45,7 +45,7 @@ def _train(name, strategy, **options):
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("steps_per_loop", [1, 5])
 @pytest.mark.parametrize("is_divided", [False, True], ids=["one core", "several cores"])
-@pytest.mark.parametrize("name", sorted(zoo.EXAMPLES, reverse=True))
+@pytest.mark.parametrize("name", sorted(zoo.EXAMPLES))
 def test_ends_where_one_device_ends(monkeypatch, float64, name, is_divided, steps_per_loop):
     expected_logs, expected = _train(name, zoo.STRATEGIES["one_device"]())
     make = Steps.__init__
