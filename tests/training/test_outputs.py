@@ -11,7 +11,7 @@ from tfdist.errors import TfdistError
 
 X = np.arange(1.0, 16).reshape(5, 3).astype("float32")
 X[1, 2] = X[3, 1] = 0
-STRATEGIES = ["one_device", "mirrored-2", "mirrored-3"]
+STRATEGIES = ["mirrored-3", "one_device", "mirrored-2"]
 
 
 def to_sparse(x):
@@ -81,6 +81,7 @@ def compiled(kind):
     return build
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("kind", [Outputs, Scalar])
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_no_row_is_lost_or_repeated(strategy_name, kind):
@@ -92,6 +93,7 @@ def test_no_row_is_lost_or_repeated(strategy_name, kind):
     assert list_values(trainer.predict_on_batch(X[:1])) == expected
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_texts_have_as_many_rows_as_there_are(strategy_name):
     lookup = keras.layers.TextVectorization(ragged=True, output_mode="int")
@@ -102,6 +104,7 @@ def test_texts_have_as_many_rows_as_there_are(strategy_name):
     assert found.to_list() == [[4, 3], [3], [4, 3, 2], [2], [4]]
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("strategy_name", STRATEGIES)

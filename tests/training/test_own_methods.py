@@ -15,7 +15,7 @@ from tfdist.training.step_options import StepOptions
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32) * 100
 Y = X.sum(1, keepdims=True) / 255
-STRATEGIES = ["one_device", "mirrored-2"]
+STRATEGIES = ["mirrored-2", "one_device"]
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -108,6 +108,7 @@ def test_a_model_s_methods_run_with_a_trainer(expected, strategy_name):
     _compare(_use(tfdist.Trainer(_build, strategy=zoo.STRATEGIES[strategy_name]())), expected)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_a_script_s_models_validate_with_their_methods(expected, strategy_name):
     strategy = zoo.STRATEGIES[strategy_name]()
@@ -136,6 +137,7 @@ def _replace_fit(model):
     return model
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_a_method_of_one_model_runs(strategy_name):
     def build():
@@ -156,6 +158,7 @@ def test_refuses_a_method_that_goes_past_the_trainer():
         tfdist.Trainer(model, strategy=strategy).fit(X, Y, verbose=0)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_the_trainer_s_own_arguments_go_past_the_model_s_method(tmp_path, strategy_name):
     class Strict(keras.Sequential):
@@ -187,6 +190,7 @@ def test_a_method_that_never_trains_is_named(tmp_path):
     assert trainer.model.layers[0].bias.numpy() == [1.0]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_a_method_may_train_another_model_first(strategy_name):
     class Pretrained(keras.Model):

@@ -71,7 +71,7 @@ def _fit(program, strategy_name, *, by_hand=False, **options):
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
 
 
-@pytest.mark.thorough(keep=25)
+@pytest.mark.thorough(keep=10)
 @pytest.mark.parametrize("name", ALL_PROGRAMS)
 def test_one_device_is_keras_to_the_bit(name):
     expected, weights = _fit_keras_once(name)
@@ -83,6 +83,7 @@ def test_one_device_is_keras_to_the_bit(name):
         np.testing.assert_array_equal(ours, theirs)
 
 
+WAYS = (("mirrored-3", False), ("central_storage-2", True))
 # These build their weights, or more variables, after the model was made.
 LATE = (
     "no training argument",
@@ -101,10 +102,11 @@ LATE = (
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [
+        # Each under one strategy or the other, and then under the other one.
         *(
-            (name, strategy, is_by_hand)
-            for name in PROGRAMS
-            for strategy, is_by_hand in (("mirrored-3", False), ("central_storage-2", True))
+            (name, *WAYS[(number + turn) % 2])
+            for turn in range(2)
+            for number, name in enumerate(PROGRAMS)
         ),
         *((name, "mirrored-2", True) for name in LATE),
     ],
@@ -130,7 +132,7 @@ def test_a_model_s_own_prediction_is_what_keras_predicts(strategy_name):
     np.testing.assert_allclose(trainer.predict(X, batch_size=8), expected, rtol=1e-6)
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_of_replicas_ends_where_keras_ends(name):
     def build():
@@ -169,7 +171,7 @@ def test_an_optimizer_whose_start_keras_loses_is_refused(strategy_name):
         trainer.fit(X, Y, **ARRAYS, **FIT)
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"ScheduleFreeAdamW"}))
 def test_every_optimizer_may_be_built_late(name):
     program = programs.Program(lambda: dense(OPTIMIZERS[name]()))
@@ -222,12 +224,13 @@ def _check_reductions(strategy_name, program):
     assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("strategy_name", "options"),
     [
-        ("one_device", {}),
-        ("one_device", {"micro_batches": 2}),
         ("mirrored-2", {}),
+        ("one_device", {"micro_batches": 2}),
+        ("one_device", {}),
         ("central_storage-2", {}),
     ],
 )
@@ -240,6 +243,7 @@ def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name, options):
     assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_model_that_predicts_first_trains_as_keras_s(strategy_name):
     model = programs.build_lazily()
@@ -261,7 +265,7 @@ def test_rows_that_keep_a_state_stay_on_one_device():
         trainer.fit(x, Y, batch_size=16, **FIT)
 
 
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "options"),
     [
@@ -341,7 +345,7 @@ def test_arrays_of_strings_are_read(strategy_name):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", INDIVISIBLE)
 def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     with pytest.raises(TfdistError, match="Cannot divide a batch over 2 replicas: .* depends on"):
@@ -350,7 +354,7 @@ def test_what_replicas_cannot_divide_is_refused_before_the_first_step(name):
     assert len(next(iter(history.values()))) == EPOCHS
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("name", "strategy_name"),
     [*((name, "mirrored-3") for name in WHOLE_BATCH_LOSSES), ("Dice", "central_storage-2")],
@@ -397,9 +401,11 @@ class Pages(keras.utils.PyDataset):
 
 ARRAYS = {"batch_size": 8}
 FITS = {
+    "a data set of pages": ((Pages(),), {}),
+    "no batches": ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0),), {}),
+    "one row": ((X[:1], Y[:1]), ARRAYS),
     "arrays": ((X, Y), ARRAYS),
     "a last batch": ((X[:30], Y[:30]), ARRAYS),
-    "one row": ((X[:1], Y[:1]), ARRAYS),
     "weights": ((X, Y), {**ARRAYS, "sample_weight": programs.WEIGHTS}),
     "class weights": ((X, programs.KINDS), {**ARRAYS, "class_weight": {0: 1.0, 1: 3.0}}),
     "a part to validate": ((X, Y), {**ARRAYS, "validation_split": 0.25}),
@@ -414,14 +420,13 @@ FITS = {
         {**ARRAYS, "epochs": 4, "initial_epoch": 1, "steps_per_epoch": 2},
     ),
     "steps of an epoch": ((X, Y), {**ARRAYS, "steps_per_epoch": 4}),
-    "a data set of pages": ((Pages(),), {}),
     "numbers of other kinds": ((X.astype("f8"), (Y > 0).astype("i8")), ARRAYS),
     "a list to validate on": ((X, Y), {**ARRAYS, "validation_data": [X, Y]}),
-    "no batches": ((tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0),), {}),
     "no epochs": ((X, Y), {**ARRAYS, "epochs": 0}),
 }
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_takes_what_keras_takes(name):
@@ -430,7 +435,19 @@ def test_fit_takes_what_keras_takes(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
-@pytest.mark.parametrize("name", ["endless", "shuffled", "generator", "of unknown length"])
+def test_the_same_model_takes_all_that_keras_takes():
+    def fit(model):
+        return {
+            name: model.fit(*data, **{**FIT, **options}).history
+            for name, (data, options) in FITS.items()
+        }
+
+    _compare_fits(fit)
+
+
+@pytest.mark.thorough(keep=2)
+@pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
+@pytest.mark.parametrize("name", ["generator", "of unknown length", "endless", "shuffled"])
 def test_a_later_epoch_begins_with_the_first_data(name):
     def fit(model):
         dataset = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -590,6 +607,7 @@ class Logs(keras.callbacks.Callback):
         logs["number"] = np.float32(0.5)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("directory", [None, "checkpoints"])
 def test_the_history_holds_what_callbacks_log(tmp_path, directory):
     trainer = tfdist.Trainer(dense, checkpoint_dir=directory and str(tmp_path / directory))
@@ -618,7 +636,8 @@ def test_evaluates_predicts_and_trains_on_batches_as_keras():
     _compare_fits(use, build=lambda: dense(metrics=["mae"]))
 
 
-@pytest.mark.parametrize("name", ["one_device", "mirrored-2", "mirrored-3", "central_storage-2"])
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", zoo.STRATEGIES)
 def test_predictions_of_a_layer_that_always_draws(name):
     def use(model):
         found = [model.predict(X[:25], batch_size=8, verbose=0) for _ in range(2)]
@@ -633,8 +652,9 @@ def test_predictions_of_a_layer_that_always_draws(name):
         np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("options", [{}, {"steps_per_loop": 2}])
-@pytest.mark.parametrize("name", ["one_device", "mirrored-2", "central_storage-2"])
+@pytest.mark.parametrize("name", ["mirrored-2", "one_device", "central_storage-2"])
 def test_single_batches_change_in_size_and_structure(name, options):
     def use(model):
         found = []
@@ -666,6 +686,7 @@ def test_single_batches_make_no_dataset(monkeypatch, name):
     assert trainer.engine.count_traces()["train"] == 2  # of the batch, and of the dataset
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_inputs_come_in_a_list_or_a_tuple(kind):
     def build():
@@ -804,6 +825,7 @@ def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, opt
     assert zoo.largest_difference(_read(fit().model), _read(expected)) == 0
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
     path = str(tmp_path / "model.keras")
@@ -871,6 +893,7 @@ def test_refuses_an_order_of_chance_where_it_matters(tmp_path):
         tfdist.Trainer(dense, checkpoint_dir=str(tmp_path)).fit(data, **FIT)
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "stop"),
     [
@@ -953,11 +976,12 @@ def test_steps_are_those_that_keras_takes(kind):
         return getattr(model, kind)(data, steps=steps, verbose=0)
 
     build = lambda: dense(steps_per_execution=2)  # noqa: E731
+    trainer, model = tfdist.Trainer(build), build()
     for data, steps in ((dataset.repeat(), 3), (dataset, 1), (dataset.repeat(), 4)):
-        found, expected = use(tfdist.Trainer(build), data, steps), use(build(), data, steps)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(use(trainer, data, steps), use(model, data, steps))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
@@ -985,6 +1009,7 @@ def test_draws_of_xla_are_refused_where_the_step_is_divided(strategy, options):
         train(options, is_noisy=True)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "ways", [("mirrored-2", "one_device"), ("Keras", "mirrored-2"), ("one_device", "mirrored-3")]
 )
@@ -1006,6 +1031,7 @@ def test_programs_that_take_turns_share_the_global_generator(ways):
     assert zoo.largest_difference([w.numpy() for w in train(*ways)], expected) < 1e-5
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "ways", [("mirrored-2", "one_device"), ("Keras", "mirrored-2"), ("one_device", "mirrored-3")]
 )

@@ -27,6 +27,7 @@ def _iterate(steps, adapter):
     return steps.iterate_train(adapter, start_step=0, steps_per_epoch=5, total_steps=5)
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_the_batch_that_was_looked_at_is_trained_on_too(strategy_name):
     model, steps, adapter = _make(strategy_name)
@@ -41,6 +42,7 @@ def test_the_batch_that_was_looked_at_is_trained_on_too(strategy_name):
     assert steps.count_traces()["train"] == 1
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_looking_past_the_end_finds_nothing(strategy_name):
     _, steps, adapter = _make(strategy_name)
@@ -53,6 +55,7 @@ def test_looking_past_the_end_finds_nothing(strategy_name):
         steps.start_evaluation(iterator)()
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_evaluates_as_keras_does(strategy_name):
     model, steps, adapter = _make(strategy_name)

@@ -62,9 +62,17 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
     np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=20 * tolerance)
 
 
-@pytest.mark.thorough(keep=6)
-@pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
-@pytest.mark.parametrize("model_name", sorted(zoo.EXAMPLES.keys() - {"unet"}))
+# Each model under one of the strategies in turn, and then under the others.
+_MODELS = sorted(zoo.EXAMPLES.keys() - {"unet"})
+_IN_TURN = [
+    (model, list(zoo.STRATEGIES)[1:][(number + turn) % 3])
+    for turn in range(3)
+    for number, model in enumerate(_MODELS)
+]
+
+
+@pytest.mark.thorough(keep=5)
+@pytest.mark.parametrize(("model_name", "strategy_name"), _IN_TURN)
 def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
     """Adam in float64, below, trains the U-Net, and is compared more closely."""
     _compare(references, model_name, strategy_name, SGD, 1e-5)
@@ -102,9 +110,16 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
-@pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
-@pytest.mark.parametrize("rows", [37, 2, 1])
+@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize(
+    ("rows", "strategy_name"),
+    [
+        *((1, "mirrored-3"), (37, "central_storage-2"), (2, "mirrored-3")),
+        *((37, "mirrored-2"), (1, "one_device"), (2, "one_device"), (37, "one_device")),
+        *((37, "mirrored-3"), (1, "mirrored-2"), (2, "mirrored-2")),
+        *((1, "central_storage-2"), (2, "central_storage-2")),
+    ],
+)
 def test_a_batch_may_have_fewer_rows_than_there_are_replicas(strategy_name, rows):
     dataset = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(12)
     trainer = _make_dense_trainer(strategy_name)
@@ -144,8 +159,16 @@ def test_an_unbounded_dataset_needs_a_length():
         _make_dense_trainer().fit(dataset, verbose=0)
 
 
-@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
-@pytest.mark.parametrize("model_name", ["dense", "two_inputs"])
+@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize(
+    ("model_name", "strategy_name"),
+    [
+        *(("two_inputs", "mirrored-3"), ("dense", "central_storage-2")),
+        *(("two_inputs", "one_device"), ("dense", "mirrored-2")),
+        *(("two_inputs", "central_storage-2"), ("dense", "mirrored-3")),
+        *(("two_inputs", "mirrored-2"), ("dense", "one_device")),
+    ],
+)
 def test_predicts_every_example_in_order(strategy_name, model_name):
     example = zoo.EXAMPLES[model_name]
     trainer = tfdist.Trainer(lambda: example.build(SGD()), strategy=zoo.STRATEGIES[strategy_name]())
