@@ -225,6 +225,16 @@ def largest_difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> floa
     return float(difference / max(np.abs(b).max() for b in theirs))
 
 
+def trace_once(model):
+    """Builds the optimizer of a model that Keras trains.
+
+    Otherwise Keras's step makes the optimizer's variables, and TensorFlow traces it twice.
+    """
+    if model.built and model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
 def make_trainer(build_model, **options):
     """Returns a trainer of options of its own and of its steps."""
     names = {item.name for item in dataclasses.fields(tfdist.StepOptions)} & options.keys()

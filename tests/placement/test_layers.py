@@ -1,5 +1,6 @@
 """A model divided over devices is trained to the weights of one device."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -16,17 +17,22 @@ from tfdist.errors import TfdistError
 from tfdist.placement import Layers
 
 
+@functools.cache
+def train_over_two():
+    return train("unet", placement=Layers(devices=2))[0]
+
+
 def test_half_precision_to_the_bit():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        weights, found = train("unet")[2], train("unet", placement=Layers())[2]
+        weights, found = (train("convolutional", **o)[2] for o in ({}, {"placement": Layers()}))
     finally:
         keras.config.set_dtype_policy("float32")
     assert zoo.largest_difference(found, weights) < 1e-6
 
 
 def test_weights_and_slots_live_where_their_stage_runs():
-    trainer, _, _ = train("unet", placement=Layers(devices=2))
+    trainer = train_over_two()
     by_device = {"CPU:0": 0, "CPU:1": 0}
     where = {v.path: shorten(v.value.device) for v in trainer.model.variables}
     for device in where.values():
@@ -40,7 +46,7 @@ def test_weights_and_slots_live_where_their_stage_runs():
 
 
 def test_forward_backward_and_updates_run_on_the_devices_of_the_stages():
-    trainer, _, _ = train("unet", placement=Layers(devices=2))
+    trainer = train_over_two()
     kinds = find_devices(trainer)
     # The first of these passes the results of a stage on, by way of where it is.
     for kind in (
@@ -54,7 +60,7 @@ def test_forward_backward_and_updates_run_on_the_devices_of_the_stages():
 
 
 def test_the_summary_says_what_lies_where():
-    trainer, _, _ = train("unet", placement=Layers(devices=2))
+    trainer = train_over_two()
     found = trainer.engine.summarize_placement()
     assert [stage["device"] for stage in found["placement"]] == ["CPU:0", "CPU:1"]
     assert sum(stage["work_share"] for stage in found["placement"]) == pytest.approx(1, abs=1e-3)

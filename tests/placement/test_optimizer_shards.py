@@ -60,7 +60,7 @@ def test_ends_with_the_same_weights_on_all_replicas(float64, name, strategy_name
             np.testing.assert_array_equal(first.numpy(), other.numpy())
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_updates_alike_or_is_refused(float64, name):
     make = OPTIMIZERS[name]
@@ -164,7 +164,7 @@ def test_a_checkpoint_is_whole(tmp_path):
     assert zoo.largest_difference(found, expected) < 1e-5
 
 
-@pytest.mark.thorough(keep=8)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", ALL)
 def test_a_strangers_program_is_equal_or_refused(name):
     expected, weights = _fit(name, strategy="one_device")
@@ -228,6 +228,7 @@ def test_weights_of_one_name_have_states_of_their_own(float64, placement):
     assert zoo.largest_difference(*found) < 1e-12
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("is_built", [False, True])
 def test_further_optimizers_are_divided_also_if_the_step_builds_them(is_built):
     def build():

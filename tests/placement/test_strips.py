@@ -1,5 +1,7 @@
 """A model whose images are divided into strips is trained to the weights of one device."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,11 +13,15 @@ from tfdist.models.layers import FusedBatchNormalization
 from tfdist.placement import Strips
 
 
+@functools.cache
+def train_over_three():
+    return train("unet", placement=Strips(devices=3))[0]
+
+
 def test_layers_and_gradients_are_computed_where_the_rows_are():
-    trainer, _, _ = train("unet", placement=Strips(devices=2))
-    kinds = find_devices(trainer)
+    kinds = find_devices(train_over_three())
     for kind in ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "MaxPoolGrad"):
-        assert kinds[kind] == {"CPU:0", "CPU:1"}, kind
+        assert kinds[kind] == {"CPU:0", "CPU:1", "CPU:2"}, kind
 
 
 def _list_sizes(trainer):
@@ -31,8 +37,7 @@ def _list_sizes(trainer):
 
 
 def test_no_device_has_the_activations_of_all_rows():
-    trainer, _, _ = train("unet", placement=Strips(devices=3))
-    for height, width in _list_sizes(trainer):
+    for height, width in _list_sizes(train_over_three()):
         assert height <= -(-width // 3) + 2, (height, width)  # and its neighbors' rows
 
 
@@ -136,19 +141,34 @@ def _train_layer(make, *, optimizer=None, **options):
     return trainer, weights, list(history.history.values())
 
 
-@pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("name", LAYERS)
-def test_each_rule(float64, name):
-    _, expected, values = _train_layer(LAYERS[name])
-    for placement in (
-        Strips(devices=2),
-        Strips(devices=3),
-        Strips(grid=(1, 2)),
-        Strips(grid=(1, 3)),
-    ):
-        _, found, ours = _train_layer(LAYERS[name], placement=placement)
-        assert zoo.largest_difference(found, expected) < 1e-12
-        np.testing.assert_allclose(ours, values, rtol=1e-11)
+PLACEMENTS = {
+    "2 rows": Strips(devices=2),
+    "3 columns": Strips(grid=(1, 3)),
+    "3 rows": Strips(devices=3),
+    "2 columns": Strips(grid=(1, 2)),
+}
+# What differs most from one another comes first: each in one placement in turn, then the others.
+SPREAD = ["strides", "transposed", "maximum", "batch normalization", "joined", "dropout"]
+SPREAD += [name for name in LAYERS if name not in SPREAD]
+IN_TURN = [
+    (name, list(PLACEMENTS)[(number + turn) % 4])
+    for turn in range(4)
+    for number, name in enumerate(SPREAD)
+]
+
+
+@functools.cache
+def _train_layer_whole(name):
+    return _train_layer(LAYERS[name])[1:]
+
+
+@pytest.mark.thorough(keep=6)
+@pytest.mark.parametrize(("name", "placement"), IN_TURN)
+def test_each_rule(float64, name, placement):
+    expected, values = _train_layer_whole(name)
+    _, found, ours = _train_layer(LAYERS[name], placement=PLACEMENTS[placement])
+    assert zoo.largest_difference(found, expected) < 1e-12
+    np.testing.assert_allclose(ours, values, rtol=1e-11)
 
 
 def test_a_normalization_in_float32_of_images_in_bfloat16():

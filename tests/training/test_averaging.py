@@ -51,7 +51,7 @@ def test_statistics_are_averaged_as_the_weights():
 
 @functools.cache
 def fit_keras(name):
-    model = build(name)
+    model = zoo.trace_once(build(name))
     return fit(model, name), model.get_weights()
 
 

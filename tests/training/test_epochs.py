@@ -143,7 +143,7 @@ def fit(model, data, steps, validation="none", first=0, epochs=3):
 
 @functools.cache
 def fit_keras(data, steps, at_a_time, *others):
-    return fit(build(at_a_time), data, steps, *others)
+    return fit(zoo.trace_once(build(at_a_time)), data, steps, *others)
 
 
 @pytest.mark.thorough(keep=8)

@@ -69,7 +69,7 @@ def run(name, strategy="one_device", **options):
 
 def run_keras(name):
     build, x, _ = PROGRAMS[name]
-    model = build()
+    model = zoo.trace_once(build())
     history = model.fit(x, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
     return [history.history["loss"], *_list_state(model)]
 

@@ -100,7 +100,7 @@ def _keras_is_left_alone():
 
 @pytest.fixture(scope="module")
 def expected():
-    return _use(_build())
+    return _use(zoo.trace_once(_build()))
 
 
 @pytest.mark.parametrize("strategy_name", STRATEGIES)

@@ -45,9 +45,11 @@ def _read(model):
     return [weight.numpy() for weight in model.weights]
 
 
-def _fit_keras(program):
+def _fit_keras(program, *, is_built_early=True):
     keras.utils.set_random_seed(1)
     model = program.build()
+    if is_built_early:
+        zoo.trace_once(model)
     data = program.make_dataset()
     validation = {"validation_data": data} if len(program.data) > 1 else {}
     return model.fit(data, **validation, **FIT).history, _read(model)
@@ -175,7 +177,7 @@ def test_an_optimizer_whose_start_keras_loses_is_refused(strategy_name):
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"ScheduleFreeAdamW"}))
 def test_every_optimizer_may_be_built_late(name):
     program = programs.Program(lambda: dense(OPTIMIZERS[name]()))
-    _, weights = _fit_keras(program)
+    _, weights = _fit_keras(program, is_built_early=False)
     _, found = _fit(program, "one_device")
     assert zoo.largest_difference(found, weights) == 0
 
@@ -215,7 +217,7 @@ def test_reductions_of_images_are_keras_s():
 
 def _check_reductions(strategy_name, program):
     dataset = program.make_dataset()
-    model = program.build()
+    model = zoo.trace_once(program.build())
     expected = model.fit(dataset, **FIT).history
     trainer = tfdist.Trainer(program.build, strategy=zoo.STRATEGIES[strategy_name]())
     found = trainer.fit(dataset, **FIT).history
@@ -235,7 +237,7 @@ def _check_reductions(strategy_name, program):
     ],
 )
 def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name, options):
-    model = programs.build_cropping()
+    model = zoo.trace_once(programs.build_cropping())
     model.fit(programs.PIXELS, Y, batch_size=8, **FIT)
     strategy = zoo.STRATEGIES[strategy_name]()
     trainer = zoo.make_trainer(programs.build_cropping, strategy=strategy, **options)
@@ -378,7 +380,7 @@ def test_what_is_known_to_be_divisible_is_not_checked():
 
 def _compare_fits(fit, *, build=dense):
     """Compares what a function does with Keras's model and with a trainer."""
-    model = build()
+    model = zoo.trace_once(build())
     trainer = tfdist.Trainer(build)
     expected, found = fit(model), fit(trainer)
     np.testing.assert_equal(found, expected)
@@ -645,7 +647,7 @@ def test_predictions_of_a_layer_that_always_draws(name):
         found += [model.predict_on_batch(X[:rows]) for rows in (7, 1)]
         return [*found, model.evaluate(X, Y, batch_size=8, verbose=0)]
 
-    expected = use(dense(between=DrawsAlways()))
+    expected = use(zoo.trace_once(dense(between=DrawsAlways())))
     assert np.abs(expected[0] - expected[1]).max() > 0.1
     trainer = tfdist.Trainer(lambda: dense(between=DrawsAlways()), strategy=zoo.STRATEGIES[name]())
     for found, values in zip(use(trainer), expected, strict=True):
@@ -669,7 +671,7 @@ def test_single_batches_change_in_size_and_structure(name, options):
         return found
 
     trainer = zoo.make_trainer(dense, strategy=zoo.STRATEGIES[name](), **options)
-    for found, expected in zip(use(trainer), use(dense()), strict=True):
+    for found, expected in zip(use(trainer), use(zoo.trace_once(dense())), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -777,7 +779,7 @@ def test_takes_a_model_made_in_the_scope_and_refuses_another():
     trainer = tfdist.Trainer(model)
     assert trainer.strategy is strategy
     trainer.fit(X, Y, **ARRAYS, **FIT)
-    expected = dense()
+    expected = zoo.trace_once(dense())
     expected.fit(X, Y, **ARRAYS, **FIT)
     assert zoo.largest_difference(_read(model), _read(expected)) < 1e-5
     with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
@@ -820,7 +822,7 @@ def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, opt
         with pytest.raises(TfdistError, match="created outside of the strategy's scope"):
             fit()
         return
-    expected = dense()
+    expected = zoo.trace_once(dense())
     expected.fit(X, Y, **ARRAYS, **FIT)
     assert zoo.largest_difference(_read(fit().model), _read(expected)) == 0
 
@@ -976,7 +978,7 @@ def test_steps_are_those_that_keras_takes(kind):
         return getattr(model, kind)(data, steps=steps, verbose=0)
 
     build = lambda: dense(steps_per_execution=2)  # noqa: E731
-    trainer, model = tfdist.Trainer(build), build()
+    trainer, model = tfdist.Trainer(build), zoo.trace_once(build())
     for data, steps in ((dataset.repeat(), 3), (dataset, 1), (dataset.repeat(), 4)):
         np.testing.assert_array_equal(use(trainer, data, steps), use(model, data, steps))
 

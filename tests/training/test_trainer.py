@@ -101,7 +101,7 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
     trainer = _make_dense_trainer(strategy_name)
     trainer.fit(dataset, epochs=3, verbose=0)
-    model = zoo.EXAMPLES["dense"].build(SGD())
+    model = zoo.trace_once(zoo.EXAMPLES["dense"].build(SGD()))
     model.fit(dataset, epochs=3, verbose=0, shuffle=False)
     ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
     assert zoo.largest_difference(ours, theirs) < 1e-5
@@ -124,7 +124,7 @@ def test_a_batch_may_have_fewer_rows_than_there_are_replicas(strategy_name, rows
     dataset = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(12)
     trainer = _make_dense_trainer(strategy_name)
     history = trainer.fit(dataset, epochs=2, validation_data=dataset, verbose=0).history
-    model = zoo.EXAMPLES["dense"].build(SGD())
+    model = zoo.trace_once(zoo.EXAMPLES["dense"].build(SGD()))
     options = {"epochs": 2, "validation_data": dataset, "verbose": 0}
     expected = model.fit(dataset, shuffle=False, **options).history
     ours, theirs = ([weight.numpy() for weight in m.weights] for m in (trainer.model, model))
@@ -247,7 +247,7 @@ def test_random_layers_draw_on_one_device_as_in_keras():
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
     trainer = tfdist.Trainer(lambda: example.build(SGD()))
     trainer.fit(dataset, epochs=2, verbose=0)
-    model = example.build(SGD())
+    model = zoo.trace_once(example.build(SGD()))
     model.fit(dataset, epochs=2, verbose=0, shuffle=False)
     ours, theirs = ([w.numpy() for w in m.variables] for m in (trainer.model, model))
     assert zoo.largest_difference(ours[: len(model.weights)], theirs[: len(model.weights)]) < 1e-6
