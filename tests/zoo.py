@@ -235,6 +235,20 @@ def trace_once(model):
     return model
 
 
+def take_turns(names, ways):
+    """Returns all pairs of names and ways: first each name with one way in turn, then the others.
+
+    >>> take_turns("abc", [1, 2])
+    [('a', 1), ('b', 2), ('c', 1), ('a', 2), ('b', 1), ('c', 2)]
+    """
+    names, ways = list(names), list(ways)
+    return [
+        (name, ways[(number + turn) % len(ways)])
+        for turn in range(len(ways))
+        for number, name in enumerate(names)
+    ]
+
+
 def make_trainer(build_model, **options):
     """Returns a trainer of options of its own and of its steps."""
     names = {item.name for item in dataclasses.fields(tfdist.StepOptions)} & options.keys()

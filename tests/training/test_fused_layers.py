@@ -99,15 +99,8 @@ def blocks(monkeypatch):
     return calls
 
 
-# Every second case under the other strategy, and then all the others.
-_ALTERNATING = [
-    [(name, strategies[number % 2]) for number, name in enumerate(FUSED)]
-    for strategies in (("mirrored-2", "one_device"), ("one_device", "mirrored-2"))
-]
-
-
 @pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize(("name", "strategy"), sum(_ALTERNATING, []))
+@pytest.mark.parametrize(("name", "strategy"), zoo.take_turns(FUSED, ["mirrored-2", "one_device"]))
 def test_lstm_is_equal(name, strategy, blocks):
     expected = run_keras_s_kernels(name)
     assert not blocks
