@@ -150,12 +150,6 @@ OPTIMIZERS = {
     "global_clipnorm": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, global_clipnorm=0.1),
     "sgd": "sgd",
 }
-# Each layout with one optimizer in turn, and then with the others.
-IN_TURN = [
-    (layout, list(OPTIMIZERS)[(number + turn) % 3])
-    for turn in range(3)
-    for number, layout in enumerate(LAYOUTS)
-]
 
 
 @functools.cache
@@ -164,7 +158,7 @@ def _train_tokens_whole(optimizer):
 
 
 @pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize(("layout", "optimizer"), IN_TURN)
+@pytest.mark.parametrize(("layout", "optimizer"), zoo.take_turns(LAYOUTS, OPTIMIZERS))
 def test_layouts(float64, layout, optimizer):
     expected = _train_tokens_whole(optimizer)
     placement = Shards(layout=LAYOUTS[layout])

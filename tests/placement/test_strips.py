@@ -147,14 +147,9 @@ PLACEMENTS = {
     "3 rows": Strips(devices=3),
     "2 columns": Strips(grid=(1, 2)),
 }
-# What differs most from one another comes first: each in one placement in turn, then the others.
+# What differs most from one another comes first.
 SPREAD = ["strides", "transposed", "maximum", "batch normalization", "joined", "dropout"]
 SPREAD += [name for name in LAYERS if name not in SPREAD]
-IN_TURN = [
-    (name, list(PLACEMENTS)[(number + turn) % 4])
-    for turn in range(4)
-    for number, name in enumerate(SPREAD)
-]
 
 
 @functools.cache
@@ -163,7 +158,7 @@ def _train_layer_whole(name):
 
 
 @pytest.mark.thorough(keep=6)
-@pytest.mark.parametrize(("name", "placement"), IN_TURN)
+@pytest.mark.parametrize(("name", "placement"), zoo.take_turns(SPREAD, PLACEMENTS))
 def test_each_rule(float64, name, placement):
     expected, values = _train_layer_whole(name)
     _, found, ours = _train_layer(LAYERS[name], placement=PLACEMENTS[placement])

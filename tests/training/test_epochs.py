@@ -66,7 +66,7 @@ VALIDATION = {
     "fewer": lambda: {"validation_data": batches(), "validation_steps": 2},
     "more": lambda: {"validation_data": batches(), "validation_steps": 9},
 }
-# data, steps per epoch, steps per execution, validation, first epoch
+# The first of each kind of data come first: data, steps per epoch, steps per execution, validation, first epoch
 CASES = [
     ("arrays", 4, 1, "arrays", 0),
     ("known", 4, 3, "unknown", 0),
@@ -149,12 +149,10 @@ def fit_keras(data, steps, at_a_time, *others):
 @pytest.mark.thorough(keep=8)
 @pytest.mark.parametrize(
     ("case", "strategy_name"),
-    [(case, "one_device" if number % 2 else "mirrored-2") for number, case in enumerate(CASES)]
-    + [(case, "mirrored-2" if number % 2 else "one_device") for number, case in enumerate(CASES)],
+    zoo.take_turns(CASES, ["mirrored-2", "one_device"]),
     ids=lambda case: case if isinstance(case, str) else "-".join(map(str, case)),
 )
 def test_epochs_are_those_of_keras(case, strategy_name):
-    """The first of each kind of data come first, under one strategy or the other."""
     data, steps, at_a_time, *others = case
     expected, losses = fit_keras(*case)
     found, history = fit(make(strategy_name, at_a_time), data, steps, *others)

@@ -118,16 +118,10 @@ def test_float64_is_keras_too(name, monkeypatch):
         np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-11)
 
 
-# Each program under one of the strategies in turn, and then under the others.
-IN_TURN = [
-    (name, STRATEGIES[(number + turn) % 3])
-    for turn in range(3)
-    for number, name in enumerate(name for name in SPREAD if name in DIVISIBLE)
-]
-
-
 @pytest.mark.thorough(keep=6)
-@pytest.mark.parametrize(("name", "strategy"), IN_TURN)
+@pytest.mark.parametrize(
+    ("name", "strategy"), zoo.take_turns([n for n in SPREAD if n in DIVISIBLE], STRATEGIES)
+)
 def test_the_kernel_of_gpus_is_equal(name, strategy, kernels, monkeypatch):
     """On CPUs, too."""
     expected = run_keras_once(name)

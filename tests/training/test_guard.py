@@ -42,7 +42,7 @@ def _read_all(trainer):
     return [variable.numpy() for variable in variables if variable is not None]
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     "build",
     [
@@ -79,6 +79,7 @@ CULPRITS = {
 }
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("name", CULPRITS)
 def test_a_refusal_names_the_culprit(name):
     program = INDIVISIBLE[name]
@@ -107,7 +108,7 @@ def test_sums_over_examples_are_not_confused_with_others(is_known):
     assert zoo.largest_difference(trainer.model.get_weights(), model.get_weights()) < 1e-6
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 @pytest.mark.parametrize(
     "name", ["Dice", "a contrast", "a nested mean", "pairs", "an added maximum"]
@@ -321,6 +322,7 @@ class WithinCondition(OwnSteps):
         return logs
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("cls", [WithinFunction, WithinCondition])
 @pytest.mark.parametrize("check", ["auto", "off"])
 def test_where_replicas_cannot_meet_the_error_has_one_line(cls, check):
@@ -394,7 +396,7 @@ def test_what_may_combine_examples_is_not_taken_for_known(name):
     assert not predicts_by_known_layers(model)
 
 
-@pytest.mark.thorough(keep=5)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("name", KNOWN)
 def test_keras_s_layers_are_known_and_the_guard_agrees(name):
     trainer = _train(lambda: dense(between=KNOWN[name]), check="on")

@@ -61,10 +61,6 @@ USES = {
 
 
 WAYS = ["mirrored-2", "one_device", "micro-batches"]
-# Each use in one of the ways in turn, and then in the others.
-IN_TURN = [
-    (name, WAYS[(number + turn) % 3]) for turn in range(3) for number, name in enumerate(USES)
-]
 
 
 @functools.cache
@@ -75,7 +71,7 @@ def use_keras(name):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
 @pytest.mark.thorough(keep=len(USES))
-@pytest.mark.parametrize(("name", "way"), IN_TURN)
+@pytest.mark.parametrize(("name", "way"), zoo.take_turns(USES, WAYS))
 def test_a_missing_input_is_none(name, way):
     options = {"micro_batches": 2} if way == "micro-batches" else {}
     strategy = zoo.STRATEGIES["one_device" if options else way]()

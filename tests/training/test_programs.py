@@ -104,12 +104,7 @@ LATE = (
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [
-        # Each under one strategy or the other, and then under the other one.
-        *(
-            (name, *WAYS[(number + turn) % 2])
-            for turn in range(2)
-            for number, name in enumerate(PROGRAMS)
-        ),
+        *((name, *way) for name, way in zoo.take_turns(PROGRAMS, WAYS)),
         *((name, "mirrored-2", True) for name in LATE),
     ],
 )

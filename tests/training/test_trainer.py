@@ -62,17 +62,11 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
     np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=20 * tolerance)
 
 
-# Each model under one of the strategies in turn, and then under the others.
-_MODELS = sorted(zoo.EXAMPLES.keys() - {"unet"})
-_IN_TURN = [
-    (model, list(zoo.STRATEGIES)[1:][(number + turn) % 3])
-    for turn in range(3)
-    for number, model in enumerate(_MODELS)
-]
-
-
 @pytest.mark.thorough(keep=5)
-@pytest.mark.parametrize(("model_name", "strategy_name"), _IN_TURN)
+@pytest.mark.parametrize(
+    ("model_name", "strategy_name"),
+    zoo.take_turns(sorted(zoo.EXAMPLES.keys() - {"unet"}), list(zoo.STRATEGIES)[1:]),
+)
 def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
     """Adam in float64, below, trains the U-Net, and is compared more closely."""
     _compare(references, model_name, strategy_name, SGD, 1e-5)
