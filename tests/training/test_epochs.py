@@ -66,7 +66,7 @@ VALIDATION = {
     "fewer": lambda: {"validation_data": batches(), "validation_steps": 2},
     "more": lambda: {"validation_data": batches(), "validation_steps": 9},
 }
-# The first of each kind of data come first: data, steps per epoch, steps per execution, validation, first epoch
+# Data, steps per epoch, steps per execution, validation, first epoch. Each kind of data first once.
 CASES = [
     ("arrays", 4, 1, "arrays", 0),
     ("known", 4, 3, "unknown", 0),

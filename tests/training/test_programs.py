@@ -100,7 +100,7 @@ LATE = (
 )
 
 
-@pytest.mark.thorough(keep=12)
+@pytest.mark.thorough(keep=9)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [
