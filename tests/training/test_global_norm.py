@@ -45,8 +45,7 @@ BETWEEN = {
 
 
 @pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize(("name", "replicas"), zoo.take_turns(BETWEEN, [3, 2]))
 def test_replicas_equal_one_device(name, replicas):
     losses, weights = run(zoo.STRATEGIES["one_device"](), lambda: build(BETWEEN[name]))
     found_losses, found_weights = run(
@@ -100,8 +99,10 @@ def test_graphs_are_not_searched_for_variables(monkeypatch):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("strategy", ["mirrored-2", "mirrored-3"])
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize(
+    ("is_masked", "strategy"), zoo.take_turns([True, False], ["mirrored-3", "mirrored-2"])
+)
 def test_fewer_examples_than_replicas_equal_one_device(is_masked, strategy):
     x = np.random.default_rng(0).normal(size=(9, 4, 3))
     x[::2, 2:] = 0

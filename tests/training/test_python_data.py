@@ -1,5 +1,6 @@
 """Data that Python reads: their hooks and their batches are those that Keras sees."""
 
+import itertools
 import warnings
 
 import keras
@@ -80,13 +81,22 @@ CALLS = {
 }
 
 
-@pytest.mark.thorough(keep=4)
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
-@pytest.mark.parametrize("workers", OPTIONS)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.thorough(keep=5)
+@pytest.mark.parametrize(
+    ("name", "workers", "strategy_name"),
+    [
+        (name, *way)
+        for name, way in zoo.take_turns(
+            CALLS, itertools.product(OPTIONS, ["mirrored-2", "one_device"])
+        )
+    ],
+)
 def test_hooks_are_called_when_keras_calls_them(name, workers, strategy_name):
     logs, results = [], []
-    for model in (dense(), tfdist.Trainer(dense, strategy=zoo.STRATEGIES[strategy_name]())):
+    for model in (
+        zoo.trace_once(dense()),
+        tfdist.Trainer(dense, strategy=zoo.STRATEGIES[strategy_name]()),
+    ):
         log = []
         training = Pages("training", log, **OPTIONS[workers])
         validation = Pages("validation", log, 3, **OPTIONS[workers])
@@ -163,6 +173,7 @@ def test_batches_are_shuffled_by_the_seed(workers):
     assert read(1, shuffle=False)[1] == read(2, shuffle=False)[1] != losses
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("workers", OPTIONS)
 def test_pages_without_an_end_have_steps(workers):
     history = tfdist.Trainer(dense).fit(
@@ -171,8 +182,10 @@ def test_pages_without_an_end_have_steps(workers):
     assert len(history.history["loss"]) == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": 2}], ids=["whole", "parts"])
-@pytest.mark.parametrize("stop_after", [3, 4, 6])
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize(
+    ("stop_after", "options"), zoo.take_turns([4, 3, 6], [{}, {"steps_per_epoch": 2}])
+)
 def test_a_run_on_pages_continues(tmp_path, stop_after, options):
     def fit(directory, stop=None):
         trainer = tfdist.Trainer(dense, checkpoint_dir=str(tmp_path / directory))

@@ -28,10 +28,11 @@ def _make(strategy_name, *, rows=ROWS, options=None, **model_options):
     return engine.model, steps, adapter.iterate_train(strategy, start_step=0)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_training_step_is_keras_s(strategy_name):
     model, steps, iterator = _make(strategy_name)
-    expected = dense()
+    expected = zoo.trace_once(dense())
     logs = expected.train_on_batch(X[:ROWS], Y[:ROWS], return_dict=True)
     found = steps.train(iterator)
     for name, value in logs.items():
@@ -43,7 +44,7 @@ def test_a_training_step_is_keras_s(strategy_name):
 
 def test_a_loop_of_steps_gives_the_logs_of_each():
     model, steps, iterator = _make("mirrored-2", options=StepOptions(steps_per_loop=3))
-    expected = dense()
+    expected = zoo.trace_once(dense())
     losses = [
         expected.train_on_batch(X[first : first + ROWS], Y[first : first + ROWS], return_dict=True)
         for first in (0, ROWS)
@@ -55,13 +56,14 @@ def test_a_loop_of_steps_gives_the_logs_of_each():
     assert zoo.largest_difference(model.get_weights(), expected_weights) < 1e-6
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", ["mirrored-2", "central_storage-2"])
 def test_a_shown_step_has_keras_s_gradient_and_no_effect(strategy_name):
     model, steps, _ = _make(strategy_name)
     before = model.get_weights()
     bounds = tf.constant([[0, 4], [4, ROWS]], tf.int64)
     _, gradients = steps.show("train")((X[:ROWS], Y[:ROWS]), bounds)
-    expected = dense()
+    expected = zoo.trace_once(dense())
     with tf.GradientTape() as tape:
         loss = expected.compute_loss(y=Y[:ROWS], y_pred=expected(X[:ROWS], training=True))
     wanted = tape.gradient(loss, [v.value for v in expected.trainable_variables])
@@ -79,8 +81,11 @@ def test_predictions_of_a_batch_that_every_replica_has_are_given_once():
     np.testing.assert_allclose(outputs[0][0], model(X[:2]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("largest", [0, replica_metrics._LARGEST_STATES])
-@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize(
+    ("strategy_name", "largest"),
+    zoo.take_turns(zoo.STRATEGIES, [0, replica_metrics._LARGEST_STATES]),
+)
 def test_the_states_of_metrics_are_read_written_and_reset(strategy_name, largest, monkeypatch):
     monkeypatch.setattr(replica_metrics, "_LARGEST_STATES", largest)
     _, steps, iterator = _make(strategy_name, metrics=["mae", "mse"])
