@@ -46,8 +46,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("strategy_name", ["mirrored-2", "one_device", "central_storage-2"])
+@pytest.mark.thorough(keep=len(CASES))
+@pytest.mark.parametrize(
+    ("name", "strategy_name"),
+    zoo.take_turns(CASES, ["mirrored-2", "one_device", "central_storage-2"]),
+)
 def test_data_that_do_not_fit_cost_one_line(strategy_name, name):
     build, data, message = CASES[name]
     strategy = zoo.STRATEGIES[strategy_name]()

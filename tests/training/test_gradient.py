@@ -31,10 +31,13 @@ def test_the_loss_is_that_of_keras_s_training_step():
     np.testing.assert_allclose(outputs, _build()(X[:8]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
-    "options",
-    [{"micro_batches": 3}, {"jit_compile": True}, {"micro_batches": 2, "jit_compile": True}],
+    ("options", "strategy_name"),
+    zoo.take_turns(
+        [{"micro_batches": 3}, {"jit_compile": True}, {"micro_batches": 2, "jit_compile": True}],
+        ["mirrored-2", "one_device"],
+    ),
 )
 def test_an_update_is_keras_s_however_the_gradient_is_computed(strategy_name, options):
     strategy = zoo.STRATEGIES[strategy_name]()
@@ -60,9 +63,15 @@ def test_the_size_of_the_gradients():
     assert count_gradient_bytes(model, is_compressed=True) == 2 * (3 * 2 + 2)
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("strategy", ["mirrored-2", "mirrored-3", "central_storage-2"])
-@pytest.mark.parametrize("options", [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}])
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    zoo.take_turns(
+        [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}],
+        ["mirrored-3", "central_storage-2", "mirrored-2"],
+    ),
+)
 def test_fewer_examples_than_replicas_have_one_gradient_of_a_table_each(strategy, options):
     """Optimizers square the gradient of each example."""
     tokens = np.arange(27).reshape(9, 3) % 7
@@ -77,7 +86,7 @@ def test_fewer_examples_than_replicas_have_one_gradient_of_a_table_each(strategy
         return model
 
     fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    model = build()
+    model = zoo.trace_once(build())
     model.fit(tokens, y, **fit)
     trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy]())
     trainer.fit(tokens, y, **fit)

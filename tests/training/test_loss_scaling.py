@@ -1,5 +1,7 @@
 """mixed_float16: all replicas skip the same steps, and the rest is as in float32."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -32,7 +34,8 @@ def _read(trainer):
     return [weight.numpy() for weight in trainer.model.weights]
 
 
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2", "central_storage-2"])
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("strategy_name", ["mirrored-2", "one_device", "central_storage-2"])
 def test_skips_a_step_that_overflows_on_one_replica(float16, strategy_name):
     x, y = X[:16].copy(), Y[:16].copy()
     # Of the last replica; one of them is taken for another class.
@@ -56,35 +59,37 @@ def test_skips_a_step_that_overflows_on_one_replica(float16, strategy_name):
     assert not np.array_equal(_read(trainer)[0], before[0])
 
 
-@pytest.fixture(scope="module")
-def in_float32():
-    """What float32 computes on one device."""
-    weights = {}
-    for name in ("dense", "unet"):
-        trainer = _make_trainer("one_device", name)
-        trainer.fit(*zoo.EXAMPLES[name].data, global_batch_size=16, max_steps=6, verbose=0)
-        weights[name] = _read(trainer)
-    return weights
+@functools.cache
+def _train_in_float32(name):
+    """Returns what float32 computes on one device."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32")
+    trainer = _make_trainer("one_device", name)
+    trainer.fit(*zoo.EXAMPLES[name].data, global_batch_size=16, max_steps=6, verbose=0)
+    keras.config.set_dtype_policy(policy)
+    return _read(trainer)
 
 
 @pytest.mark.thorough(keep=2)
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2", "central_storage-2"])
-def test_clips_and_applies_what_float32_would(in_float32, float16, strategy_name, micro_batches):
+@pytest.mark.parametrize(
+    ("strategy_name", "micro_batches"),
+    zoo.take_turns(["mirrored-2", "one_device", "central_storage-2"], [1, 2]),
+)
+def test_clips_and_applies_what_float32_would(float16, strategy_name, micro_batches):
     trainer = _make_trainer(strategy_name, micro_batches=micro_batches)
     assert isinstance(trainer.model.optimizer, keras.optimizers.LossScaleOptimizer)
     trainer.fit(X, Y, global_batch_size=16, max_steps=6, verbose=0)
     assert int(trainer.model.optimizer.iterations.numpy()) == 6
-    assert zoo.largest_difference(_read(trainer), in_float32["dense"]) < 5e-3
+    assert zoo.largest_difference(_read(trainer), _train_in_float32("dense")) < 5e-3
 
 
 @pytest.mark.thorough
-def test_trains_a_network_of_fused_normalization(in_float32, float16):
+def test_trains_a_network_of_fused_normalization(float16):
     trainer = _make_trainer("mirrored-2", "unet")
     trainer.fit(*zoo.EXAMPLES["unet"].data, global_batch_size=16, max_steps=6, verbose=0)
     skipped = 6 - int(trainer.model.optimizer.iterations.numpy())
     assert skipped == 0
-    assert zoo.largest_difference(_read(trainer), in_float32["unet"]) < 1e-2
+    assert zoo.largest_difference(_read(trainer), _train_in_float32("unet")) < 1e-2
 
 
 def _make_growing():

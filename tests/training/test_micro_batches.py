@@ -74,6 +74,7 @@ def test_with_adam_in_float64_too(float64):
     _compare(EXAMPLES["unet"], "mirrored-2", ADAM, 1e-10)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
 def test_a_row_that_no_example_chose_has_one_gradient(strategy_name):
     """Adam squares what it is given: a row for each part would be another step."""
@@ -139,6 +140,7 @@ def _fit(build, data, batch=BATCH):
     trainer.fit(*data, global_batch_size=batch, max_steps=1, verbose=0)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("layer", [keras.layers.BatchNormalization, FusedBatchNormalization])
 def test_refuses_a_layer_that_sees_the_rows_together(layer):
     def build(trainable):

@@ -104,13 +104,13 @@ def uninterrupted(tmp_path_factory):
     return found
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("event", "counts"),
     [
+        ("on_test_batch_end", (8, 3)),
         ("on_train_batch_begin", (7, 4, 9)),
         ("on_train_batch_end", (6, 5, 1)),
-        ("on_test_batch_end", (8, 3)),
         ("on_epoch_end", (3, 1, 4)),
         ("on_train_end", (1,)),
     ],
@@ -137,12 +137,13 @@ class StopAt(keras.callbacks.Callback):
             self.request_stop()
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("event", "count", "step", "epochs"),
     [
+        ("on_test_batch_begin", 8, 10, 1),  # in the midst of a validation
         ("on_train_batch_end", 7, 7, 1),
         ("on_train_batch_end", 10, 10, 1),  # the last of an epoch: not validated yet
-        ("on_test_batch_begin", 8, 10, 1),  # in the midst of a validation
         ("on_epoch_end", 2, 10, 2),
     ],
 )
@@ -209,6 +210,7 @@ def test_a_stop_that_was_asked_for_before_the_first_step():
     assert (trainer.step, trainer.progress.was_stopped) == (0, True)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("event", "count"), [("on_train_batch_end", 6), ("on_epoch_begin", 3)])
 def test_weights_that_change_places_with_their_average_come_back(tmp_path, event, count):
     """Interrupted in the middle of an epoch and after one, with weights of which either is held."""
@@ -488,19 +490,19 @@ _X = np.random.default_rng(0).normal(size=[16, 4]).astype("f4")
 _CHANGED = np.concatenate([_X[:9], _X[9:10] + 1, _X[10:]])
 
 
-@pytest.mark.thorough(keep=5)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(
     ("before", "name", "options", "difference"),
     [
-        ("arrays", "arrays", {}, None),
         ("arrays", "arrays", {"x": _CHANGED}, "example 9 of array 0 changed"),
-        ("arrays", "arrays", {"seed": 2}, "the seed of the order is 2 instead of 1"),
-        ("arrays", "unshuffled", {}, "shuffle is False instead of True"),
-        ("unshuffled", "unshuffled", {"seed": 2}, None),
-        ("dataset", "dataset", {}, None),
-        ("dataset", "dataset", {"x": _CHANGED}, "example 9 of tensor 0 changed"),
         ("dataset", "dataset", {"seed": 2}, "the seed of shuffle is 2 instead of 1"),
         ("pages", "pages", {}, None),
+        ("unshuffled", "unshuffled", {"seed": 2}, None),
+        ("arrays", "arrays", {}, None),
+        ("arrays", "arrays", {"seed": 2}, "the seed of the order is 2 instead of 1"),
+        ("arrays", "unshuffled", {}, "shuffle is False instead of True"),
+        ("dataset", "dataset", {}, None),
+        ("dataset", "dataset", {"x": _CHANGED}, "example 9 of tensor 0 changed"),
         ("pages", "pages", {"x": _X[:12]}, "3 batches instead of 4"),
         ("pages", "dataset", {}, "the kind is dataset instead of batches"),
     ],
@@ -520,6 +522,7 @@ def test_continues_on_the_same_data_only(tmp_path, before, name, options, differ
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("kept", [(), ("format", "kind", "num_examples", "element_spec")])
 def test_continues_from_a_checkpoint_that_says_less_about_the_data(tmp_path, monkeypatch, kept):
     def agree(workers, adapter):
@@ -554,7 +557,8 @@ def test_the_other_workers_stop_when_the_chief_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["arrays", "endless", "pages", "of unknown length"])
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("kind", ["of unknown length", "pages", "arrays", "endless"])
 def test_a_run_that_begins_with_a_later_epoch_continues(kind, tmp_path):
     x, y = np.arange(64, dtype="f4").reshape(32, 2) / 64, np.arange(32, dtype="f4") / 32
 

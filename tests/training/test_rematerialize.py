@@ -95,14 +95,14 @@ def _train(example, strategy_name, **options):
 @pytest.mark.parametrize(
     ("name", "strategy_name", "options"),
     [
+        ("random", "mirrored-2", {}),
+        ("dense", "mirrored-2", {}),
         ("sync_batch", "one_device", {}),
         ("sync_batch", "mirrored-2", {}),
         ("sync_batch", "central_storage-2", {}),
         ("group", "one_device", {"steps_per_loop": 2}),
         ("group", "mirrored-2", {"micro_batches": 3}),
-        ("dense", "mirrored-2", {}),
         ("random", "one_device", {}),
-        ("random", "mirrored-2", {}),
     ],
 )
 def test_ends_where_it_ends_with_all_activations_kept(float64, name, strategy_name, options):

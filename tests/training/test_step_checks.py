@@ -138,6 +138,7 @@ def _train_with(layer, loss="mse", **options):
     return getattr(owner, method)(np.ones((8, 4)), np.ones((8, 1)))
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("method", ["prepare", "fit"])
 @pytest.mark.parametrize(
     ("layer", "operation"), [(InPython, "EagerPyFunc"), (AsText, "[A-Z][A-Za-z]*")]

@@ -71,6 +71,7 @@ def make_dataset():
     return dataset.filter(lambda *_: True)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_an_epoch_counts_no_batch_that_did_not_come(strategy):
     trainer = tfdist.Trainer(make_model, strategy=strategy)
