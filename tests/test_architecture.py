@@ -239,4 +239,4 @@ def test_one_module_imports_what_is_private():
 )
 def test_importing_does_not_load_tensorflow(module):
     code = f"import sys, {module}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=1000)

@@ -35,7 +35,7 @@ def run(command, directory):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -9,7 +9,6 @@ from tests.fault_campaign import CASES, run_twin, run_with_faults
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(280),
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
 ]
 

@@ -16,7 +16,7 @@ def run_python(code, **options):
         [sys.executable, "-c", f"from tfdist import memory; {code}"],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=1000,
         **options,
     )
     return int(done.stdout)
@@ -135,7 +135,7 @@ def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1000,
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

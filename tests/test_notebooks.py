@@ -78,7 +78,6 @@ def test_the_first_cell_installs_the_clone_or_the_wheel_that_is_there(
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch, request):
@@ -94,7 +93,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, path_with_spaces, monkeypatch,
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path_with_spaces)}}
     try:
-        nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+        nbclient.NotebookClient(notebook, timeout=1000, resources=resources).execute()
     finally:
         _end_tensorboards()
     shown = [

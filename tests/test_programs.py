@@ -93,7 +93,7 @@ def _read(tmp_path):
 
 def test_a_program_runs_in_a_process_of_its_own(tmp_path):
     text = _read(tmp_path)
-    end = programs.run_once(PROGRAM, text, "keras", results=tmp_path / "results", timeout_s=200)
+    end = programs.run_once(PROGRAM, text, "keras", results=tmp_path / "results", timeout_s=1000)
     assert end["status"] == "ended", end
     assert [call["call"] for call in end["calls"]] == ["fit", "evaluate"]
     assert len(end["calls"][0]["history"]["loss"]) == 2  # at most two epochs
@@ -114,7 +114,7 @@ def test_a_program_runs_under_every_strategy_by_the_command(tmp_path):
 
 def test_an_error_is_reported_by_its_first_line(tmp_path):
     text = "raise RuntimeError('no\\nmore')"
-    end = programs.run_once(PROGRAM, text, "keras", results=tmp_path, timeout_s=200)
+    end = programs.run_once(PROGRAM, text, "keras", results=tmp_path, timeout_s=1000)
     assert (end["status"], end["message"]) == ("error", "RuntimeError: no more")
 
 

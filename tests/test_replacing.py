@@ -69,7 +69,7 @@ def in_thread(function):
     found = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=1000)
     return found[0]
 
 
@@ -115,18 +115,18 @@ def test_the_original_returns_with_the_last_context():
     def hold():
         with replaced(Base, "act", lambda _: "held"):
             is_open.set()
-            may_close.wait(timeout=60)
+            may_close.wait(timeout=1000)
             return Base().act()
 
     found = []
     thread = threading.Thread(target=lambda: found.append(hold()))
     thread.start()
-    is_open.wait(timeout=60)
+    is_open.wait(timeout=1000)
     with replaced(Base, "act", lambda _: "replaced"):
         assert Base().act() == "replaced"
     assert Base().act() == "Base"
     may_close.set()
-    thread.join(timeout=60)
+    thread.join(timeout=1000)
     assert found == ["held"]
     assert Base.act is original
 
@@ -186,7 +186,7 @@ def test_trainers_and_keras_train_at_the_same_time_in_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=1000)
     assert not errors
     assert len(found) == 6
     for weights in found:

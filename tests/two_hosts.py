@@ -90,6 +90,6 @@ def two_hosts() -> Iterator[TwoHosts]:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     if done.returncode:
         raise UnavailableError(f"{' '.join(command[:3])}: {done.stderr.strip()}")

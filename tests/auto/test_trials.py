@@ -33,7 +33,7 @@ def test_trials_choose_once_and_change_no_bit(path_with_spaces):
             env={**os.environ, "HOME": str(path_with_spaces), "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=1000,
         )
         assert done.returncode == 0, done.stderr
         said = [line for line in done.stdout.splitlines() if line.startswith("--strategy=auto")]

@@ -70,7 +70,7 @@ def test_help_into_a_pipe_that_nobody_reads(command):
             stdout=pipe,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=1000,
         )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -88,7 +88,7 @@ def test_help_into_a_pipe_that_nobody_reads(command):
 )
 def test_every_command_is_under_one_name(arguments, status, said):
     run = subprocess.run(
-        [sys.executable, "-m", "tfdist", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tfdist", *arguments], capture_output=True, text=True, timeout=1000
     )
     assert run.returncode == status
     assert said in run.stdout + run.stderr

@@ -16,7 +16,7 @@ def last_lines_of():
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=300,
+                timeout=1000,
                 env={**os.environ, "PYTHONHASHSEED": seed},
             ).stdout.splitlines()[-1]
             for seed in "12"

@@ -37,7 +37,7 @@ sys.exit(2)
 @pytest.mark.parametrize(("kind", "status"), [("handled", 2), ("unforeseen", 1)])
 def test_a_failure_in_mid_read_ends_the_process(kind, status):
     process = subprocess.run(
-        [sys.executable, "-c", SCRIPT, kind], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT, kind], capture_output=True, text=True, timeout=1000
     )
     assert process.returncode == status
     assert ("ValueError: a fault" in process.stderr) == (kind == "unforeseen")

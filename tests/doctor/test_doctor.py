@@ -16,7 +16,7 @@ from tfdist.doctor.table import CHECKS
 CLEAN = ["env", "-u", "TF_CONFIG", sys.executable, "-m", "tfdist.doctor"]
 
 
-def run(*flags, timeout=120):
+def run(*flags, timeout=1000):
     return subprocess.run([*CLEAN, *flags], capture_output=True, text=True, timeout=timeout)
 
 
@@ -39,7 +39,7 @@ def test_a_machine_with_a_fault():
     """The limit of open files, through the whole command; TensorFlow is not needed for it."""
     command = 'ulimit -n 64; KERAS_BACKEND=jax exec "$@"'
     done = subprocess.run(
-        ["sh", "-c", command, "sh", *CLEAN], capture_output=True, text=True, timeout=60
+        ["sh", "-c", command, "sh", *CLEAN], capture_output=True, text=True, timeout=1000
     )
     assert done.returncode == 1
     first, second = done.stdout.splitlines()[:2]
@@ -78,16 +78,14 @@ PROBED = [
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_devices_that_share_the_cores():
-    done = run("--probe", "--steps=4", "--", *PROBED, timeout=560)
+    done = run("--probe", "--steps=4", "--", *PROBED, timeout=1000)
     (line,) = [line for line in done.stdout.splitlines() if "times as fast" in line]
     # On a busy machine the numbers may be anything.
     assert "because they share the same " in line or line.startswith("ok"), line
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_a_slow_network(path_with_spaces):
     addresses = ",".join(f"{address}:2222" for address in ADDRESSES)
     flags = [f"--hosts={addresses}", f"--run_dir={path_with_spaces}", "--wait_s=10", "--probe"]
@@ -102,7 +100,7 @@ def test_a_slow_network(path_with_spaces):
                 )
                 for host in range(2)
             ]
-            said = [task.communicate(timeout=560)[0] for task in tasks]
+            said = [task.communicate(timeout=1000)[0] for task in tasks]
     except UnavailableError as error:
         pytest.skip(str(error))
     assert re.search(r"because the all-reduce of 0\.\d+ MB takes \d+% of a step, at 0\.0", said[0])

@@ -125,7 +125,7 @@ def test_a_name_that_is_a_loopback_address(tmp_path):
         ["unshare", "-m", "sh", "-c", script, sys.executable, code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
         check=True,
     )
     assert "node1 is 127.0.1.1 here, a loopback address" in done.stdout
@@ -146,7 +146,7 @@ def test_a_port_behind_a_firewall():
                 )
                 for host in range(2)
             ]
-            said = [task.communicate(timeout=60)[0] for task in tasks]
+            said = [task.communicate(timeout=1000)[0] for task in tasks]
     except UnavailableError as error:
         pytest.skip(str(error))
     assert f"{ADDRESSES[1]} does not answer. Check that the machine is up and no fire" in said[0]
@@ -191,7 +191,7 @@ def peers(*machines, before=""):
         )
         for index, machine in enumerate(machines)
     ]
-    return [task.communicate(timeout=60)[0].strip() for task in tasks]
+    return [task.communicate(timeout=1000)[0].strip() for task in tasks]
 
 
 def test_tasks_that_agree(path_with_spaces):
@@ -464,5 +464,5 @@ def test_few_open_files():
     code = "from tfdist.doctor.machine import Machine; from tfdist.doctor.table import CHECKS\n"
     code += "print(*CHECKS['open files'](Machine()), sep='\\n')"
     command = ["sh", "-c", 'ulimit -n 64; exec "$0" -c "$1"', sys.executable, code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=True)
     assert "a process may open only 64 files, sockets included. Run ulimit -n 1024" in done.stdout

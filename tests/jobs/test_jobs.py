@@ -18,7 +18,7 @@ def run_jobs(*arguments):
         [sys.executable, "-m", "tfdist.jobs", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
     )
 
 

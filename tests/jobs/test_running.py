@@ -13,7 +13,6 @@ from tfdist.launch import run_local_cluster
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(560),
     pytest.mark.skipif(sys.platform != "linux", reason="needs the launcher's agent"),
 ]
 SMALL = (
@@ -33,7 +32,7 @@ def run(module, *arguments, logs, status=0):
         workers=1,
         command=[sys.executable, "-m", f"tests.jobs.{module}", *map(str, arguments)],
         run_dir=logs,
-        timeout_s=500,
+        timeout_s=1000,
         stream=False,
     )
     output = result.tasks[0].log.read_text()

@@ -31,7 +31,7 @@ def run_jobs(tools, *arguments, statuses=()):
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
     )
 
 

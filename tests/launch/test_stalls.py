@@ -11,7 +11,6 @@ from tfdist.launch.pulse import find_path
 from tfdist.launch.stacks import find_place
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="the tests read /proc"),
 ]
 
@@ -142,7 +141,7 @@ def test_a_chief_that_waits_while_a_server_compiles(script, works):
 
 def test_without_the_flag_only_threads_count(script):
     command = script(TASK + "pulse.show(OWN); print(os.listdir(os.environ['TFDIST_LAUNCH_DIR']))")
-    result = run_local_cluster(workers=1, command=command, timeout_s=40)
+    result = run_local_cluster(workers=1, command=command, timeout_s=1000)
     assert result.tasks[0].log.read_text() == "['worker-0.log']\n"
 
 
@@ -232,7 +231,7 @@ trainer.fit(Data(), validation_data=Data(), epochs=2, verbose=0, callbacks=[Call
 )
 def test_trainers_that_hang_and_one_that_does_not(script, mode, place):
     command = [*script(TRAINING), mode]
-    result = run_local_cluster(workers=2, command=command, stall_timeout_s=6, timeout_s=100)
+    result = run_local_cluster(workers=2, command=command, stall_timeout_s=6, timeout_s=1000)
     if not mode:
         assert result.status == 0
         return

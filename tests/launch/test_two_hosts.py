@@ -58,11 +58,11 @@ def start(hosts):
 @pytest.mark.thorough
 def test_an_all_reduce_over_a_network(start, script):
     for check in [start(host, "--check", "--wait_s=3") for host in range(2)]:
-        assert check.communicate(timeout=30)[0].count("ok   ") == 2
+        assert check.communicate(timeout=1000)[0].count("ok   ") == 2
         assert check.returncode == 0
     run = f"--command={shlex.join(script(ALL_REDUCE))}"
-    for task in [start(host, run, "--timeout_s=90") for host in range(2)]:
-        assert "sum 11.0" in task.communicate(timeout=100)[0]
+    for task in [start(host, run, "--timeout_s=1000") for host in range(2)]:
+        assert "sum 11.0" in task.communicate(timeout=1000)[0]
         assert task.returncode == 0
 
 
@@ -73,7 +73,7 @@ def one_device(tmp_path_factory):
     def train(*flags):
         run_dir = tmp_path_factory.mktemp("one device") / "run"
         command = [sys.executable, "-m", "tfdist.train", "--strategy=one_device", *SMALL, *flags]
-        subprocess.run([*command, f"--run_dir={run_dir}", "--quiet"], check=True, timeout=120)
+        subprocess.run([*command, f"--run_dir={run_dir}", "--quiet"], check=True, timeout=1000)
         return read_weights(run_dir)
 
     return train
@@ -106,14 +106,14 @@ def test_two_hosts_train_as_one_device_even_if_one_of_them_is_lost(
     launch = ["--max_restarts=2", "--", "--strategy=multi_worker_mirrored", *SMALL, *flags]
     launch += ["--checkpoint_every=4", f"--run_dir={run_dir}", "--quiet"]
     tasks = [start(host, *launch) for host in range(2)]
-    until = time.monotonic() + 120
+    until = time.monotonic() + 1000
     while not list(run_dir.glob("checkpoints/*/state.json")):
         assert time.monotonic() < until
         time.sleep(0.05)
     lose(tasks[1])
     again = start(1, *launch)
-    assert tasks[0].wait(timeout=200) == 0
-    assert again.wait(timeout=60) == 0
+    assert tasks[0].wait(timeout=1000) == 0
+    assert again.wait(timeout=1000) == 0
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["restarts"] >= 1
     assert summary["resumed_from_step"] >= 4

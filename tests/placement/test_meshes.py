@@ -58,7 +58,7 @@ def test_two_replicas_of_two_devices(name):
         [sys.executable, "-c", textwrap.dedent(_PROGRAM), name],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
         check=False,
     )
     assert done.stdout.strip() == "equal", done.stderr[-3000:]

@@ -102,7 +102,6 @@ def test_flags_that_the_recommended_strategy_does_not_take_are_dropped(plan):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(450)
 def test_calibration_measures_this_machine(path_with_spaces):
     path = path_with_spaces / "this machine.toml"
     train = shlex.split(f"{SMALL} --val_examples=8 --global_batch_size=8")
@@ -111,14 +110,14 @@ def test_calibration_measures_this_machine(path_with_spaces):
         [*command, f"--calibrate={path}", "--", *train],
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
         [*command, f"--hardware={path}", "--json", "--workers=2", "--", *train],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

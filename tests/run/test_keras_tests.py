@@ -58,7 +58,7 @@ def _run(tmp_path, *flags):
         ],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=1000,
         check=False,
     )
 

@@ -53,7 +53,7 @@ def _run(*flags, names=()):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1000,
         check=False,
     )
     assert run.returncode == 0, run.stderr
@@ -123,7 +123,7 @@ def test_workers_start_from_one_random_seed_and_seed_fixes_it(tmp_path):
 
     def draw(*flags):
         command = [sys.executable, "-m", "tfdist.run", *flags, str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=True)
         return [line.partition("drawn ")[2] for line in run.stdout.splitlines() if "drawn" in line]
 
     first, second = draw("--workers=2")
@@ -139,7 +139,7 @@ def test_a_strategy_of_another_kind_costs_one_line(tmp_path):
         [sys.executable, "-m", "tfdist.run", "--strategy=mirrored", str(script)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1000,
         check=False,
     )
     assert run.returncode == 2
@@ -197,6 +197,6 @@ with strategy.scope(), routing.open():
 assert [model() for model in models] == [None, None]
 """
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=1000, check=False
     )
     assert run.returncode == 0, run.stderr

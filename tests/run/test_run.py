@@ -98,7 +98,7 @@ def _run(directory, *flags, arguments=("7", "--lr=2")):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=1000,
         check=False,
     )
     assert run.returncode == int(arguments[0]), run.stderr
@@ -173,7 +173,7 @@ def test_bad_input_costs_one_line(tmp_path, arguments, message):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=1000,
         check=False,
     )
     assert (run.returncode, run.stdout) == (2, "")

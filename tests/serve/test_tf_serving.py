@@ -93,7 +93,7 @@ def test_docker_gets_the_paths_with_spaces(files, path_with_spaces):
     docker.chmod(0o755)
     script = path_with_spaces / "out" / "docker.sh"
     environment = {"PATH": f"{path_with_spaces}:/usr/bin:/bin"}
-    output = subprocess.check_output(["sh", str(script)], env=environment, text=True, timeout=30)
+    output = subprocess.check_output(["sh", str(script)], env=environment, text=True, timeout=1000)
     arguments = output.splitlines()
     assert f"{path_with_spaces}/out:/config:ro" in arguments
     assert f"{files['model']}:/models/shapes:ro" in arguments

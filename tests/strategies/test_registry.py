@@ -102,7 +102,7 @@ def _run(directory, *arguments):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1000,
         check=False,
     )
 

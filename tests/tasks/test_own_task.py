@@ -60,7 +60,7 @@ def _start(directory, module, *flags):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1000,
         check=False,
     )
     assert run.returncode == 0, run.stderr

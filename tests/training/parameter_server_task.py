@@ -93,7 +93,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def wait_until(condition):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 1000
     while not condition():
         assert time.monotonic() < until, "timed out"
         time.sleep(0.01)

@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.launch import run_local_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.cluster
 
 OTHER_DATA = r"Batch \d of worker 1 has other examples than the chief's\. Give all workers the same"
 OTHER_ARRAYS = r"The data of worker 1 differ from the chief's: .*\. Give all workers the same data"
@@ -24,7 +24,7 @@ def found(tmp_path_factory):
         workers=2,
         command=[sys.executable, "-m", "tests.training.agreement_task", str(directory)],
         run_dir=directory,
-        timeout_s=240,
+        timeout_s=1000,
         stream=False,
         environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
     )

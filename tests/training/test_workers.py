@@ -16,9 +16,9 @@ from tests.training import cluster_tasks as tasks
 from tests.training import test_outputs
 from tfdist.launch import run_local_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(450)]
+pytestmark = pytest.mark.cluster
 
-TIMEOUT_S = 400
+TIMEOUT_S = 1000
 
 
 def run_cluster(name, directory, workers):
@@ -269,7 +269,7 @@ def test_a_killed_worker_is_named_and_the_others_end(tmp_path):
     outcome = []
     cluster = threading.Thread(target=lambda: outcome.append(run_cluster("killed", tmp_path, 2)))
     cluster.start()
-    until = time.monotonic() + 120
+    until = time.monotonic() + 1000
     while not (tmp_path / "ready").exists():
         assert time.monotonic() < until, "the workers do not train"
         time.sleep(0.05)

@@ -95,7 +95,7 @@ def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement):
     command += ["--steps=3"]
     command += ["--strategies=one_device,mirrored,central_storage,multi_worker_mirrored,local_sgd"]
     command += [f"--json={tmp_path}/found.json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = [row["verdict"] for row in json.loads((tmp_path / "found.json").read_text())]
     assert verdicts == ["equal", "equal", "not supported", "equal", "equal"], done.stdout
@@ -105,7 +105,7 @@ def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement):
 def test_all_strategies_are_equal_and_a_wrong_model_is_not(tmp_path):
     def run(*flags):
         command = [sys.executable, "-m", "tfdist.verify", f"--json={tmp_path}/found.json", *flags]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)
         return done, json.loads((tmp_path / "found.json").read_text())
 
     done, found = run(f"--model={MODULE}:build_random", "--steps=3")
