@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: setup train test test-cluster test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
+.PHONY: setup train smoke test test-cluster test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
 
 # For training and serving, for the tests, and for the documentation.
 RUN  := $(VENV)/with-serve
@@ -27,15 +27,19 @@ train: $(RUN)
 	  --image_size=64,64 --base_filters=16 --depth=3 --train_examples=1600 --epochs=5 \
 	  --learning_rate=3e-3 --loss=cross_entropy_dice --run_dir=runs/demo
 
+# Half a minute of everything: flags, a step under each strategy, a checkpoint, a prediction, a placement, a report.
+smoke: $(TEST)
+	$(BIN)/python -m pytest -m smoke
+
 # On two cores. Clusters and the other variants of thorough tests are in test-all.
 test: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster" --quick
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster" --quick
 
 test-cluster: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
 
 test-all: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=60 --durations-min=4 -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster"
 	$(MAKE) test-cluster
 
 errors: $(TEST)

@@ -25,6 +25,7 @@ from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 
 STEPS = 80
+FEW_STEPS = 10
 FLAGS = [
     "--strategy=one_device",
     "--dataset=folder",
@@ -34,7 +35,6 @@ FLAGS = [
     "--base_filters=4",
     "--depth=2",
     "--global_batch_size=4",
-    f"--max_steps={STEPS}",
     "--deterministic",
     "--quiet",
 ]
@@ -65,8 +65,8 @@ def read(path):
         return file.read()
 
 
-def train(root, run_dir):
-    flags = [*FLAGS, f"--data_dir={root}/data", f"--run_dir={run_dir}"]
+def train(root, run_dir, steps=STEPS):
+    flags = [*FLAGS, f"--data_dir={root}/data", f"--run_dir={run_dir}", f"--max_steps={steps}"]
     return run_command("tfdist.train", run_training, flags, options_class=TrainOptions)
 
 
@@ -122,7 +122,9 @@ def test_the_run_directory_is_whole(run_dir):
         assert sorted(steps) == [line["step"] for line in lines], part
 
 
-def test_the_run_is_evaluated_exported_and_predicts(root, run_dir):
+def test_the_run_is_evaluated_exported_and_predicts(root):
+    run_dir = f"{root}/short run"
+    assert train(root, run_dir, FEW_STEPS) == 0
     flags = [f"--run_dir={run_dir}", "--quiet"]
     assert run_command("tfdist.evaluate", run_evaluation, flags, options_class=EvaluateOptions) == 0
     scores = json.loads(read(f"{run_dir}/evaluation/val.json"))

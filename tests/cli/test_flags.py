@@ -15,10 +15,12 @@ from tfdist.tasks.segmentation.presets import PRESETS
 from tfdist.training.options import AUTO_BATCH_SIZE
 
 
+@pytest.mark.smoke
 def test_without_flags_everything_has_its_default():
     assert parse_flags(TrainOptions, []) == TrainOptions()
 
 
+@pytest.mark.smoke
 def test_reads_every_kind_of_value():
     options = parse_flags(
         TrainOptions,

@@ -167,6 +167,7 @@ def _fit_penalty(placement=None, **options):
     return [weight.numpy() for weight in trainer.model.weights]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options",
     [{"rematerialize": True}, *({"placement": kind} for kind in PLACEMENTS)],

@@ -26,6 +26,7 @@ def report(monkeypatch, capfd, path_with_spaces):
     return run
 
 
+@pytest.mark.smoke
 def test_a_run_gets_its_report_anew(report, run_dir, path_with_spaces):
     path = path_with_spaces / "a run"
     shutil.copytree(run_dir, path)

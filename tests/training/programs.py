@@ -1092,16 +1092,18 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
 ROWS, PLACES = 7, 3
 
 
-def make_reductions(masked, *shape):
+def make_reductions(masked, *shape, kind=None):
     """Returns a program with an output for each reduction and shape of the weights.
 
     Args:
       masked: which places have a mask; none if empty.
       *shape: of an example; the first dimension is that of the places.
+      kind: of the weights: for each "place", "value" or "one" example; all by default.
     """
     shapes = {"place": (ROWS, *shape[:-1]), "value": (ROWS, *shape[:-1], 1)}
     if len(shape) == 2:
         shapes["one"] = (ROWS, 1)
+    shapes = {kind: shapes[kind]} if kind else shapes
     rng = np.random.default_rng(1)
     x, y = (rng.normal(size=(ROWS, *shape)).astype("f4") for _ in range(2))
     pairs = {f"{r}_{s}": (r, shape) for r in REDUCTIONS for s, shape in shapes.items()}

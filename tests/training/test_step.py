@@ -28,6 +28,7 @@ def _make(strategy_name, *, rows=ROWS, options=None, **model_options):
     return engine.model, steps, adapter.iterate_train(strategy, start_step=0)
 
 
+@pytest.mark.smoke
 @pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_training_step_is_keras_s(strategy_name):

@@ -122,6 +122,7 @@ def test_another_optimizer_is_refused_in_one_line(path_with_spaces):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.smoke
 def test_the_same_program_continues_under_another_strategy(path_with_spaces):
     for step, strategy in enumerate(["one_device", "mirrored-2", "central_storage-2"], start=1):
         trainer = fit(path_with_spaces, make_dense, step, strategy)

@@ -42,6 +42,7 @@ def test_blends_the_models_own_probabilities(run, expected):
     np.testing.assert_allclose(expected[0], total / weight, atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_what_fits_a_window_is_the_models_answer(run, expected):
     logits = run.model(IMAGES[1][None].astype(np.float32), training=False)
     np.testing.assert_allclose(expected[1], tf.nn.softmax(logits)[0], atol=1e-6)
