@@ -166,7 +166,7 @@ import sys, time
 {}
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.table import CHECKS
-machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=2, {})
+machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=200, {})
 print(*(finding.text for finding in CHECKS["peers"](machine)), sep="\\n")
 """
 
