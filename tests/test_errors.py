@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -459,16 +460,29 @@ def test_commands_that_use_a_run(check, command, run_dir):
     check(status, "Using a run, and verifying", "", command)
 
 
-def test_a_run_of_another_command(check, tmp_path, capfd):
-    assert train("--max_steps=1", "--run_dir=run") == 0
+@pytest.fixture(scope="module")
+def run_of_a_step(tmp_path_factory):
+    """The directory of a finished run of `run`, to copy."""
+    path = tmp_path_factory.mktemp("run of a step")
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        assert train("--max_steps=1", "--run_dir=run") == 0
+    finally:
+        os.chdir(before)
+    return path / "run"
+
+
+def test_a_run_of_another_command(check, run_of_a_step, capfd):
+    shutil.copytree(run_of_a_step, "run")
     capfd.readouterr()
     status = train("--max_steps=1", "--run_dir=run", "--seed=5")
     message = check(status, "Run directories", "a run of another command", "")
     assert "--seed=5 (there: 0)" in message
 
 
-def test_a_run_whose_options_a_power_cut_took(check, capfd):
-    assert train("--max_steps=1", "--run_dir=run") == 0
+def test_a_run_whose_options_a_power_cut_took(check, run_of_a_step, capfd):
+    shutil.copytree(run_of_a_step, "run")
     capfd.readouterr()
     pathlib.Path("run/options.json").write_bytes(b"")
     status = train("--max_steps=1", "--run_dir=run")
