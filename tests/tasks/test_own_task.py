@@ -117,6 +117,7 @@ def test_it_learns_and_leaves_a_run(trained):
     }
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", ["mirrored", "central_storage"])
 def test_replicas_train_it_to_the_same_end(trained, tmp_path, run, name):
     summary = _train(run, tmp_path, f"--strategy={name}", "--devices=CPU:0,CPU:1")

@@ -164,8 +164,10 @@ def test_epochs_are_those_of_keras(case, strategy_name):
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
 
 
-@pytest.mark.parametrize("at_a_time", [1, 3])
-@pytest.mark.parametrize("data", ["arrays", "known", "unknown", "pages"])
+@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize(
+    ("data", "at_a_time"), zoo.take_turns(["arrays", "unknown", "known", "pages"], [1, 3])
+)
 def test_evaluation_and_prediction_take_the_steps_of_keras(data, at_a_time):
     found = []
     for model in (build(at_a_time), make("one_device", at_a_time)):

@@ -111,7 +111,8 @@ def test_refuses_directories_that_are_no_classes(folder):
         make_class_folder(str(folder), "train", (6, 5))
 
 
-@pytest.mark.parametrize("strategy", [["--strategy=one_device"], ["--strategy=mirrored"]])
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("strategy", [["--strategy=mirrored"], ["--strategy=one_device"]])
 def test_a_run_learns_and_says_what_it_confuses(folder, strategy):
     flags = [
         "--task=classification",
