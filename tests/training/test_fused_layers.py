@@ -99,7 +99,7 @@ def blocks(monkeypatch):
     return calls
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(("name", "strategy"), zoo.take_turns(FUSED, ["mirrored-2", "one_device"]))
 def test_lstm_is_equal(name, strategy, blocks):
     expected = run_keras_s_kernels(name)
@@ -108,7 +108,7 @@ def test_lstm_is_equal(name, strategy, blocks):
     assert blocks
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", AS_IN_KERAS)
 def test_lstm_without_a_kernel_is_keras_s_to_the_bit(name, blocks):
     expected = run(AS_IN_KERAS[name])

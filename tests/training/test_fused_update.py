@@ -97,7 +97,7 @@ def run_keras_once(name):
     return run_keras(name)
 
 
-@pytest.mark.thorough(keep=5)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", SPREAD)
 def test_one_device_is_keras_to_the_bit(name, kernels):
     for mine, other in zip(run(name), run_keras_once(name), strict=True):
@@ -118,7 +118,7 @@ def test_float64_is_keras_too(name, monkeypatch):
         np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(
     ("name", "strategy"), zoo.take_turns([n for n in SPREAD if n in DIVISIBLE], STRATEGIES)
 )

@@ -103,6 +103,7 @@ def expected():
     return _use(zoo.trace_once(_build()))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_a_model_s_methods_run_with_a_trainer(expected, strategy_name):
     _compare(_use(tfdist.Trainer(_build, strategy=zoo.STRATEGIES[strategy_name]())), expected)

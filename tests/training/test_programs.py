@@ -245,7 +245,7 @@ def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name, options):
     assert zoo.largest_difference(_read(trainer.model), _read(model)) < 1e-5
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_model_that_predicts_first_trains_as_keras_s(strategy_name):
     model = programs.build_lazily()
@@ -429,7 +429,7 @@ FITS = {
 }
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_takes_what_keras_takes(name):
@@ -828,7 +828,7 @@ def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, opt
     assert zoo.largest_difference(_read(fit().model), _read(expected)) == 0
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
 def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
     path = str(tmp_path / "model.keras")

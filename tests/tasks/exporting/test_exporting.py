@@ -20,7 +20,7 @@ from tfdist.tasks.exporting.scoring import score_examples
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 
-FORMATS = [("litert", "int8"), ("litert", "none"), ("litert", "float16"), ("onnx", "none")]
+FORMATS = [("litert", "none"), ("litert", "int8"), ("litert", "float16"), ("onnx", "none")]
 ENDINGS = {"litert": "tflite", "onnx": "onnx"}
 
 
