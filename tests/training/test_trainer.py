@@ -73,7 +73,7 @@ def test_sgd_ends_where_one_device_ends(references, model_name, strategy_name):
 
 
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[1:])
+@pytest.mark.parametrize("strategy_name", list(zoo.STRATEGIES)[:0:-1])
 def test_adam_in_float64_ends_where_one_device_ends(references, float64, strategy_name):
     _compare(references, "unet", strategy_name, ADAM, 1e-10)
 
