@@ -62,7 +62,7 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
     np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=20 * tolerance)
 
 
-@pytest.mark.thorough(keep=5)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     zoo.take_turns(sorted(zoo.EXAMPLES.keys() - {"unet"}), list(zoo.STRATEGIES)[1:]),
@@ -88,8 +88,8 @@ def _make_dense_trainer(strategy_name="mirrored-2", **options):
 X, Y = zoo.EXAMPLES["dense"].data
 
 
-@pytest.mark.thorough(keep=2)
-@pytest.mark.parametrize("strategy_name", zoo.STRATEGIES)
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("strategy_name", reversed(zoo.STRATEGIES))
 def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     """Batches of 12, 12, 12 and 4, as Keras would see them on one device."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
@@ -104,7 +104,7 @@ def test_takes_a_keras_dataset_with_an_uneven_last_batch(strategy_name):
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("rows", "strategy_name"),
     [
@@ -153,7 +153,7 @@ def test_an_unbounded_dataset_needs_a_length():
         _make_dense_trainer().fit(dataset, verbose=0)
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     [
@@ -250,10 +250,10 @@ def test_random_layers_draw_on_one_device_as_in_keras():
     assert len(states) == 6
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("strategy_name", "model_name"),
-    [*((name, "convolutional") for name in zoo.STRATEGIES), ("mirrored-3", "random")],
+    [*((name, "convolutional") for name in reversed(zoo.STRATEGIES)), ("mirrored-3", "random")],
 )
 def test_continues_to_the_same_bits(deterministic, path_with_spaces, strategy_name, model_name):
     example = zoo.EXAMPLES[model_name]
