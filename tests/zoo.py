@@ -22,10 +22,11 @@ _TWO = [f"{KIND}:0", f"{KIND}:1"]
 # three of them in most tests.
 STRATEGIES: dict[str, Callable[[], tf.distribute.Strategy]] = {
     "one_device": lambda: strategies.make_one_device(devices=[f"{KIND}:0"]),
-    "mirrored-3": lambda: strategies.make_mirrored(devices=[*_TWO, f"{KIND}:2"]),
-    "central_storage-2": lambda: strategies.make_central_storage(devices=_TWO),
     "mirrored-2": lambda: strategies.make_mirrored(devices=_TWO),
+    "central_storage-2": lambda: strategies.make_central_storage(devices=_TWO),
+    "mirrored-3": lambda: strategies.make_mirrored(devices=[*_TWO, f"{KIND}:2"]),
 }
+REPLICAS_FIRST = [*list(STRATEGIES)[1:], "one_device"]
 
 
 @dataclass(frozen=True)

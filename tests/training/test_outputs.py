@@ -11,7 +11,7 @@ from tfdist.errors import TfdistError
 
 X = np.arange(1.0, 16).reshape(5, 3).astype("float32")
 X[1, 2] = X[3, 1] = 0
-STRATEGIES = ["mirrored-3", "one_device", "mirrored-2"]
+STRATEGIES = ["mirrored-2", "one_device", "mirrored-3"]
 
 
 def to_sparse(x):
@@ -81,7 +81,7 @@ def compiled(kind):
     return build
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("kind", [Outputs, Scalar])
 @pytest.mark.parametrize("strategy_name", STRATEGIES)
 def test_no_row_is_lost_or_repeated(strategy_name, kind):

@@ -246,7 +246,7 @@ def test_a_size_that_changes_in_training_is_no_obstacle(strategy_name, options):
 
 
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("strategy_name", reversed(zoo.STRATEGIES))
+@pytest.mark.parametrize("strategy_name", zoo.REPLICAS_FIRST)
 def test_a_model_that_predicts_first_trains_as_keras_s(strategy_name):
     model = programs.build_lazily()
     trainer = tfdist.Trainer(programs.build_lazily, strategy=zoo.STRATEGIES[strategy_name]())
@@ -829,7 +829,7 @@ def test_what_is_compiled_with_is_made_in_the_scope_too(strategy_name, make, opt
 
 
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("strategy_name", reversed(zoo.STRATEGIES))
+@pytest.mark.parametrize("strategy_name", zoo.REPLICAS_FIRST)
 def test_a_model_that_was_saved_trains_on(tmp_path, strategy_name):
     path = str(tmp_path / "model.keras")
     first = dense(keras.optimizers.SGD(0.1, momentum=0.9))
