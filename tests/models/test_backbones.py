@@ -166,7 +166,7 @@ def test_saved_model_loads_the_same(name, path_with_spaces):
     np.testing.assert_array_equal(loaded(make_images()), model(make_images()))
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", BACKBONES)
 def test_keras_s_own_layers_compute_the_same(name, policy):
