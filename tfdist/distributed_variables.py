@@ -358,10 +358,18 @@ def _make_watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         found = original(tape)
         if not _is_outside():
             return found
-        wholes = [getattr(v, "_distributed_container", lambda v=v: v)() for v in found]
-        return tuple({id(whole): whole for whole in wholes}.values())
+        return tuple({id(whole): whole for whole in map(_find_whole, found)}.values())
 
     return watched_variables
+
+
+def _find_whole(variable: Any) -> Any:
+    """Returns the distributed variable that a variable is a copy of, or else the variable."""
+    for holder in variable, variable.handle:
+        if hasattr(holder, "_distributed_container"):
+            whole = holder._distributed_container()
+            return variable if whole is None else whole
+    return variable
 
 
 def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:

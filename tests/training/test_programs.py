@@ -984,6 +984,31 @@ def test_steps_are_those_that_keras_takes(kind):
         np.testing.assert_array_equal(use(trainer, data, steps), use(model, data, steps))
 
 
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize(("cls", "size"), [(keras.Model, 3), (programs.SumByConstant, 1)])
+def test_a_step_that_waits_for_data_may_create_variables(cls, size, strategy_name):
+    class Late(cls):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2, kernel_initializer=programs.seeded(1))
+
+        def call(self, x):
+            return self.dense(x)
+
+    def build():
+        model = Late()
+        model.compile(SGD(), "mse", metrics=["mae"], steps_per_execution=size)
+        return model
+
+    model = build()
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    found, expected = (m.fit(X, Y, batch_size=4, **FIT).history for m in (trainer, model))
+    exact = strategy_name == "one_device"
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=0 if exact else 1e-5, err_msg=key)
+    assert zoo.largest_difference(_read(trainer.model), _read(model)) < (1e-12 if exact else 1e-5)
+
+
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("strategy", "options"),

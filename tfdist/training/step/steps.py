@@ -343,6 +343,7 @@ class Steps:
         with contextlib.ExitStack() as stack:
             stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
             stack.enter_context(penalties_in_floatx())
+            stack.enter_context(tf.variable_creator_scope(_create_at_once))
             if self._model.steps_per_execution > 1:
                 # Keras looks for data first, then.
                 stack.enter_context(tf.control_dependencies(_list_tensors(data)))
@@ -429,6 +430,12 @@ def _take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
     rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
     place = tf.stack([tf.cast(first, tf.int64), rows])
     return keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data), place
+
+
+def _create_at_once(next_creator: Any, **arguments: Any) -> tf.Variable:
+    """Creates a variable in a step that waits for its data, on which no initial value depends."""
+    with tf.control_dependencies(None):
+        return next_creator(**arguments)
 
 
 def _drop_optionals(data: Any) -> Any:
