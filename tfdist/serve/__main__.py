@@ -9,7 +9,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
-from tfdist.serve.options import ServedModelOptions, ServeOptions
+from tfdist.serve.options import ServedModelOptions, ServeOptions, make_missing_error
 from tfdist.tasks.commands import run_task_command
 from tfdist.tasks.finished_files import check_finished
 
@@ -78,10 +78,7 @@ def _check_paths(options: ServedModelOptions) -> None:
     if options.run_dir and "://" not in options.run_dir:
         check_finished(os.path.expanduser(options.run_dir))
     if options.model and "://" not in options.model and not os.path.isdir(options.model):
-        raise TfdistError(
-            f"Cannot find a servable in `model={options.model}`: there is no such directory. "
-            "Export one with tfdist.export."
-        )
+        raise make_missing_error(options.model)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.serve.options import make_missing_error
 from tfdist.serve.request_error import RequestError
 from tfdist.serve.servable import SAVED_MODEL, Servable
 
@@ -46,10 +47,7 @@ class Versions:
         """
         found = self._find()
         if not found:
-            raise TfdistError(
-                f"Cannot find a servable in `model={self._path}`: it has neither {SAVED_MODEL} nor "
-                "a directory of a version, such as 1, that has one. Export one with tfdist.export."
-            )
+            raise make_missing_error(self._path)
         servable = self._load(found[max(found)], max(found))
         self._current = _Version(servable)
         return servable

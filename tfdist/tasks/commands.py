@@ -159,6 +159,7 @@ def run_prediction(options: PredictOptions) -> int:
     from tfdist.training.fit.trainer import Trainer
 
     chosen = options.run
+    check_prediction(options)
     assert chosen.examples
     assert chosen.output
     try:

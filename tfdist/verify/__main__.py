@@ -38,6 +38,7 @@ def run_verification(options: VerifyOptions) -> int:
     Raises:
       TfdistError: the input is invalid.
     """
+    check_options(options)
     from tfdist.verify import runs
     from tfdist.verify.table import format_head, format_row, list_notes, to_json
 

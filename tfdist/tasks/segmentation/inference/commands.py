@@ -109,6 +109,7 @@ def run_prediction(options: PredictOptions) -> int:
     from tfdist.tasks.segmentation.pictures import make_palette
 
     chosen = options.run
+    check_prediction(options)
     assert chosen.images
     assert chosen.output
     images = files.list_images(chosen.images)
