@@ -84,10 +84,7 @@ def test_a_damaged_run_costs_its_users_one_line(run, name, what, check_one_line)
 CHANGES = {
     "a group that is no object": ("options.json", {"task": [1]}),
     "no options": ("options.json", {"strategy": 3, "result": {}}),
-    "an option of another type": (
-        "options.json",
-        {"task": {"task": "segmentation", "image_size": {}}},
-    ),
+    "another type": ("options.json", {"result": {"image_size": {}}}),
     "no classes": ("summary.json", {"per_class_iou": None}),
     "classes that are no object": ("summary.json", {"per_class_iou": 3}),
     "no data": ("summary.json", {"info": "data"}),
