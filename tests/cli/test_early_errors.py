@@ -21,7 +21,6 @@ ERRORS = {
     "export --output=x --run_dir=/nowhere": RUN,
     "serve": "Give either --run_dir or --model",
     "serve --run_dir=/nowhere": RUN,
-    "serve --model=/nowhere": "it has neither saved_model.pb nor a directory",
     "serve --model=/nowhere --allowed_hosts=http://a": "no name of a host",
     "report": "No run is given",
     "plan --hardware=nosuch": "Unknown --hardware",

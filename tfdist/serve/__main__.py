@@ -9,7 +9,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
-from tfdist.serve.options import ServedModelOptions, ServeOptions, make_missing_error
+from tfdist.serve.options import ServeOptions
 from tfdist.tasks.commands import run_task_command
 from tfdist.tasks.finished_files import check_finished
 
@@ -50,7 +50,8 @@ def run_serving(options: ServeOptions) -> int:
         raise TfdistError(
             f"Cannot serve: the package {missing[0]} is missing. Install tfdist[serve]."
         )
-    _check_paths(options.model)
+    if options.model.run_dir and "://" not in options.model.run_dir:
+        check_finished(os.path.expanduser(options.model.run_dir))
     if not options.run.verbose_tensorflow:
         start_tensorflow_quietly()
     from tfdist import devices
@@ -71,14 +72,6 @@ def run_serving(options: ServeOptions) -> int:
         if status := run_task_command("export", arguments):
             return status
         return run_server(options, directory, chosen, work)
-
-
-def _check_paths(options: ServedModelOptions) -> None:
-    """Checks what can be seen without TensorFlow: that there is a finished run or a directory."""
-    if options.run_dir and "://" not in options.run_dir:
-        check_finished(os.path.expanduser(options.run_dir))
-    if options.model and "://" not in options.model and not os.path.isdir(options.model):
-        raise make_missing_error(options.model)
 
 
 if __name__ == "__main__":

@@ -142,11 +142,3 @@ class ServeOptions(CommandOptions):
     limits: LimitOptions = LimitOptions()
     run: ServerOptions = ServerOptions()
     tf_serving: TfServingOptions = TfServingOptions()
-
-
-def make_missing_error(path: str) -> TfdistError:
-    """Returns the error for a path that holds no servable."""
-    return TfdistError(
-        f"Cannot find a servable in `model={path}`: it has neither saved_model.pb nor a directory "
-        "of a version, such as 1, that has one. Export one with tfdist.export."
-    )

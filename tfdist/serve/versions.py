@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.serve.options import make_missing_error
 from tfdist.serve.request_error import RequestError
 from tfdist.serve.servable import SAVED_MODEL, Servable
 
@@ -47,7 +46,10 @@ class Versions:
         """
         found = self._find()
         if not found:
-            raise make_missing_error(self._path)
+            raise TfdistError(
+                f"Cannot find a servable in `model={self._path}`: it has neither {SAVED_MODEL} nor "
+                "a directory of a version, such as 1, that has one. Export one with tfdist.export."
+            )
         servable = self._load(found[max(found)], max(found))
         self._current = _Version(servable)
         return servable
