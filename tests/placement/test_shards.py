@@ -269,7 +269,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.thorough(keep=5)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_each_rule(float64, name):
     shape, make = LAYERS[name]

@@ -157,7 +157,7 @@ def _train_layer_whole(name):
     return _train_layer(LAYERS[name])[1:]
 
 
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(("name", "placement"), zoo.take_turns(SPREAD, PLACEMENTS))
 def test_each_rule(float64, name, placement):
     expected, values = _train_layer_whole(name)

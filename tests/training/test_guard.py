@@ -42,7 +42,7 @@ def _read_all(trainer):
     return [variable.numpy() for variable in variables if variable is not None]
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "build",
     [
