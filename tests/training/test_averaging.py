@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("model_name", "name"),
     [

@@ -78,7 +78,7 @@ def fit_twice(model, name, **options):
     return record.epochs
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
 @pytest.mark.parametrize(

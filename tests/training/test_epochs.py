@@ -146,7 +146,7 @@ def fit_keras(data, steps, at_a_time, *others):
     return fit(zoo.trace_once(build(at_a_time)), data, steps, *others)
 
 
-@pytest.mark.thorough(keep=8)
+@pytest.mark.thorough(keep=7)
 @pytest.mark.parametrize(
     ("case", "strategy_name"),
     zoo.take_turns(CASES, ["mirrored-2", "one_device"]),
@@ -164,7 +164,7 @@ def test_epochs_are_those_of_keras(case, strategy_name):
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("data", "at_a_time"), zoo.take_turns(["arrays", "unknown", "known", "pages"], [1, 3])
 )
@@ -212,7 +212,7 @@ def fit_whole(data, steps):
 
 
 # Each kind of data with one stop, and all the others.
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
     ("data", "steps", "stop_after"),
     [

@@ -61,7 +61,7 @@ def _fit(model, data, *, epochs=3, **options):
     return losses.found
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("data", DATA)
 def test_one_device_and_replicas_have_keras_s_order(data):
     def run(make):

@@ -99,7 +99,7 @@ def blocks(monkeypatch):
     return calls
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(("name", "strategy"), zoo.take_turns(FUSED, ["mirrored-2", "one_device"]))
 def test_lstm_is_equal(name, strategy, blocks):
     expected = run_keras_s_kernels(name)

@@ -44,7 +44,7 @@ BETWEEN = {
 }
 
 
-@pytest.mark.thorough(keep=4)
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(("name", "replicas"), zoo.take_turns(BETWEEN, [3, 2]))
 def test_replicas_equal_one_device(name, replicas):
     losses, weights = run(zoo.STRATEGIES["one_device"](), lambda: build(BETWEEN[name]))
@@ -99,7 +99,7 @@ def test_graphs_are_not_searched_for_variables(monkeypatch):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("is_masked", "strategy"), zoo.take_turns([True, False], ["mirrored-3", "mirrored-2"])
 )

@@ -31,7 +31,7 @@ def test_the_loss_is_that_of_keras_s_training_step():
     np.testing.assert_allclose(outputs, _build()(X[:8]), rtol=1e-6)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("options", "strategy_name"),
     zoo.take_turns(
@@ -63,7 +63,7 @@ def test_the_size_of_the_gradients():
     assert count_gradient_bytes(model, is_compressed=True) == 2 * (3 * 2 + 2)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("options", "strategy"),

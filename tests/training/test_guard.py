@@ -79,7 +79,7 @@ CULPRITS = {
 }
 
 
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize("name", CULPRITS)
 def test_a_refusal_names_the_culprit(name):
     program = INDIVISIBLE[name]
@@ -396,7 +396,7 @@ def test_what_may_combine_examples_is_not_taken_for_known(name):
     assert not predicts_by_known_layers(model)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", KNOWN)
 def test_keras_s_layers_are_known_and_the_guard_agrees(name):
     trainer = _train(lambda: dense(between=KNOWN[name]), check="on")

@@ -34,7 +34,7 @@ def _read(trainer):
     return [weight.numpy() for weight in trainer.model.weights]
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("strategy_name", ["mirrored-2", "one_device", "central_storage-2"])
 def test_skips_a_step_that_overflows_on_one_replica(float16, strategy_name):
     x, y = X[:16].copy(), Y[:16].copy()
@@ -70,7 +70,7 @@ def _train_in_float32(name):
     return _read(trainer)
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("strategy_name", "micro_batches"),
     zoo.take_turns(["mirrored-2", "one_device", "central_storage-2"], [1, 2]),

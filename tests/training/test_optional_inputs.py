@@ -70,7 +70,7 @@ def use_keras(name):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*the data `x` was provided as a tf.data.Dataset")
-@pytest.mark.thorough(keep=len(USES))
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(("name", "way"), zoo.take_turns(USES, WAYS))
 def test_a_missing_input_is_none(name, way):
     options = {"micro_batches": 2} if way == "micro-batches" else {}

@@ -73,7 +73,7 @@ def _fit(program, strategy_name, *, by_hand=False, **options):
     return trainer.fit(data, **validation, **FIT).history, _read(trainer.model)
 
 
-@pytest.mark.thorough(keep=8)
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("name", ALL_PROGRAMS)
 def test_one_device_is_keras_to_the_bit(name):
     expected, weights = _fit_keras_once(name)
@@ -100,7 +100,7 @@ LATE = (
 )
 
 
-@pytest.mark.thorough(keep=7)
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "by_hand"),
     [

@@ -91,7 +91,7 @@ def _train(example, strategy_name, **options):
     return values, history.history, trainer
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("name", "strategy_name", "options"),
     [

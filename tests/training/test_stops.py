@@ -72,7 +72,7 @@ def _run_whole(strategy_name="one_device", **change):
 
 
 # 8 and 16 are the last steps of the first two calls of `fit`.
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.filterwarnings("ignore:This trainer was stopped")
 @pytest.mark.parametrize(
     ("stop_at", "strategy_name"),

@@ -62,7 +62,7 @@ def _compare(references, model_name, strategy_name, make_optimizer, tolerance):
     np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=20 * tolerance)
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("model_name", "strategy_name"),
     zoo.take_turns(sorted(zoo.EXAMPLES.keys() - {"unet"}), list(zoo.STRATEGIES)[1:]),
