@@ -166,7 +166,9 @@ import sys, time
 {}
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.table import CHECKS
-machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=200, {})
+machine = Machine(hosts=sys.argv[1], task=sys.argv[2], wait_s=3, {})
+print("ready", flush=True)
+sys.stdin.readline()
 print(*(finding.text for finding in CHECKS["peers"](machine)), sep="\\n")
 """
 
@@ -186,11 +188,17 @@ def peers(*machines, before=""):
     tasks = [
         subprocess.Popen(
             [sys.executable, "-c", PEER.format(before, machine), hosts, f"worker:{index}"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for index, machine in enumerate(machines)
     ]
+    for task in tasks:  # however long a busy machine takes to start them
+        assert task.stdout.readline() == "ready\n"
+    for task in tasks:
+        task.stdin.write("go\n")
+        task.stdin.flush()
     return [task.communicate(timeout=1000)[0].strip() for task in tasks]
 
 
