@@ -14,7 +14,6 @@ import tfdist
 from tfdist import assembly
 from tfdist.announcing import announce
 from tfdist.cluster import find_launch_dir
-from tfdist.data.progress import print_line
 from tfdist.launch.progress import summarize_record
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import read_file, temporary_directory
@@ -86,7 +85,7 @@ class TrainingRun:
             placement=options.placement.select(),
         )
         if initial is not None and self._trainer.is_chief and not options.run.quiet:
-            print_line(initial.describe())
+            print(initial.describe(), flush=True)
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
         self._report = WriteReport(self._run.path, self._task)
@@ -168,7 +167,7 @@ class TrainingRun:
         training, trainer = self._options.training, self._trainer
         verbose = 1 if trainer.is_chief and not self._options.run.quiet else 0
         if verbose:
-            print_line(self._describe_start())
+            print(self._describe_start(), flush=True)
         checkpoint_every, checkpoint_every_s = self._options.parse_checkpoint_every()
         trainer.fit(
             self._data.train,
