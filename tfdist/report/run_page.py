@@ -60,8 +60,8 @@ def make_run_page(
     """
     sections = [
         Section("Losses and metrics", chart_run(run.lines, first=monitor, within=run.steps)),
-        *parts,
         _make_about(run),
+        *parts,
         _make_results(run),
         _make_speed(run),
         _make_memory(run),
