@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.records.run_directory import RunDirectory
-from tfdist.runs.callbacks import MetricsLog, TensorBoardLog, Throughput
+from tfdist.records.run_directory import WITHIN_EPOCHS, RunDirectory
+from tfdist.runs.callbacks import CurvesLog, MetricsLog, TensorBoardLog, Throughput
 
 X, Y = np.ones((16, 4), "f4"), np.ones((16, 1), "f4")
 
@@ -24,6 +24,7 @@ def _train(run, log_every, **events):
     callbacks = [
         MetricsLog(run, trainer, Throughput(trainer, 8), log_every=log_every),
         TensorBoardLog(run, trainer),
+        CurvesLog(run, trainer, total_steps=6),
         keras.callbacks.LambdaCallback(
             **{name: lambda *_, act=act, **__: act(trainer) for name, act in events.items()}
         ),
@@ -57,5 +58,23 @@ def test_an_epoch_that_ends_once_more_has_one_line(path_with_spaces, log_every, 
     _train(run, log_every)
     assert [line["step"] for line in run.read_metrics()] == steps
     assert [line["epoch"] for line in run.read_metrics()] == sorted([1, 2, 3] * (len(steps) // 3))
+    assert [line["step"] for line in run.read_metrics(WITHIN_EPOCHS)] == [1, 2, 3, 4, 5, 6]
     for part in ("train", "validation"):
         assert _read_steps(f"{run.tensorboard}/{part}") == [2, 4, 6]
+
+
+def test_a_long_run_has_at_most_200_points_within_its_epochs(path_with_spaces):
+    class Clock:
+        step = 0
+
+    run, trainer = RunDirectory(str(path_with_spaces)), Clock()
+    log = CurvesLog(run, trainer, total_steps=1001)
+    log.on_train_begin()
+    log.on_epoch_begin(0)
+    for trainer.step in range(1, 1002):
+        log.on_train_batch_end(0, {"loss": 1.0, "iou/a": 0.5, "array": np.ones(2)})
+    assert not list(run.read_metrics(WITHIN_EPOCHS))  # not at every step
+    log.on_train_end()
+    lines = list(run.read_metrics(WITHIN_EPOCHS))
+    assert len(lines) == 166
+    assert lines[0] == {"step": 6, "epoch": 1, "loss": 1.0}

@@ -174,7 +174,11 @@ class CurvesLog(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
         step = self._trainer.step
         if step % self._every == 0:
-            values = {name: value for name, value in (logs or {}).items() if "/" not in name}
+            values = {
+                name: value
+                for name, value in (logs or {}).items()
+                if isinstance(value, (int, float)) and "/" not in name
+            }
             self._lines.append({"step": step, "epoch": self._epoch + 1, **values})
             if time.monotonic() - self._written >= _WRITE_EVERY_S:
                 self._write()
