@@ -37,6 +37,7 @@ def run_training(options: TrainOptions) -> int:
       TfdistError: bad input; nothing was written.
       TrainingError: the loss is not finite.
     """
+    options.check()  # what needs no TensorFlow, before it is loaded
     with contextlib.ExitStack() as stack:
         if not (options.run.quiet or options.run.dry_run):
             stack.enter_context(announcing(_show))
