@@ -141,7 +141,7 @@ def _make_about(run: RecordedRun) -> Section:
     pairs = {
         "model": about.get("model_name") or _find_option(run, "task", "model"),
         "parameters": number
-        and f"{number:,}, of which {about.get('trainable_parameters', number):,} are trained",
+        and f"{number:,}, of which {about.get('trainable_parameters') or 0:,} are trained",
         "data": about.get("dataset") or _find_option(run, "task", "dataset"),
         "examples": ", ".join(sizes),
         "command": about.get("command"),

@@ -27,7 +27,7 @@ def describe_start(
     """Returns what `options.json` records about the start of a run, ready for JSON.
 
     Args:
-      model: the model, which is built.
+      model: the model; one that its first step builds has no weights yet.
       model_name: its name.
       dataset: the name of the data set.
       sizes: split -> number of examples.
@@ -41,8 +41,8 @@ def describe_start(
         "last_start": now,
         "machine": describe_machine(),
         "model_name": model_name,
-        "parameters": model.count_params(),
-        "trainable_parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+        "parameters": _count(model.weights),
+        "trainable_parameters": _count(model.trainable_weights),
         "dataset": dataset,
         "examples": dict(sizes),
     }
@@ -87,3 +87,8 @@ def describe_machine() -> str:
     ]
     parts += [f"{gpus.count(gpu)} x {gpu}" for gpu in dict.fromkeys(gpus)]
     return ", ".join([*parts, f"Python {platform.python_version()}", platform.system()])
+
+
+def _count(weights: Sequence[keras.Variable]) -> int | None:
+    """Returns how many numbers weights have; None if there are none yet."""
+    return sum(math.prod(weight.shape) for weight in weights) or None
