@@ -62,7 +62,7 @@ class Division:
 
     Attributes:
       draws: decides what random layers draw.
-      num_scaled: the number of sums that all replicas scaled since `intercept` was opened.
+      num_sums: the sums over examples on all replicas, since `intercept` was opened.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Division:
         is_compiled: bool = False,
     ):
         self.draws = RowDraws(is_compiled=is_compiled)
-        self.num_scaled = 0
+        self.num_sums, self._scales_sums = 0, False
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
         self._batch_norm = batch_norm
@@ -173,9 +173,8 @@ class Division:
         ]
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
-        self.num_scaled = 0
-        if scales_sums:
-            places += list_sum_replacements(self._find_scale)
+        self.num_sums, self._scales_sums = 0, scales_sums
+        places += list_sum_replacements(self._find_scale)
         if self._gather_outputs:
             owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
             wrap = self._make_compute_loss
@@ -288,7 +287,9 @@ class Division:
         return self._scale_sum
 
     def _scale_sum(self, total: tf.Tensor) -> tf.Tensor:
-        self.num_scaled += 1
+        self.num_sums += 1
+        if not self._scales_sums:
+            return total
         return total * tf.cast(self._of_thread.part.sum_scale, total.dtype)
 
     def _make_apply_mask(self) -> Any:

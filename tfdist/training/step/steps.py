@@ -243,8 +243,9 @@ class Steps:
 
     @property
     def can_scale_sums(self) -> bool:
-        """Whether sums over examples can be told from others, and the steps be traced again."""
-        return self._draws_rows and not isinstance(self._shards, OptimizerShards)
+        """Whether the last trace has sums over examples, and may be made again with other ones."""
+        can_trace = self._draws_rows and not isinstance(self._shards, OptimizerShards)
+        return can_trace and self._division.num_sums > 0
 
     def scales_sums(self, kind: str) -> bool:
         """Returns whether a kind of step scales sums over examples; see `example_sums`."""
@@ -261,7 +262,7 @@ class Steps:
         Sizes that are unknown in one of them only, other than the number of examples, may be taken
         for it.
         """
-        found = self._division.num_scaled
+        found = self._division.num_sums
         if self._num_sums.setdefault((kind, divided), found) != found:
             raise TfdistError(
                 f"Cannot tell which sums of {type(self._model).__name__} are over the examples of "
