@@ -412,6 +412,20 @@ PATCHES = (
     ),
     Patch(
         "script",
+        loss_module,
+        "scale_loss_for_distribution unscale_loss_for_distribution",
+        "run.scope",
+        "Keras divides a loss by the number of replicas even where none of them computes it",
+    ),
+    Patch(
+        "script",
+        BaseOptimizer,
+        "apply",
+        "run.scope",
+        "a script that applies gradients by itself is told that replicas have no part in it",
+    ),
+    Patch(
+        "script",
         tf.distribute.Strategy,
         "__init__ __new__",
         "run.scope",
