@@ -26,6 +26,7 @@ def test_the_notebooks_are_there():
     assert {path.stem for path in NOTEBOOKS} == {
         "cluster",
         "model_parallel",
+        "own_loop",
         "own_model_and_data",
         "plan",
         "quick_start",

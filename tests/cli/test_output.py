@@ -70,6 +70,6 @@ def test_a_script_gets_its_own_output_and_errors(tmp_path):
         "    print('seen:', error.strerror, file=sys.stderr)\n"
         "    os.dup2(2, 1)\n"
     )
-    done = run("run --strategy=one_device script.py", "", tmp_path)
+    done = run("run --quiet --strategy=one_device script.py", "", tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "seen")
     assert done.stderr.splitlines()[0] == "seen: No space left on device"

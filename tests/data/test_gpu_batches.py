@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from tests import zoo
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
-from tfdist.training import data_adapter, step, synchronous
+from tfdist.training.inputs import data_adapter
+from tfdist.training.kinds import synchronous
+from tfdist.training.step import steps
 from tfdist.training.step.model_variables import hash_weights
 
 X, Y = np.arange(24, dtype="f4").reshape(6, 4), np.arange(6)
@@ -90,7 +92,7 @@ def test_a_run_is_the_same(strategy_name, options, is_known, monkeypatch):
     found = []
     for is_gpu in (False, True):
         if is_gpu:
-            for module in (data_adapter, step, synchronous):
+            for module in (data_adapter, steps, synchronous):
                 monkeypatch.setattr(module, "is_on", lambda strategy, kind: kind == "GPU")
         trainer = zoo.make_trainer(
             lambda: example.build(keras.optimizers.Adam(1e-2)),
