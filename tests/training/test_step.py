@@ -1,5 +1,6 @@
 """The compiled steps by themselves, on the batches of an iterator."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -102,3 +103,19 @@ def test_the_states_of_metrics_are_read_written_and_reset(strategy_name, largest
     steps.write_states(more)
     for found, given in zip(steps.read_states(), more, strict=True):
         np.testing.assert_allclose(found.numpy().sum(0), given.sum(0), rtol=1e-6)
+
+
+def test_a_trace_leaves_no_variable_for_the_rest_of_the_process():
+    def build():
+        model = keras.Sequential([keras.layers.Dense(2)])  # which the first step builds
+        model.compile("adam", "mse")
+        return model
+
+    collections = [
+        tf.compat.v1.get_default_graph().get_collection_ref(name)
+        for name in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, "trainable_variables")
+    ]
+    before = [list(collection) for collection in collections]
+    trainer = tfdist.Trainer(build, strategy=tf.distribute.MirroredStrategy(["CPU:0"]))
+    trainer.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    assert [list(collection) for collection in collections] == before

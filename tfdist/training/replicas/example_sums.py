@@ -83,7 +83,9 @@ def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
 
 def _adds_examples(x: Any, axis: Any) -> bool:
     """Returns whether a sum is one over the examples of a replica."""
-    if not (tf.is_tensor(x) and x.dtype.is_floating and x.shape.rank and x.shape[0] is None):
+    if not (
+        isinstance(x, tf.Tensor) and x.dtype.is_floating and x.shape.rank and x.shape[0] is None
+    ):
         return False
     axes = keras.tree.flatten(axis)
     is_known = all(isinstance(each, int) for each in axes)

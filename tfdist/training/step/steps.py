@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import is_op_determinism_enabled
+from tfdist.internals import DistributedVariable, is_op_determinism_enabled
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.call import StagedCall
@@ -318,6 +318,7 @@ class Steps:
             return function
         if not (self._is_jitted or self._fixes_shapes):
             function = fusing_updates()(function)
+        function = _leaving_no_variables(function)
         return tf.function(function, autograph=False, reduce_retracing=True)
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], StepResult]:
@@ -431,6 +432,25 @@ def _take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
     rows = tf.shape(next(t for t in keras.tree.flatten(data) if _has_rows(t)), tf.int64)[0]
     place = tf.stack([tf.cast(first, tf.int64), rows])
     return keras.tree.map_structure(lambda t: t[first:last] if _has_rows(t) else t, data), place
+
+
+def _leaving_no_variables(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose trace leaves no variable in the collections of the default graph.
+
+    TensorFlow 2.21 adds to them each distributed variable that a trace creates, which would be kept
+    for the rest of the process.
+    """
+    keys = tf.compat.v1.GraphKeys
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        for name in (keys.GLOBAL_VARIABLES, keys.TRAINABLE_VARIABLES):
+            kept = tf.compat.v1.get_default_graph().get_collection_ref(name)
+            kept[:] = [v for v in kept if not isinstance(v, DistributedVariable)]
+        return found
+
+    return call
 
 
 def _create_at_once(next_creator: Any, **arguments: Any) -> tf.Variable:
