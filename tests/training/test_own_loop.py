@@ -317,6 +317,22 @@ def test_a_method_is_distributed_in_its_class():
     np.testing.assert_array_equal(second.model.get_weights()[0], before[0])
 
 
+def test_an_argument_may_be_a_number_or_one_for_each_example():
+    loop = tfdist.Loop(strategy=zoo.STRATEGIES["mirrored-2"]())
+    with loop.scope():
+        model = make_model()
+
+    @loop.distribute
+    def mean(x, scale):
+        result = tf.reduce_mean(model(x)[:, 0] * tf.cast(scale, tf.float64))
+        return {"mean": result} if len(scale.shape) else result
+
+    plain = model(X)[:, 0].numpy()
+    for _ in range(2):
+        np.testing.assert_allclose(mean(X, 2.0), 2 * plain.mean())
+        np.testing.assert_allclose(mean(X, Y[:, 0])["mean"], np.mean(plain * Y[:, 0]))
+
+
 def test_batches_come_in_the_order_of_fit():
     class Seen(keras.callbacks.Callback):
         def __init__(self):

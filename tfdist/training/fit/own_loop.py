@@ -4,7 +4,6 @@ import contextlib
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +24,8 @@ from tfdist.training.workers.communication import Workers
 
 _PARTS = (keras.Layer, BaseOptimizer, keras.metrics.Metric)
 # What is not searched for the models, optimizers and metrics of a function.
-_NO_ARGUMENT = "*"
+# Keys of what a step takes: no argument at all, and the end of those that are numbers.
+_NO_ARGUMENT, _NUMBER = "*", "#"
 _LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfdist")
 
 
@@ -171,16 +171,16 @@ class _Step:
         self._function = function
         self._strategy, self._step_options = strategy, step_options
         self._trainer: Trainer | None = None
-        self._bound: weakref.WeakKeyDictionary[Any, _Step] = weakref.WeakKeyDictionary()
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         """Returns the step of an object, if a method was distributed in its class."""
         if owner is None:
             return self
-        if owner not in self._bound:
+        key = f"_tfdist_step_{id(self)}"
+        if key not in vars(owner):
             method = types.MethodType(_to_python(self._function), owner)
-            self._bound[owner] = _Step(method, self._strategy, self._step_options)
-        return self._bound[owner]
+            vars(owner)[key] = _Step(method, self._strategy, self._step_options)
+        return vars(owner)[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tf.inside_function():
@@ -190,12 +190,11 @@ class _Step:
                 f"{self._name} is called in a tf.function. Call it in a Python loop: it is "
                 "compiled already."
             )
-        arguments, is_number = _to_rows(args, kwargs)
+        arguments = _to_rows(args, kwargs)
         if self._trainer is None:
             self._trainer = self._make_trainer()
         program: Any = self._trainer.model
-        program.is_number = is_number
-        return program.unpack(self._trainer.run_step(arguments))
+        return program.unpack(self._trainer.run_step(arguments), arguments)
 
     def _make_trainer(self) -> Trainer:
         parts = _find_parts(self._function)
@@ -216,29 +215,27 @@ class _Step:
 
 
 class _Program(keras.Model):
-    """The models, optimizers and metrics of a function, which takes the place of `train_step`.
-
-    Attributes:
-      is_number: argument -> whether it is a number, rather than a batch.
-    """
+    """The models, optimizers and metrics of a function, which takes the place of `train_step`."""
 
     def __init__(self, function: Callable[..., Any], parts: list[Any]):
         super().__init__()
         self.parts = [part for part in parts if not isinstance(part, BaseOptimizer)]
         self.optimizers = [part for part in parts if isinstance(part, BaseOptimizer)]
         self._run = _convert(function)
-        self._results: Any = None
-        self.is_number: dict[str, bool] = {}
+        self._results: dict[tuple[str, ...], Any] = {}  # by the names of the arguments
         self.built = True
 
     def train_step(self, data: Any) -> dict[str, Any]:
         rows = data[0] if isinstance(data, tuple) and len(data) == 1 else data
-        is_number = self.is_number
-        values = {key: rows[key][0] if is_number[key] else rows[key] for key in is_number}
-        args = [value for key, value in values.items() if key.startswith("*")]
-        kwargs = {key: value for key, value in values.items() if not key.startswith("*")}
-        found = self._run(*args, **kwargs)
-        self._results = found
+        args, kwargs = [], {}
+        for key in sorted(rows.keys() - {_NO_ARGUMENT}):
+            name = key.removesuffix(_NUMBER)
+            value = rows[key] if name == key else rows[key][0]
+            if name.startswith("*"):
+                args.append(value)
+            else:
+                kwargs[name] = value
+        found = self._results[tuple(sorted(rows))] = self._run(*args, **kwargs)
         leaves = {f"{place:04d}": leaf for place, leaf in enumerate(tf.nest.flatten(found))}
         for leaf in leaves.values():
             if leaf is not None and keras.ops.ndim(leaf):
@@ -248,13 +245,14 @@ class _Program(keras.Model):
                 )
         return {key: leaf for key, leaf in leaves.items() if leaf is not None}
 
-    def unpack(self, logs: dict[str, Any]) -> Any:
-        """Returns logs in the structure that the function has returned."""
+    def unpack(self, logs: dict[str, Any], rows: dict[str, Any]) -> Any:
+        """Returns logs in the structure that the function has returned for these arguments."""
+        results = self._results[tuple(sorted(rows))]
         leaves = [
             None if leaf is None else logs[f"{place:04d}"]
-            for place, leaf in enumerate(tf.nest.flatten(self._results))
+            for place, leaf in enumerate(tf.nest.flatten(results))
         ]
-        return tf.nest.pack_sequence_as(self._results, leaves)
+        return tf.nest.pack_sequence_as(results, leaves)
 
 
 def _to_python(function: Any) -> Any:
@@ -269,23 +267,23 @@ def _convert(function: Any) -> Any:
     return tf.autograph.to_graph(inner)
 
 
-def _to_rows(args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Returns the arguments with a batch as first dimension, and which of them have none.
+def _to_rows(args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments, by place or name, with a batch as first dimension.
 
-    Both have the same keys: a positional argument's place, and a name. A number is repeated for
-    each example. Where there is no batch, every replica computes the same.
+    A number is repeated for each example, and its key says so: another function is compiled for it.
+    Where there is no batch, every replica computes the same.
     """
     values = {**{f"*{place:02d}": value for place, value in enumerate(args)}, **kwargs}
-    is_number = {
-        key: not (tf.nest.is_nested(value) or len(getattr(value, "shape", ())))
+    numbers = {
+        key
         for key, value in values.items()
+        if not (tf.nest.is_nested(value) or len(getattr(value, "shape", ())))
     }
-    batches = tf.nest.flatten([value for key, value in values.items() if not is_number[key]])
+    batches = tf.nest.flatten([value for key, value in values.items() if key not in numbers])
     count = batches[0].shape[0] if batches else 1
-    for key in values:
-        if is_number[key]:
-            values[key] = tf.repeat(tf.convert_to_tensor(values[key])[None], count)
-    return values or {_NO_ARGUMENT: tf.zeros([1])}, is_number
+    for key in numbers:
+        values[key + _NUMBER] = tf.repeat(tf.convert_to_tensor(values.pop(key))[None], count)
+    return values or {_NO_ARGUMENT: tf.zeros([1])}
 
 
 def _find_parts(function: Any) -> list[Any]:
