@@ -14,6 +14,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests import zoo
@@ -346,7 +347,8 @@ def build_recurrent():
 def run_programs(strategy):
     found = {name: compare_program(strategy, program) for name, program in OF_SERVERS.items()}
     blocks = []
-    with replaced(tf.raw_ops, "BlockLSTM", record_calls(tf.raw_ops.BlockLSTM, blocks)):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.raw_ops, "BlockLSTM", record_calls(tf.raw_ops.BlockLSTM, blocks))
         recurrent = programs.Program(build_recurrent)
         found["fused"] = compare_program(strategy, recurrent, fused_layers=True)
     found["blocks"] = len(blocks)
