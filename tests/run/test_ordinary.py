@@ -115,21 +115,25 @@ def test_a_script_on_workers_does_with_variables_what_it_does_by_itself():
 def test_workers_start_from_one_random_seed_and_seed_fixes_it(tmp_path):
     script = tmp_path / "draw.py"
     script.write_text(
-        "import random, keras, numpy as np, tensorflow as tf\n"
+        "import os, random, subprocess, sys, keras, numpy as np, tensorflow as tf\n"
         "drawn = [random.random(), np.random.rand(), float(tf.random.uniform([])),"
         " float(keras.random.uniform(()))]\n"
-        "print('drawn', drawn)\n"
+        # By another process: what a worker itself writes is only the chief's.
+        "file = f'{sys.argv[1]}/{os.getpid()}'\n"
+        "subprocess.run(['tee', file], input=str(drawn), text=True, check=True)\n"
     )
 
-    def draw(*flags):
-        command = [sys.executable, "-m", "tfdist.run", *flags, str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=True)
-        return [line.partition("drawn ")[2] for line in run.stdout.splitlines() if "drawn" in line]
+    def draw(name, *flags):
+        directory = tmp_path / name
+        directory.mkdir()
+        command = [sys.executable, "-m", "tfdist.run", *flags, str(script), str(directory)]
+        subprocess.run(command, capture_output=True, timeout=1000, check=True)
+        return [file.read_text() for file in directory.iterdir()]
 
-    first, second = draw("--workers=2")
+    first, second = draw("workers", "--workers=2")
     assert first == second
-    fixed = draw("--strategy=one_device", "--seed=3")
-    assert draw("--strategy=mirrored", "--seed=3") == fixed != [first]
+    fixed = draw("one", "--strategy=one_device", "--seed=3")
+    assert draw("two", "--strategy=mirrored", "--seed=3") == fixed != [first]
 
 
 def test_a_strategy_of_another_kind_costs_one_line(tmp_path):
