@@ -108,25 +108,13 @@ def deterministic(_allow_all_kernels):
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A finished run: a tiny U-Net for images of 16x16, of the 4 classes of `shapes`."""
+    from tests import zoo
     from tfdist.cli.command import run_command
     from tfdist.runs.options import TrainOptions
     from tfdist.train import run_training
 
     path = tmp_path_factory.mktemp("trained run") / "run"
-    flags = [
-        "--strategy=one_device",
-        "--dataset=shapes",
-        "--image_size=16,16",
-        "--train_examples=64",
-        "--val_examples=10",
-        "--base_filters=4",
-        "--depth=2",
-        "--global_batch_size=16",
-        "--epochs=4",
-        "--learning_rate=1e-2",
-        "--notensorboard",
-        "--quiet",
-    ]
+    flags = [*zoo.SMALL_RUN, "--dataset=shapes", "--quiet"]
     assert (
         run_command(
             "tfdist.train", run_training, [*flags, f"--run_dir={path}"], options_class=TrainOptions

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests import zoo
 from tfdist.auto.cache import Cache
 from tfdist.auto.choice import choose_strategy
 from tfdist.cli.command import run_command
@@ -31,18 +32,6 @@ NO_OBJECTS = {
     "a text": b'"task"',
     "nested": b"[" * 100_000,
 }
-SMALL = [
-    "--strategy=one_device",
-    "--image_size=16,16",
-    "--train_examples=64",
-    "--val_examples=10",
-    "--base_filters=4",
-    "--depth=2",
-    "--global_batch_size=16",
-    "--epochs=4",
-    "--learning_rate=1e-2",
-    "--notensorboard",
-]
 
 
 @pytest.fixture
@@ -112,7 +101,7 @@ def test_predictions_of_an_unknown_command_are_kept(run, labelled_images, capfd,
 
 
 def train(path, *flags):
-    arguments = [*SMALL, f"--run_dir={path}", *flags]
+    arguments = [*zoo.SMALL_RUN, f"--run_dir={path}", *flags]
     return run_command("tfdist.train", run_training, arguments, options_class=TrainOptions)
 
 
@@ -141,7 +130,7 @@ def test_a_run_of_damaged_options_is_not_continued(run, what):
 
 @pytest.mark.parametrize("group", ["strategy", "placement"])
 def test_a_choice_refuses_damaged_options(tmp_path, group):
-    flags = [flag for flag in SMALL if "strategy" not in flag]
+    flags = [flag for flag in zoo.SMALL_RUN if "strategy" not in flag]
     plan = make_plan(parse_flags(TrainOptions, [*flags, f"--run_dir={tmp_path}"]))
     assert plan.is_open
     (tmp_path / "options.json").write_text(json.dumps({"result": {}, group: ["mirrored"]}))

@@ -28,6 +28,20 @@ STRATEGIES: dict[str, Callable[[], tf.distribute.Strategy]] = {
 }
 REPLICAS_FIRST = [*list(STRATEGIES)[1:], "one_device"]
 
+# The flags of a training of a few seconds, besides those of its data and its directory.
+SMALL_RUN = [
+    "--strategy=one_device",
+    "--image_size=16,16",
+    "--train_examples=64",
+    "--val_examples=10",
+    "--base_filters=4",
+    "--depth=2",
+    "--global_batch_size=16",
+    "--epochs=4",
+    "--learning_rate=1e-2",
+    "--notensorboard",
+]
+
 
 @dataclass(frozen=True)
 class Example:

@@ -127,7 +127,7 @@ class Engine:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Opens the scope in which the model's variables are created, and it is compiled."""
-        with _open_scope(self._strategy, self._create_variable):
+        with opening_scope(self._strategy, self._create_variable):
             yield
 
     @contextlib.contextmanager
@@ -481,17 +481,10 @@ class Engine:
 
 
 @contextlib.contextmanager
-def opening_scope(strategy: tf.distribute.Strategy, options: StepOptions) -> Iterator[None]:
-    """Opens the scope in which variables are created for an `Engine` of the strategy."""
-    make_variables_ordinary()
-    with _open_scope(strategy, make_creator(strategy, options)):
-        yield
-
-
-@contextlib.contextmanager
-def _open_scope(
+def opening_scope(
     strategy: tf.distribute.Strategy, create_variable: Callable[..., Any]
 ) -> Iterator[None]:
+    """Opens the scope in which variables are created for an `Engine`, by a `make_creator`."""
     creator_scope = tf.variable_creator_scope(create_variable)
     with strategy.scope(), creator_scope, compiling_as_alone(strategy):
         yield

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer
 from tfdist.strategies.base import Strategy
@@ -19,6 +20,7 @@ from tfdist.training.fit.engine import opening_scope
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.inputs.example_order import find_order
 from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.step.model_variables import make_creator
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import Workers
 
@@ -80,13 +82,15 @@ class Loop:
         self._seed = TrainerArguments(seed=seed).seed
         self._step_options = step_options or StepOptions()
         self.strategy = to_strategy(strategy)
+        make_variables_ordinary()
+        self._create_variable = make_creator(self.strategy, self._step_options)
         self.is_chief = Workers(self.strategy).is_chief
         self._num_epochs: dict[Any, int] = {}
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Opens the scope in which models, optimizers and metrics must be created."""
-        with opening_scope(self.strategy, self._step_options):
+        with opening_scope(self.strategy, self._create_variable):
             yield
 
     def distribute(self, function: Callable[..., Any]) -> Callable[..., Any]:
