@@ -449,8 +449,9 @@ PATCHES = (
             (shutil, "rmtree"),
             (
                 os,
-                "access chmod link listdir lstat mkdir open readlink remove rename replace rmdir "
-                "scandir stat symlink truncate unlink utime",
+                "access chdir chmod chown getcwd getxattr lchown link listdir listxattr lstat "
+                "mkdir mkfifo mknod open pathconf readlink remove removexattr rename replace rmdir "
+                "scandir setxattr stat statvfs symlink truncate unlink utime",
             ),
             (file_io, "_pywrap_file_io"),
             (h5py.File, "__init__"),

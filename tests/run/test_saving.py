@@ -1,6 +1,9 @@
 """Under `tfdist.run --workers`, the files of a script are the chief's, and nobody waits for it."""
 
+import contextlib
+import inspect
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -68,3 +71,42 @@ def test_an_overlay_holds_what_is_written_and_the_rest_is_read(tmp_path):
         ("read", "appended", "removed", "moved"), "real "
     )
     assert (Path(f"{root}{real}") / "appended").read_text() == "real and more"
+
+
+def test_every_function_of_os_that_takes_a_path_is_mapped(tmp_path):
+    """Functions in Python call those in C, which are mapped, and programs are not this process."""
+    plain = dict(vars(os))
+    with Overlay(str(tmp_path)).open():
+        mapped = {name for name, value in plain.items() if getattr(os, name) is not value}
+    with_paths = set()
+    for name, value in plain.items():
+        if inspect.isbuiltin(value):
+            with contextlib.suppress(ValueError):  # some have no signature
+                with_paths |= (
+                    {name} if {"path", "src"} & {*inspect.signature(value).parameters} else set()
+                )
+    others = {"copy_file_range", "splice", "fspath"}  # of descriptors, of no file
+    assert with_paths - mapped - others == {"chroot", "execv", "execve"}
+    assert "utime" in mapped
+
+
+def test_what_only_the_overlay_has_is_copied_linked_and_entered(tmp_path, monkeypatch):
+    root, real = tmp_path / "overlay", tmp_path / "real"
+    root.mkdir()
+    real.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Overlay(str(root)).open():
+        (real / "deep" / "er").mkdir(parents=True)
+        (real / "deep" / "file").write_text("text")
+        shutil.copytree(real / "deep", real / "copied")
+        assert sorted(os.listdir(real / "copied")) == ["er", "file"]
+        os.link(real / "deep" / "file", real / "link")
+        os.symlink(real / "deep" / "file", real / "symbolic")
+        assert (real / "link").read_text() == (real / "symbolic").read_text() == "text"
+        os.chmod(real / "link", 0o600)
+        os.chown(real / "link", -1, -1)
+        os.chdir(real / "deep")
+        assert os.getcwd() == str(real / "deep")
+        assert Path("file").read_text() == "text"
+        os.chdir(tmp_path)
+    assert not list(real.iterdir())

@@ -34,6 +34,9 @@ from tfdist.replacing import find_function, replaced
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
 _KERNEL = ("/dev", "/proc", "/sys")
+# Functions of `os` that read what a path names, and that change or remove it.
+_READING = ("stat", "lstat", "access", "readlink", "listxattr", "getxattr", "pathconf", "statvfs")
+_CHANGING = ("unlink", "remove", "rmdir", "chmod", "chown", "lchown", "utime", "setxattr")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -189,18 +192,38 @@ class Overlay:
             copy(found, target)
             return None
 
-        read = ("stat", "lstat", "access", "readlink")
-        remove = ("remove", "unlink", "rmdir")
+        def link(source: Any, target: Any, **kwargs: Any) -> Any:
+            found, target = self.to_read(source), self.to_write(target)
+            if found is not source or self._find_real(source) is None:
+                return _OS["link"](found, target, **kwargs)
+            return _copy(source, target)  # a link would let the real file be written
+
+        def symlink(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            source = self.to_read(source) if os.path.isabs(source) else source
+            _OS["symlink"](source, self.to_write(target), *args, **kwargs)
+
+        def chdir(path: Any) -> None:
+            found = self.to_read(path)
+            _OS["chdir"](found if not isinstance(path, int) and not _exists(path) else path)
+
+        def find_directory() -> str:
+            directory: str = _OS["getcwd"]()
+            return directory.removeprefix(self._root)
+
         return {
-            **{name: self._wrap(_OS[name], self.to_read) for name in read},
-            **{name: self._wrap(_OS[name], self._to_remove) for name in remove},
-            **{name: self._wrap(_OS[name], self._to_remove) for name in ("chmod", "utime")},
-            **{name: self._wrap(_OS[name], self.to_write, place=1) for name in ("link", "symlink")},
-            "mkdir": self._wrap(_OS["mkdir"], self.to_write),
+            **{name: self._wrap(_OS[name], self.to_read) for name in _READING},
+            **{
+                name: self._wrap(_OS[name], self._to_remove) for name in (*_CHANGING, "removexattr")
+            },
+            **{name: self._wrap(_OS[name], self.to_write) for name in ("mkdir", "mkfifo", "mknod")},
             "truncate": self._wrap(_OS["truncate"], functools.partial(self.to_write, keeps=True)),
             "open": open_descriptor,
             "rename": rename,
             "replace": rename,
+            "link": link,
+            "symlink": symlink,
+            "chdir": chdir,
+            "getcwd": find_directory,
             "listdir": lambda path=".": self._list(path),
             "scandir": lambda path=".": _Entries(self, path),
         }
