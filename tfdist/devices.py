@@ -6,6 +6,7 @@ tensor is made. The factories in `tfdist.strategies` only look devices up.
 
 import ctypes
 import os
+import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,68 @@ def set_virtual_devices(count: int) -> None:
             f"Cannot create {count} virtual devices: TensorFlow's devices are already in use. "
             "Request them before the first tensor, dataset or model is made."
         ) from error
+
+
+def configure_logical_replicas(
+    count: int, *, threads: int, devices: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Splits devices into parts for logical replicas, whose arithmetic does not depend on others.
+
+    Args:
+      count: the number of replicas of this process.
+      threads: the number of threads with which each computes an operation.
+      devices: the devices to split, such as `GPU:0`, before they are split; by default, all GPUs,
+        or the CPU if there is no GPU.
+
+    Returns:
+      The names of the parts, one for each replica.
+
+    Raises:
+      TfdistError: there is no such device, or TensorFlow has already started its devices otherwise.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    physical = gpus or tf.config.list_physical_devices("CPU")
+    kind = physical[0].device_type
+    names = [f"{kind}:{index}" for index in range(len(physical))]
+    chosen = [shorten(name) for name in devices] or names
+    if missing := [name for name in chosen if name not in names]:
+        raise TfdistError(
+            f"Cannot split {missing[0]} into logical replicas: there are {', '.join(names)}. Leave "
+            "out `devices`, or name some of these."
+        )
+    each, more = divmod(count, len(chosen))
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        for place, name in enumerate(chosen):
+            device, share = physical[names.index(name)], each + (place < more)
+            if gpus:
+                tf.config.experimental.set_memory_growth(device, False)
+            parts = [_make_logical_configuration(device, share)] * share
+            tf.config.set_logical_device_configuration(device, parts)
+        unused = [d for name, d in zip(names, physical, strict=True) if name not in chosen[:count]]
+        if unused:
+            used = [physical[names.index(name)] for name in chosen[:count]]
+            tf.config.set_visible_devices(used, kind)
+    except RuntimeError as error:
+        raise TfdistError(
+            f"Cannot make {count} logical replicas: TensorFlow's devices are already in use. Build "
+            "the strategy before the first tensor, dataset or model is made."
+        ) from error
+    # It shares and reorders operations of replicas that happen to be in the same process.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    if gpus or threads > 1:
+        tf.config.experimental.enable_op_determinism()
+    return tuple(f"{kind}:{index}" for index in range(count))
+
+
+def describe_arithmetic() -> str:
+    """Returns what the bits of a result depend on besides the program: processors and versions."""
+    kinds = {
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+        for gpu in tf.config.list_physical_devices("GPU")
+    }
+    name = ", ".join(sorted(kinds)) or _read_processor_name()
+    return f"{name}; TensorFlow {tf.__version__}; Keras {keras.__version__}"
 
 
 def configure_devices(virtual_devices: int) -> None:
@@ -291,6 +354,16 @@ def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
 def shorten(name: str) -> str:
     """Returns `GPU:0` for `/job:localhost/replica:0/task:0/device:GPU:0` and for `gpu:0`."""
     return name.rpartition("device:")[2].lstrip("/").upper()
+
+
+def _read_processor_name() -> str:
+    """Returns the name of the CPU, or of its kind if the system does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    line = next((line for line in text.splitlines() if line.startswith("model name")), "")
+    return line.partition(":")[2].strip() or platform.machine()
 
 
 def _read_cpu_flags() -> set[str]:

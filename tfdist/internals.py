@@ -44,7 +44,10 @@ try:
         CollectiveAllReduceExtended,
     )
     from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
-    from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
+    from tensorflow.python.distribute.cross_device_utils import (
+        CollectiveKeys,
+        CollectiveReplicaLauncher,
+    )
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.distribute.mirrored_run import _MirroredReplicaThread as ReplicaThread
     from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
@@ -116,6 +119,7 @@ __all__ = [
     "BaseOptimizer",
     "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
+    "CollectiveKeys",
     "CollectiveReplicaLauncher",
     "CompileMetrics",
     "DistributedDelegate",

@@ -42,6 +42,11 @@ class ClusterConfig:
         return len(self.tasks.get("worker", ())) + chiefs
 
     @property
+    def worker_index(self) -> int:
+        """The index of this process among those that train together; the chief is the first."""
+        return self.index + (len(self.tasks.get("chief", ())) if self.role == "worker" else 0)
+
+    @property
     def num_ps(self) -> int:
         """The number of parameter servers."""
         return len(self.tasks.get("ps", ()))

@@ -298,6 +298,7 @@ class TrainingRun:
             "peak_memory_bytes": max(peaks.values()),
             "peak_memory_bytes_per_device": peaks,
             "weights_sha256": final_hash,
+            **({"numerics": numerics} if (numerics := trainer.engine.numerics) else {}),
             **of_strategy,
             **trainer.engine.summarize_placement(),
         }

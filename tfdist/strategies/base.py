@@ -74,6 +74,10 @@ class Strategy(OptionGroup):
         """Returns the class of the object that `build` returns, for finding its traits."""
         return type(None)
 
+    def resolve(self) -> "Strategy":
+        """Returns the options of the strategy that these options stand for."""
+        return self
+
     def build(self, *, must_match: Mapping[str, str] | None = None) -> "tf.distribute.Strategy":
         """Builds the strategy.
 
@@ -110,6 +114,32 @@ class Strategy(OptionGroup):
                 f"`strategy={cls.name}` has no parameter servers, but {config.source} describes "
                 f"{config.num_ps}. Leave them out, or use `strategy=parameter_server`."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStrategy(Strategy):
+    """Base class of strategies whose replicas may be independent of the devices.
+
+    With logical replicas, each global batch is divided into as many shares, and everything that is
+    summed over them is summed in one order. So training ends with the same bits on any number of
+    devices and processes that have the same kind of device.
+    """
+
+    logical_replicas: int = option(
+        0,
+        "divide each batch into this many shares, on any number of devices, with the same bits; "
+        "0: one share for each device",
+        result=False,
+        must_match=True,
+        minimum=0,
+    )
+    threads_per_replica: int = option(
+        1,
+        "logical replicas: threads that compute an operation; other numbers give other bits",
+        result=False,
+        must_match=True,
+        minimum=1,
+    )
 
 
 def check_task(config: ClusterConfig) -> None:

@@ -17,9 +17,9 @@ def separate_collectives(strategy: tf.distribute.Strategy) -> None:
     traced before.
     """
     extended: Any = strategy.extended
-    if not isinstance(strategy, tf.distribute.MirroredStrategy) or extended._collective_key_base:
+    old = getattr(extended, "_collective_ops", None)  # logical replicas have none
+    if old is None or extended._collective_key_base:
         return
-    old = extended._collective_ops
     extended._collective_key_base = next(_bases)
     extended._collective_ops = extended._make_collective_ops_with_fallbacks()
     if extended._cross_device_ops is old:

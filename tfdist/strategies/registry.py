@@ -19,7 +19,7 @@ from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.imports import find_subclasses
 from tfdist.strategies import builtin
-from tfdist.strategies.base import Strategy, Traits, check_task
+from tfdist.strategies.base import ReplicaStrategy, Strategy, Traits, check_task
 from tfdist.strategies.builtin.mirrored import Mirrored
 from tfdist.strategies.builtin.multi_worker_mirrored import MultiWorkerMirrored
 from tfdist.strategies.builtin.one_device import OneDevice
@@ -103,6 +103,7 @@ def build(strategy: Strategy, *, must_match: Mapping[str, str] | None = None) ->
       strategy: the options.
       must_match: name -> value on which all workers must agree.
     """
+    strategy = strategy.resolve()
     built = strategy.build(must_match=must_match)
     _built[built] = strategy
     return built
@@ -159,22 +160,27 @@ def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
     return MultiWorkerMirrored.name if config.num_workers > 1 else None
 
 
-def to_strategy(given: Any, *, of_model: Any = None) -> "tf.distribute.Strategy":
+def to_strategy(
+    given: Any, *, of_model: Any = None, logical_replicas: int = 0
+) -> "tf.distribute.Strategy":
     """Returns the strategy that a name, options or a strategy object stands for.
 
     Args:
       given: one of these; None for the strategy of the model or, without a model, of the current
         scope, which is one device outside of all scopes.
       of_model: a model; anything else is ignored.
+      logical_replicas: the number of replicas, if it is not that of the devices.
 
     Raises:
-      TfdistError: `given` is something else.
+      TfdistError: `given` is something else, or has no logical replicas.
     """
     import keras
     import tensorflow as tf
 
     from tfdist.strategies.collectives import separate_collectives
 
+    if logical_replicas:
+        given = _add_logical_replicas(given or OneDevice(), logical_replicas)
     if isinstance(given, str):
         return make_strategy(given)
     if isinstance(given, Strategy):
@@ -189,6 +195,20 @@ def to_strategy(given: Any, *, of_model: Any = None) -> "tf.distribute.Strategy"
     strategy = given or tf.distribute.get_strategy()
     separate_collectives(strategy)
     return strategy
+
+
+def _add_logical_replicas(given: Any, count: int) -> Strategy:
+    """Returns the options of a strategy with logical replicas."""
+    if isinstance(given, str):
+        given = find_strategy(choose_strategy() if given == AUTO else given)()
+    if not isinstance(given, Strategy):
+        raise TfdistError(
+            f"`logical_replicas={count}` needs the name or the options of a strategy, and not a "
+            f"{type(given).__name__}, whose devices are chosen."
+        )
+    if not isinstance(given, ReplicaStrategy):
+        raise make_not_taken_error(given.name, "logical_replicas", count)
+    return dataclasses.replace(given, logical_replicas=count)
 
 
 def choose_local_strategy() -> str:

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.options import option
-from tfdist.strategies.base import Strategy, Traits, devices_option
+from tfdist.strategies.base import ReplicaStrategy, Traits, devices_option
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralStorage(Strategy):
+class CentralStorage(ReplicaStrategy):
     """The options of a CentralStorageStrategy, for variables that do not fit on every device.
 
     Args:
       devices: the devices that compute; all accelerators by default, or all logical CPUs.
       parameter_device: where the variables live.
+      logical_replicas, threads_per_replica: see `Mirrored`.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#centralstoragestrategy
@@ -46,6 +47,12 @@ class CentralStorage(Strategy):
         from tfdist.devices import resolve_devices
 
         purpose = "CentralStorageStrategy"
+        if self.logical_replicas:
+            from tfdist.strategies.logical_replicas import make_central_replicas
+
+            return make_central_replicas(
+                self.logical_replicas, self.threads_per_replica, self.devices, self.parameter_device
+            )
         (parameter_device,) = resolve_devices(
             [self.parameter_device], purpose=purpose, name="parameter_device"
         )

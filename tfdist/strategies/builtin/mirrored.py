@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import TfdistError
 from tfdist.options import option
-from tfdist.strategies.base import Strategy, Traits, devices_option
+from tfdist.strategies.base import ReplicaStrategy, Traits, devices_option
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,7 +21,7 @@ _ALL_REDUCE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mirrored(Strategy):
+class Mirrored(ReplicaStrategy):
     """The options of a MirroredStrategy: synchronous data parallelism on one machine.
 
     Args:
@@ -30,6 +30,9 @@ class Mirrored(Strategy):
       all_reduce: how gradients are summed over the devices: `nccl` (NVIDIA GPUs),
         `hierarchical_copy` (GPUs without NCCL), `reduction_to_one_device` (anything), or
         `auto`: TensorFlow's choice on GPUs, `reduction_to_one_device` on CPUs.
+      logical_replicas: the number of replicas, if it is not that of the devices, which are then
+        split into as many parts; see [the same bits](same_bits.md).
+      threads_per_replica: the number of threads with which a logical replica computes an operation.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#mirroredstrategy
@@ -58,6 +61,12 @@ class Mirrored(Strategy):
         from tfdist.devices import resolve_devices
         from tfdist.strategies.collectives import separate_collectives
 
+        if self.logical_replicas:
+            from tfdist.strategies.logical_replicas import make_mirrored_replicas
+
+            return make_mirrored_replicas(
+                self.logical_replicas, self.threads_per_replica, self.devices
+            )
         names = resolve_devices(self.devices, purpose="MirroredStrategy")
         not_gpus = [name for name in names if not name.startswith("GPU:")]
         all_reduce = self.all_reduce

@@ -8,7 +8,7 @@ from tfdist.cluster import find_tf_config
 from tfdist.errors import TfdistError
 from tfdist.options import option
 from tfdist.strategies.base import (
-    Strategy,
+    ReplicaStrategy,
     Traits,
     collective_option,
     replicas_option,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiWorkerMirrored(Strategy):
+class MultiWorkerMirrored(ReplicaStrategy):
     """The options of a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
 
     TF_CONFIG describes the cluster; without it, this process is the only worker. Each GPU that a
@@ -35,6 +35,8 @@ class MultiWorkerMirrored(Strategy):
       worker_timeout_s: how long to wait for the other workers to start.
       replicas_per_worker: how many of its GPUs each worker uses as replicas; 0 for all. A placement
         uses the others.
+      logical_replicas, threads_per_replica: see `Mirrored`; the workers share the replicas, and may
+        have different numbers of them.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy
@@ -77,6 +79,8 @@ class MultiWorkerMirrored(Strategy):
             )
         cpu = tf.config.list_physical_devices("CPU")[0]
         is_split = len(tf.config.get_logical_device_configuration(cpu) or ()) > 1
+        if self.logical_replicas:
+            is_split = False
         if is_split and not tf.config.list_physical_devices("GPU") and not self.replicas_per_worker:
             raise TfdistError(
                 "Cannot build MultiWorkerMirroredStrategy: a worker without GPUs is one replica, "
@@ -90,6 +94,12 @@ class MultiWorkerMirrored(Strategy):
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]
         )
+        if self.logical_replicas:
+            from tfdist.strategies.logical_replicas import make_worker_replicas
+
+            return make_worker_replicas(
+                self.logical_replicas, self.threads_per_replica, config, options
+            )
         try:
             strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=self._make_resolver(), communication_options=options

@@ -5,19 +5,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import TfdistError
-from tfdist.strategies.base import Strategy, Traits, devices_option
+from tfdist.strategies.base import ReplicaStrategy, Strategy, Traits, devices_option
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneDevice(Strategy):
+class OneDevice(ReplicaStrategy):
     """The options of a OneDeviceStrategy.
 
     Args:
       devices: at most one device name, such as `GPU:0`; the first accelerator by default,
         or the CPU.
+      logical_replicas, threads_per_replica: see `Mirrored`; a MirroredStrategy over parts of the
+        device is then built.
 
     Source:
       https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy
@@ -34,6 +36,20 @@ class OneDevice(Strategy):
         import tensorflow as tf
 
         return tf.distribute.OneDeviceStrategy
+
+    def resolve(self) -> Strategy:
+        if not self.logical_replicas:
+            return self
+        import tensorflow as tf
+
+        from tfdist.strategies.builtin.mirrored import Mirrored
+
+        gpus = tf.config.list_physical_devices("GPU")
+        return Mirrored(
+            devices=self.devices or (("GPU:0",) if gpus else ()),
+            logical_replicas=self.logical_replicas,
+            threads_per_replica=self.threads_per_replica,
+        )
 
     def build(
         self, *, must_match: Mapping[str, str] | None = None

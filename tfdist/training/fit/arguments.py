@@ -6,6 +6,7 @@ from typing import Any
 from tfdist.data.pipeline import MAX_SEED
 from tfdist.errors import TfdistError
 from tfdist.options import OptionGroup, inherit, option
+from tfdist.strategies.builtin.mirrored import Mirrored
 from tfdist.training.options import RunOptions, TrainingOptions
 
 
@@ -13,6 +14,7 @@ from tfdist.training.options import RunOptions, TrainingOptions
 class TrainerArguments(OptionGroup):
     """The arguments of a trainer."""
 
+    logical_replicas: int = inherit(Mirrored, "logical_replicas")
     checkpoint_dir: str | None = option(None, "directory of checkpoints")
     keep_checkpoints: int = inherit(RunOptions, "keep_checkpoints")
     seed: int | None = inherit(TrainingOptions, "seed", None, minimum=0, below=MAX_SEED + 1)

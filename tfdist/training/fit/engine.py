@@ -24,6 +24,7 @@ from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.plan import Plan, make_plan
 from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
+from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import find_traits
 from tfdist.training.guard.guard import Guard, can_be_checked, check_draws, list_operations
 from tfdist.training.inputs.data_adapter import DataAdapter
@@ -123,6 +124,12 @@ class Engine:
         self._functions: dict[str, Any] = {}
         self._plan: Plan | StripPlan | None = None
         self._shards: OptimizerShards | UnitShards | None = None
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """What the bits of logical replicas depend on, besides the program; else empty."""
+        found = read_numerics(self._strategy)
+        return {**found, "precision": keras.config.dtype_policy().name} if found else {}
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch.pulse import BUSY, OWN, STEP
+from tfdist.strategies.logical_replicas import describe_change
 from tfdist.training.checkpoint.files import find_nonfinite
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit.averaging import finalize_weights
@@ -263,6 +264,8 @@ class FitLoop:
             end = f" of {total}" if total else ""
             how = self._adapter.how_to_continue
             print(f"Continuing after step {progress.step}{end}{how}.", flush=True)
+            if change := describe_change(state.get("numerics", {}), self._engine.numerics):
+                print(change, flush=True)
         parts = self._callbacks.callbacks, state["callbacks"], arrays
         write_callbacks(*parts)
         if batch or progress.is_epoch_open:
@@ -570,6 +573,7 @@ class FitLoop:
                 "steps_per_epoch": self._learned_steps,
                 "reading": self._save_reading(),
                 "data": self._data,
+                "numerics": self._engine.numerics,
             },
             optimizer=self._model.optimizer,
         )

@@ -82,6 +82,8 @@ class Trainer(SingleBatches):
         `tfdist.strategies.Mirrored(devices=["GPU:0"])`; or any `tf.distribute.Strategy`. By default
         the model's strategy, else the one whose scope is open; without a scope, that is one device.
         For `ParameterServerStrategy`, see `tfdist.training.servers.asynchronous`.
+      logical_replicas: divides each batch into this many shares, on any number of devices, with
+        the same bits; by default, each device has one share. The devices must not be in use yet.
       checkpoint_dir: the directory of the checkpoints from which `fit` continues; None for none.
         All workers must see it.
       keep_checkpoints: how many of the newest checkpoints to keep.
@@ -106,6 +108,7 @@ class Trainer(SingleBatches):
         build_model: Callable[[], keras.Model] | keras.Model,
         *,
         strategy: tf.distribute.Strategy | Strategy | str | None = None,
+        logical_replicas: int = 0,
         checkpoint_dir: str | None = None,
         keep_checkpoints: int = 3,
         seed: int | None = None,
@@ -113,11 +116,16 @@ class Trainer(SingleBatches):
         placement: Placement | None = None,
     ):
         given = TrainerArguments(
-            checkpoint_dir=checkpoint_dir or None, keep_checkpoints=keep_checkpoints, seed=seed
+            logical_replicas=logical_replicas,
+            checkpoint_dir=checkpoint_dir or None,
+            keep_checkpoints=keep_checkpoints,
+            seed=seed,
         )
         check_kind("step_options", step_options, StepOptions)
         check_kind("placement", placement, Placement)
-        self.strategy = to_strategy(strategy, of_model=build_model)
+        self.strategy = to_strategy(
+            strategy, of_model=build_model, logical_replicas=given.logical_replicas
+        )
         workers = Workers(self.strategy)
         self.progress = Progress()
         self.history = keras.callbacks.History()

@@ -162,9 +162,9 @@ class DataAdapter:
         length = self.num_steps
 
         def make_pass(context: tf.distribute.InputContext, step: int) -> tf.data.Dataset:
-            replicas = context.num_replicas_in_sync // context.num_input_pipelines
+            replicas = find_place(context)["replicas"]
             dataset = self.make_train(context, adapter.pass_number * length + step)
-            return dataset.take((length - step) * replicas)
+            return dataset.take((length - step) * len(replicas))
 
         adapter = replace(
             self,
@@ -323,7 +323,8 @@ def find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
     first = context.input_pipeline_id * local
     return {
         "num_replicas": context.num_replicas_in_sync,
-        "replicas": range(first, first + local),
+        # Processes may have different numbers of logical replicas.
+        "replicas": getattr(context, "replicas", range(first, first + local)),
     }
 
 

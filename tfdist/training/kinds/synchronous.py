@@ -286,13 +286,8 @@ class SynchronousSteps(TrainingSteps):
         batch = adapter.read_single(of_training=of_training)
         if batch is None:
             return None
-        workers = self._workers
-        each = workers.num_replicas // workers.count
-        first = workers.index * each
         return give_parts(
-            batch,
-            num_replicas=workers.num_replicas,
-            replicas=range(first, first + each),
+            batch, num_replicas=self._workers.num_replicas, replicas=self._workers.replicas
         )
 
     def _bind(self, function: Any, iterator: Any, *arguments: Any) -> Any:

@@ -10,6 +10,7 @@ from tfdist.errors import TfdistError
 from tfdist.placement.checks import check_parts, trace_call
 from tfdist.placement.options import Placement, Shards, Strips
 from tfdist.strategies.base import Traits
+from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import find_traits
 from tfdist.training.replicas.compilation import check_compilation, describe_layer
 from tfdist.training.replicas.loss_scaling import get_inner_optimizer
@@ -113,6 +114,14 @@ def check_strategy(
             f"`gather_outputs` cannot be combined with {other}. Leave one of them out."
         )
     _check_placement(options, traits, name, placement)
+    refused = {"placement": placement is not None, "shard_optimizer": options.shard_optimizer}
+    refused["jit_compile"] = options.jit_compile
+    conflict = next((key for key, is_given in refused.items() if is_given), None)
+    if conflict and read_numerics(strategy):
+        raise TfdistError(
+            f"`logical_replicas` cannot be combined with `{conflict}`, which has another order of "
+            "sums. Leave one of them out."
+        )
     if options.rematerialize and traits.has_servers:
         raise TfdistError(
             f"{name} does not support `rematerialize`: a worker computes its whole model at once. "

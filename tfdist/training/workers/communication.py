@@ -51,12 +51,24 @@ class Workers:
         self.num_replicas = strategy.num_replicas_in_sync * (
             self.count if self._has_own_strategy else 1
         )
+        local = channel.num_replicas_in_sync // self.count
+        own = range(self.index * local, (self.index + 1) * local)
+        # Processes may have different numbers of logical replicas.
+        self._own = getattr(channel.extended, "replicas", own)
         self._sum = tf.function(self.sum_in_graph, reduce_retracing=True)
 
     @property
     def first_replica(self) -> int:
         """The index of the first replica of this process's strategy among those of all workers."""
         return self.index * (self.num_replicas // self.count) if self._has_own_strategy else 0
+
+    @property
+    def replicas(self) -> range:
+        """The replicas of this process among those of all workers."""
+        if not self._has_own_strategy:
+            return self._own
+        each = self.num_replicas // self.count
+        return range(self.first_replica, self.first_replica + each)
 
     @property
     def is_chief(self) -> bool:
@@ -76,9 +88,8 @@ class Workers:
         def reduce(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             # A worker counts once, regardless of its number of replicas.
-            replicas = self._channel.num_replicas_in_sync // self.count
-            if replicas > 1:
-                first = tf.equal(context.replica_id_in_sync_group % replicas, 0)
+            if len(self._own) > 1:
+                first = tf.equal(context.replica_id_in_sync_group, self._own.start)
                 values = tf.where(first, values, tf.zeros_like(values))
             values = tf.identity(values)  # on this replica's device, which the sum looks for
             return context.all_reduce(tf.distribute.ReduceOp.SUM, values)

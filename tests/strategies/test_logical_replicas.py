@@ -1,0 +1,127 @@
+"""Logical replicas: the same bits, wherever the replicas run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tfdist
+from tests import zoo
+from tfdist import TfdistError
+from tfdist.launch import run_local_cluster
+from tfdist.strategies import Mirrored, OneDevice
+from tfdist.strategies.logical_replicas import (
+    assign_replicas,
+    describe_change,
+    list_whole_subtrees,
+    split_node,
+    sum_along_tree,
+    sum_subtree,
+)
+
+TIMEOUT_S = 1000
+
+
+def list_leaves(node):
+    if node[1] - node[0] == 1:
+        return [node[0]]
+    left, right = split_node(node)
+    return [*list_leaves(left), *list_leaves(right)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 13])
+def test_workers_hold_all_replicas_and_their_subtrees_make_up_the_tree(count):
+    draws = np.random.default_rng(count)
+    values = [draws.normal(size=5).astype("f4") for _ in range(count)]
+    total = np.asarray(sum_along_tree(values))
+    np.testing.assert_allclose(total, np.sum(values, 0), rtol=1e-5)
+    for workers in range(1, count + 1):
+        shares = [assign_replicas(count, workers=workers, index=i) for i in range(workers)]
+        assert [replica for share in shares for replica in share] == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        known = {}
+        for share in shares:
+            leaves = {(replica, replica + 1): values[replica] for replica in share}
+            nodes = list_whole_subtrees(share, count)
+            assert [leaf for node in nodes for leaf in list_leaves(node)] == list(share)
+            known |= {node: sum_subtree(node, leaves) for node in nodes}
+        np.testing.assert_array_equal(sum_subtree((0, count), known), total)
+
+
+def test_what_has_no_logical_replicas_is_refused():
+    for strategy in ("local_sgd", "parameter_server", "tpu"):
+        with pytest.raises(TfdistError, match=f"strategy={strategy}. does not take .logical_rep"):
+            tfdist.Trainer(zoo.build_linear, strategy=strategy, logical_replicas=2)
+    with pytest.raises(TfdistError, match="needs the name or the options of a strategy"):
+        tfdist.Trainer(
+            zoo.build_linear, strategy=zoo.STRATEGIES["one_device"](), logical_replicas=2
+        )
+    with pytest.raises(TfdistError, match="already in use. Build the strategy before"):
+        Mirrored(logical_replicas=2, threads_per_replica=3).build()
+    with pytest.raises(TfdistError, match="Cannot split CPU:7"):
+        Mirrored(logical_replicas=2, devices=("CPU:7",)).build()
+    assert OneDevice(logical_replicas=2).resolve() == Mirrored(logical_replicas=2)
+
+
+def test_a_run_that_continues_says_what_may_change_its_bits():
+    now = {"logical_replicas": 4, "arithmetic": "CPU; TensorFlow 2.21.0"}
+    assert not describe_change(now, dict(now))
+    assert "logical_replicas was none and is 4" in describe_change({}, now)
+
+
+def run_alone(directory, *arguments):
+    directory.mkdir()
+    command = [sys.executable, "-m", "tests.strategies.logical_task", str(directory), *arguments]
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return json.loads((directory / "0.json").read_text())
+
+
+def run_workers(directory, workers, *arguments):
+    """Returns what all workers found."""
+    directory.mkdir()
+    result = run_local_cluster(
+        workers=workers,
+        command=[
+            *(sys.executable, "-m", "tests.strategies.logical_task", str(directory), "workers"),
+            *arguments,
+        ],
+        run_dir=directory,
+        timeout_s=TIMEOUT_S,
+        stream=False,
+        environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    logs = "\n".join(task.log.read_text()[-3000:] for task in result.tasks)
+    assert result.status == 0, logs
+    found = [json.loads((directory / f"{i}.json").read_text()) for i in range(workers)]
+    assert all(other == found[0] for other in found)
+    return found[0]
+
+
+ALL = ("mlp", "transformer", "unet", "gan")
+CASES = [
+    pytest.param("4", "float32", ALL, [2, 3], id="4"),
+    pytest.param("4", "float32", ("resnet",), [2, 4], id="resnet", marks=pytest.mark.thorough),
+    pytest.param("4", "float64", ALL, [3], id="float64", marks=pytest.mark.thorough),
+    pytest.param("4", "mixed_bfloat16", ALL, [3], id="bfloat16", marks=pytest.mark.thorough),
+    pytest.param("2", "float32", ("unet",), [2], id="2", marks=pytest.mark.thorough),
+    pytest.param("8", "float32", ("unet",), [3], id="8", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("count, precision, programs, workers", CASES)
+def test_any_number_of_workers_ends_with_the_same_bits(
+    tmp_path, count, precision, programs, workers
+):
+    arguments = (count, precision, *programs)
+    alone = run_alone(tmp_path / "alone", "one_device", *arguments)
+    for number in workers:
+        found = run_workers(tmp_path / f"{number}", number, *arguments)
+        assert {name: found[name] for name in programs} == alone
