@@ -116,7 +116,7 @@ CASES = [
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("count, precision, programs, workers", CASES)
+@pytest.mark.parametrize(("count", "precision", "programs", "workers"), CASES)
 def test_any_number_of_workers_ends_with_the_same_bits(
     tmp_path, count, precision, programs, workers
 ):
