@@ -24,6 +24,7 @@ from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch import call
 
 F32, BF16 = "float32", "mixed_bfloat16"
 SCRIPT = Path(__file__).with_name("pytorch_unet.py")
@@ -147,7 +148,7 @@ def run_pytorch(
         "steps": options.contest.steps,
     }
     command = [python, str(SCRIPT), "measure"]
-    return runs.run_task(
+    return call.call_in_cluster(
         task, command, workers=configuration.workers, timeout_s=options.contest.timeout_s
     )
 

@@ -24,8 +24,8 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-from tfdist.benchmark.runs import run_task
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.call import call_in_cluster
 
 SETUPS = ("none", "layers", "shards", "strips")
 NUM_DEVICES = 2
@@ -55,7 +55,7 @@ def main() -> int:
     print("|---|---|---|---|", flush=True)
     whole = None
     for setup in SETUPS:
-        found = run_task({"setup": setup, **vars(flags)}, command, timeout_s=TIMEOUT_S)
+        found = call_in_cluster({"setup": setup, **vars(flags)}, command, timeout_s=TIMEOUT_S)
         if "error" in found and flags.limit_mib:
             print(f"| {setup} | does not fit | | |", flush=True)
             print(f"{setup}: {found['error']}", file=sys.stderr)

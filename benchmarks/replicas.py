@@ -22,8 +22,8 @@ from typing import Any
 
 from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
-from tfdist.benchmark.runs import run_task
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.call import call_in_cluster
 
 BATCH = 16
 WARMUP_STEPS = 4
@@ -88,7 +88,7 @@ def main() -> int:
             case = dataclasses.replace(CASES[name], precision=flags.precision)
             task = {"case": dataclasses.asdict(case), "steps": flags.steps}
             command = [sys.executable, "-m", "benchmarks.replicas", "measure"]
-            finding = run_task(task, command, workers=case.processes, timeout_s=TIMEOUT_S)
+            finding = call_in_cluster(task, command, workers=case.processes, timeout_s=TIMEOUT_S)
             found[name].append(finding)
             print(name, finding, sep="; ", file=sys.stderr, flush=True)
     print(f"{describe_machine()}, {flags.precision}, medians of {flags.rounds} rounds\n")
@@ -126,9 +126,9 @@ def measure(directory: str) -> int:
         is_first = cluster.get("task", {}).get("index", 0) == 0
     start_tensorflow_quietly()
     from tfdist import assembly
-    from tfdist.benchmark.measuring import Clock
     from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
+    from tfdist.runs.clock import Clock
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
     from tfdist.training.fit.trainer import Trainer

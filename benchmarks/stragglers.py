@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.machine import describe_machine
-from tfdist.benchmark.runs import run_task
+from tfdist.launch.call import call_in_cluster
 from tfdist.plan.simulation.training import Workers, run_asynchronous, run_synchronous
 
 RECORD = Path(__file__).with_name("stragglers.json")
@@ -226,7 +226,7 @@ def _run(*, workers: int = 1, ps: int = 0, **task: Any) -> dict[str, Any]:
     defaults = {"flags": {}, "slowness": [1.0], "straggler_share": 0.0, "max_in_flight": 0}
     always = {"example_ms": EXAMPLE_MS, "straggler_factor": SLOWNESS}
     _say(str(task))
-    found = run_task(
+    found = call_in_cluster(
         {**defaults, **always, **task},
         [sys.executable, "-m", "benchmarks.slow_worker"],
         workers=workers,

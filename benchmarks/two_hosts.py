@@ -161,7 +161,7 @@ def run_case(hosts: TwoHosts, case: Case, *, steps: int, python: str) -> dict[st
 def run_on_hosts(
     hosts: TwoHosts, task: dict[str, Any], command: Sequence[str], tasks: dict[str, int]
 ) -> dict[str, Any]:
-    """Runs a command in a cluster on both hosts; see `tfdist.benchmark.runs.run_task`.
+    """Runs a command in a cluster on both hosts; see `tfdist.launch.call.call_in_cluster`.
 
     Args:
       hosts: the hosts.
@@ -212,9 +212,9 @@ def measure(directory: str) -> int:
     start_tensorflow_quietly()
     import numpy as np
 
-    from tfdist.benchmark.measuring import Clock
     from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
+    from tfdist.runs.clock import Clock
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options
     from tfdist.strategies.servers import run_server

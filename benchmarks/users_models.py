@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.benchmark.machine import describe_machine
-from tfdist.benchmark.runs import median_of, run_task
+from tfdist.benchmark.runs import median_of
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.call import call_in_cluster
 
 
 class Workload(NamedTuple):
@@ -71,7 +72,7 @@ def main() -> int:
     command = [sys.executable, "-m", "benchmarks.users_models", "measure"]
     for number in range(flags.rounds):
         for name, form in cases[:: 1 if number % 2 == 0 else -1]:
-            finding = run_task({"name": name, "form": form}, command, timeout_s=TIMEOUT_S)
+            finding = call_in_cluster({"name": name, "form": form}, command, timeout_s=TIMEOUT_S)
             found[name, form].append(finding)
             print(name, form, finding, sep="; ", file=sys.stderr, flush=True)
             if "error" in finding:

@@ -47,7 +47,7 @@ LAYERS = [
         "jobs",
         "launch.__main__",
     },
-    {"runs.flops", "runs.utilization"},
+    {"runs.clock", "runs.flops", "runs.utilization"},
     {"runs"},
     {"predict", "evaluate", "export"},
     {"verify", "benchmark", "run", "serve", "doctor", "report.__main__"},

@@ -1,12 +1,9 @@
 """Measures the steps of candidates, in a process that `tfdist.auto.trials` starts."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import keras
 
 from tfdist.auto.candidates import apply, list_candidates
 from tfdist.auto.prediction import MOST_S, explain_omission, order, predict
@@ -14,6 +11,7 @@ from tfdist.errors import TfdistError
 from tfdist.runs import processes
 from tfdist.runs.batch_size.examples import RepeatedSource
 from tfdist.runs.batch_size.measuring import make_trainer, measure_memory
+from tfdist.runs.clock import Clock
 from tfdist.runs.options import TrainOptions
 
 _ROUNDS = 8
@@ -103,22 +101,24 @@ class _Contestant:
         return self._batch / timer.step_s
 
 
-class _Timer(keras.callbacks.Callback):
-    """Records when each loop of steps ends, and stops training after some time."""
+class _Timer(Clock):
+    """Records when each step ends, and stops training after some time."""
+
+    async_safe = False
 
     def __init__(self, steps_per_loop: int):
         super().__init__()
         self._loop = steps_per_loop
-        self._ends: list[float] = []
+        self._warmup = steps_per_loop * _WARMUP_LOOPS
 
     @property
     def step_s(self) -> float:
         """The median seconds of a step after the first loops."""
-        ends = self._ends[self._loop * _WARMUP_LOOPS - 1 :: self._loop]
-        return statistics.median(b - a for a, b in itertools.pairwise(ends)) / self._loop
+        windows = self.list_windows(self._warmup, self._loop)
+        return statistics.median(self.measure_seconds(*w) for w in windows) / self._loop
 
     def on_train_batch_end(self, batch, logs=None):
-        self._ends.append(time.perf_counter())
-        warmup = self._loop * _WARMUP_LOOPS
-        if len(self._ends) >= warmup + self._loop * _LEAST_LOOPS:
-            self.model.stop_training = self._ends[-1] - self._ends[warmup - 1] >= _ROUND_S
+        super().on_train_batch_end(batch, logs)
+        if self.steps >= self._warmup + self._loop * _LEAST_LOOPS:
+            seconds = self.measure_seconds(self._warmup, self.steps)
+            self.model.stop_training = seconds >= _ROUND_S

@@ -91,7 +91,7 @@ def run_trials(
                 options.training.global_batch_size,
                 data=data,
                 free=free,
-                measure="tfdist.auto.measuring",
+                measure="tfdist.auto.measuring:measure",
                 arguments={"names": list(names), "predicted": predicted},
             )
         except TfdistError as error:

@@ -2,7 +2,6 @@
 
 import itertools
 import resource
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,8 @@ from tfdist import assembly, devices
 from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.benchmark.subject import build_model, make_batches
-from tfdist.launch.machine import count_cores
 from tfdist.runs import processes
+from tfdist.runs.clock import Clock
 from tfdist.runs.flops import TRAINING_PASSES, count_flops, measure_convolutions
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
@@ -22,6 +21,15 @@ from tfdist.strategies.registry import STRATEGIES
 from tfdist.strategies.servers import run_server
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.options import TrainingOptions
+
+
+def measure_task(task: dict[str, Any]) -> dict[str, Any] | None:
+    """Measures the configuration in a task that `tfdist.benchmark.runs` made."""
+    configuration = Configuration(**task["configuration"])
+    options = BenchmarkOptions.from_dict(task["options"])
+    if configuration.kind == "ceiling":
+        return measure_ceilings(configuration, options)
+    return measure(configuration, options)
 
 
 def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any] | None:
@@ -142,45 +150,6 @@ def run_loop(
     optimizer.build(model.trainable_variables)
     for _ in itertools.count() if steps is None else range(steps):
         end_step(step(next(batches)))
-
-
-class Clock(keras.callbacks.Callback):
-    """Records when each step ends."""
-
-    async_safe = True
-
-    def __init__(self):
-        super().__init__()
-        self._began = time.perf_counter()
-        self._ends: list[float] = []
-        self._cpu_s: list[float] = []
-
-    @property
-    def first_step_s(self) -> float:
-        """The seconds from the clock's creation to the end of the first step."""
-        return self._ends[0] - self._began
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._ends.append(time.perf_counter())
-        self._cpu_s.append(time.process_time())
-
-    def list_windows(self, first: int, length: int) -> list[tuple[int, int]]:
-        """Returns the steps between whose ends there are `length` steps, one pair after another."""
-        ends = range(first, len(self._ends) + 1, length)
-        return list(itertools.pairwise(ends))
-
-    def measure_seconds(self, first: int, last: int) -> float:
-        """Returns the seconds from the end of one step to the end of another."""
-        return self._ends[last - 1] - self._ends[first - 1]
-
-    def measure_rate(self, first: int, last: int) -> float:
-        """Returns the steps per second in the same time."""
-        return (last - first) / self.measure_seconds(first, last)
-
-    def measure_busy(self, first: int, last: int) -> float:
-        """Returns the share of this process's cores that it kept busy in the same time."""
-        busy_s = self._cpu_s[last - 1] - self._cpu_s[first - 1]
-        return busy_s / self.measure_seconds(first, last) / count_cores()
 
 
 def _count_batches(x: Any, batch_size: int) -> int:

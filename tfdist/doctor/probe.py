@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +17,7 @@ from tfdist.doctor.machine import Machine
 from tfdist.doctor.options import ProbeOptions
 from tfdist.doctor.reasons import Measurement, explain, is_explained, is_fast
 from tfdist.errors import TfdistError
-from tfdist.launch.logs import last_lines
+from tfdist.launch.call import run_watched
 from tfdist.launch.machine import add_interop_thread, complete_environment, find_sources
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
@@ -161,31 +161,32 @@ class _Runs:
         else:
             environ = {k: v for k, v in environ.items() if not k.startswith(_OF_CLUSTERS)}
         with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as directory:
-            config, log = Path(directory) / "options.json", Path(directory) / "log"
+            config = Path(directory) / "options.json"
             config.write_text(json.dumps(train.to_dict()))
-            command = [sys.executable, "-m", "tfdist.train", f"--config={config}"]
-            with log.open("wb") as output:
-                process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
-            try:
-                self._watch(process, name, Path(run_dir) / "metrics.jsonl")
-            finally:
-                process.kill()
-                process.wait()
-            if process.returncode:
-                said = last_lines(log.read_bytes()) or ["it printed nothing"]
-                text = said[-1] if process.returncode > 0 else "it took too long"
-                raise TfdistError(f"the training on {name} fails: {text}")
+            status, said = run_watched(
+                [sys.executable, "-m", "tfdist.train", f"--config={config}"],
+                directory,
+                environ=environ,
+                watch=functools.partial(
+                    self._watch,
+                    name,
+                    Path(run_dir) / "metrics.jsonl",
+                    time.monotonic() + self._options.timeout_s,
+                ),
+                every_s=_POLL_S,
+            )
+            if status is None or status < 0:
+                said = "it took too long"
+            if status != 0:
+                raise TfdistError(f"the training on {name} fails: {said}")
         if in_cluster and machine.cluster and not machine.cluster.is_chief:
             return None
         return Measurement.from_summary(json.loads((Path(run_dir) / "summary.json").read_text()))
 
-    def _watch(self, process: "subprocess.Popen[bytes]", name: str, metrics: Path) -> None:
-        """Shows the steps that a training has done, until it ends or takes too long."""
-        until = time.monotonic() + self._options.timeout_s
-        while process.poll() is None and time.monotonic() < until:
-            step = 0
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                step = json.loads(metrics.read_text().splitlines()[-1]).get("step", 0)
-            self._say(f"{name}: step {step} of {self._options.steps}")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
+    def _watch(self, name: str, metrics: Path, until: float, pid: int) -> bool:
+        """Shows the step that a training has done, and returns whether it has time left."""
+        step = 0
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            step = json.loads(metrics.read_text().splitlines()[-1]).get("step", 0)
+        self._say(f"{name}: step {step} of {self._options.steps}")
+        return time.monotonic() < until

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.machine import describe_machine
-from tfdist.benchmark.runs import run_task
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.launch.call import call_in_cluster, make_command
 from tfdist.launch.machine import check_core_choice, count_cores, divide_cores, list_cores
 from tfdist.plan.compute import count_parameters
 from tfdist.plan.estimate import estimate
@@ -25,7 +25,7 @@ from tfdist.runs.options import TrainOptions
 _STEPS = 16
 _ROUNDS = 2
 _TIMEOUT_S = 300.0
-MEASURE = (sys.executable, "-m", "tfdist.plan.measure")
+MEASURE = make_command("tfdist.plan.measure:measure")
 TWO_DEVICES = ("--strategy=mirrored", "--virtual_devices=2", "--devices=CPU:0,CPU:1")
 
 
@@ -190,7 +190,7 @@ def run(
     """
     if say:
         say(f"Measuring {what}: {' '.join(arguments)}")
-    found = run_task(
+    found = call_in_cluster(
         make_task(what, arguments),
         MEASURE,
         workers=workers,
@@ -227,7 +227,7 @@ def run_on_halves(what: str, arguments: Sequence[str], *, say: Any = None) -> di
 
 
 def make_task(what: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the `task.json` of `tfdist.plan.measure`; see `run`."""
+    """Returns the task of `tfdist.plan.measure`; see `run`."""
     return {"what": what, "arguments": list(arguments), "steps": _STEPS}
 
 

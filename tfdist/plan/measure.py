@@ -1,20 +1,11 @@
-"""Measures one thing in its own processes: `python -m tfdist.plan.measure DIRECTORY`.
+"""Measures one thing in processes of its own, for `tfdist.plan.calibrate`."""
 
-`task.json` in the directory says what: the steps of a training command, or the links between
-processes or devices. The chief writes `result.json`.
-"""
-
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tfdist.cli.flags import parse_flags
-from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
 
 _SMALL, _LARGE = 1 << 10, 8 << 20  # float32 values
@@ -26,19 +17,9 @@ _WINDOWS, _ENOUGH_S = 4, 6.0  # so many windows, or as many as begin in so many 
 _MAX_BYTES = 1 << 28  # of the examples that are kept in memory
 
 
-def main(directory: str) -> int:
-    """Measures what `task.json` describes; prints an error last."""
-    task = json.loads((Path(directory) / "task.json").read_text())
-    start_tensorflow_quietly()
-    options = parse_flags(TrainOptions, task["arguments"])
-    try:
-        found = _MEASURES[task["what"]](options, task)
-    except TfdistError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    if found is not None:
-        (Path(directory) / "result.json").write_text(json.dumps(found))
-    return 0
+def measure(task: dict[str, Any]) -> dict[str, float] | None:
+    """Measures what a task describes: the steps of a training command, or links, or the machine."""
+    return _MEASURES[task["what"]](parse_flags(TrainOptions, task["arguments"]), task)
 
 
 def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, float] | None:
@@ -53,8 +34,8 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     import tensorflow as tf
 
     from tfdist import assembly, devices
-    from tfdist.benchmark.measuring import Clock
     from tfdist.runs import processes
+    from tfdist.runs.clock import Clock
     from tfdist.strategies.servers import run_server
     from tfdist.tasks.data import to_sources
     from tfdist.training.fit.trainer import Trainer
@@ -175,6 +156,7 @@ def measure_machine(options: TrainOptions, task: dict[str, Any]) -> dict[str, fl
 
     from tfdist import memory
     from tfdist.runs import processes
+    from tfdist.runs.clock import time_call
     from tfdist.tasks.data import to_sources
 
     options, _ = processes.start_process(options)
@@ -187,23 +169,14 @@ def measure_machine(options: TrainOptions, task: dict[str, Any]) -> dict[str, fl
     data = to_sources(options.task.select().make_data(seed=options.training.seed, quiet=True))
     batch = min(options.training.global_batch_size, data.train.num_examples)
     read = tf.function(lambda: data.train.load_batch(tf.range(batch, dtype=tf.int64)))
+    for function in (product, copy, read):
+        function()  # traces
     return {
-        "flops_per_s": 2 * 2048.0**3 / _time(product),
-        "memory_bytes_per_s": 2 * 4 * (64 << 20) / _time(copy),
+        "flops_per_s": 2 * 2048.0**3 / time_call(product),
+        "memory_bytes_per_s": 2 * 4 * (64 << 20) / time_call(copy),
         "memory_bytes": float(memory.find_free_memory().bytes),
-        "examples_per_s": batch / _time(read),
+        "examples_per_s": batch / time_call(read),
     }
-
-
-def _time(run: Callable[[], Any]) -> float:
-    """Returns the median seconds of a function, after its first call."""
-    run()
-    times = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def _time_difference(shorter: Callable[[], Any], longer: Callable[[], Any]) -> float:
@@ -219,6 +192,3 @@ def _time_difference(shorter: Callable[[], Any], longer: Callable[[], Any]) -> f
 
 
 _MEASURES = {"steps": measure_steps, "links": measure_links, "machine": measure_machine}
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -1,12 +1,12 @@
 """Counts a model's floating-point operations, and measures how fast a device can be."""
 
 import math
-import statistics
-import time
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdist.runs.clock import time_call
 
 TRAINING_PASSES = 3
 """A training step computes as much as three forward passes."""
@@ -89,13 +89,11 @@ def _time_convolution(layer: keras.layers.Conv2D, shape: tuple[int, ...]) -> flo
         strides, padding = layer.strides, layer.padding.upper()
         return tf.nn.conv2d(x, kernel, strides, padding, dilations=layer.dilation_rate)[0, 0, 0, 0]
 
-    def run(times: int) -> float:
-        began = time.perf_counter()
+    def run(times: int) -> None:
         for _ in range(times):
             result = convolve(x, kernel)
         float(tf.cast(result, tf.float32))
-        return (time.perf_counter() - began) / times
 
     run(2)
-    times = max(1, round(_LEAST_S / run(1)))
-    return statistics.median(run(times) for _ in range(_ROUNDS))
+    times = max(1, round(_LEAST_S / time_call(lambda: run(1), rounds=1)))
+    return time_call(lambda: run(times), rounds=_ROUNDS) / times

@@ -2,18 +2,15 @@
 
 import dataclasses
 import functools
-import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist import assembly, cluster, devices
+from tfdist import assembly, devices
 from tfdist.errors import TrainingError
-from tfdist.launch import run_local_cluster
-from tfdist.launch.logs import last_lines
+from tfdist.launch.call import call_in_cluster, make_command
 from tfdist.placement.options import Placement
 from tfdist.runs import processes
 from tfdist.strategies.base import Traits
@@ -27,7 +24,6 @@ from tfdist.verify.problem import Problem, make_problem, make_train_options
 from tfdist.verify.recording import Recording, record
 
 _GROUP_NORM = "group"
-_GRACE_S = 5.0  # short, because the recording is complete when the chief ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +142,9 @@ def configure_process(options: VerifyOptions) -> None:
     assembly.configure_process(make_train_options(options))
 
 
-def run_worker(directory: str, name: str) -> int:
-    """Runs one process of a cluster that `run_strategies` started; returns the exit status."""
-    content = json.loads((Path(directory) / "options.json").read_text())
-    options = VerifyOptions.from_dict(content)
+def record_in_cluster(task: dict[str, Any]) -> dict[str, Any] | None:
+    """Trains in one process of the cluster that `_run_cluster` started."""
+    name, options = task["name"], VerifyOptions.from_dict(task["options"])
     size = _count_model_devices(options)
     is_split = size > 1 and not tf.config.list_physical_devices("GPU")
     _, config = processes.start_process(
@@ -158,7 +153,8 @@ def run_worker(directory: str, name: str) -> int:
     assert config is not None
     kind = find_strategy(name)
     if kind.traits.has_servers and not config.is_chief:
-        return run_server(config)
+        run_server(config)
+        return None
     replicas = {"replicas_per_worker": 1} if size > 1 else {}
     strategy = make_strategy(name, **kind.exact, **replicas)
     problem = make_local_problem(options) if kind.traits.local_updates else make_problem(options)
@@ -169,34 +165,26 @@ def run_worker(directory: str, name: str) -> int:
         placement=find_placement(options),
         shard_optimizer=options.verification.shard_optimizer,
     )
-    if config.is_chief:
-        recording.save(str(Path(directory) / "recording.npz"))
-    return 0
+    if not config.is_chief:
+        return None
+    recording.save(task["recording"])
+    return {}
 
 
 def _run_cluster(name: str, options: VerifyOptions, report: Report) -> Recording:
     report(name, 0)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as directory:
-        (Path(directory) / "options.json").write_text(json.dumps(options.to_dict()))
-        result = run_local_cluster(
+        path = f"{directory}/recording.npz"
+        found = call_in_cluster(
+            {"name": name, "options": options.to_dict(), "recording": path},
+            make_command("tfdist.verify.runs:record_in_cluster"),
             workers=options.verification.workers,
             ps=int(find_strategy(name).traits.has_servers),
-            command=[sys.executable, "-m", "tfdist.verify.worker", directory, name],
-            run_dir=directory,
             timeout_s=options.verification.timeout_s,
-            grace_s=_GRACE_S,
-            stream=False,
-            environ=dict(cluster.read_environment()) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         )
-        if result.timed_out:
-            raise TrainingError(
-                f"not finished after {options.verification.timeout_s:g} s (--timeout_s)"
-            )
-        if result.status:
-            task = next(task for task in result.tasks if task.name == result.first_failed)
-            last = (last_lines(task.log.read_bytes()) or ["it printed nothing"])[-1]
-            raise TrainingError(f"{task.name} failed with status {task.status}: {last}")
-        return Recording.load(str(Path(directory) / "recording.npz"))
+        if "error" in found:
+            raise TrainingError(found["error"])
+        return Recording.load(path)
 
 
 def _record(

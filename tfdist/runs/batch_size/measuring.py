@@ -1,18 +1,62 @@
 """Measures the memory of training steps, in a separate process."""
 
+import contextlib
+import os
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import assembly, devices, memory
+from tfdist.cli.command import EXIT_BAD_INPUT
+from tfdist.errors import TfdistError
+from tfdist.imports import import_named
 from tfdist.internals import device_lib
 from tfdist.runs import processes
-from tfdist.runs.batch_size.examples import RepeatedSource
+from tfdist.runs.batch_size.examples import RepeatedSource, load_examples
 from tfdist.runs.options import TrainOptions
 from tfdist.training.fit.trainer import Trainer
 
 _STEPS = 3  # the first one traces and plans; the others are like all later ones
+
+
+def measure_trial(task: dict[str, Any]) -> dict[str, Any]:
+    """Runs a trial of `tfdist.runs.batch_size.trials`, which this process does not outlive.
+
+    Returns:
+      What the trial's function measured; or only `problem`, why the batch does not fit, or
+      `refusal`, why training would refuse the options.
+    """
+    _end_first()
+    try:
+        return import_named("measure", task["measure"])(
+            TrainOptions.from_dict(task["options"]),
+            task["size"],
+            info=task["info"],
+            examples=load_examples(Path(task["examples"])),
+            **task["arguments"],
+        )
+    except (tf.errors.ResourceExhaustedError, MemoryError):
+        return {"problem": "an allocation failed"}
+    except TfdistError as error:
+        if error.exit_status != EXIT_BAD_INPUT:
+            raise
+        return {"refusal": " ".join(str(error).split())}
+
+
+def _end_first() -> None:
+    """Makes this process end with its parent, and be killed first if the memory is full."""
+
+    def watch() -> None:
+        # Not through sys.stdin, whose lock would be held when the interpreter exits.
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def measure(

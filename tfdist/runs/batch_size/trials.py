@@ -2,26 +2,21 @@
 
 import json
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfdist import cluster, memory
-from tfdist.cli.command import EXIT_BAD_INPUT
 from tfdist.errors import TfdistError
-from tfdist.launch.logs import last_lines
+from tfdist.launch.call import make_command, run_watched
 from tfdist.launch.machine import find_sources
 from tfdist.memory import FreeMemory
 from tfdist.runs.batch_size.search import Usage
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.data import SourceData
 
-EXIT_OUT_OF_MEMORY = 3
 SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and other programs
 
 _WATCH_EVERY_S = 0.01
@@ -50,7 +45,7 @@ def run_trial(
     *,
     data: SourceData,
     free: FreeMemory,
-    measure: str = "tfdist.runs.batch_size.measuring",
+    measure: str = "tfdist.runs.batch_size.measuring:measure",
     arguments: Mapping[str, Any] | None = None,
 ) -> Trial:
     """Trains some steps in a separate process, within the free memory.
@@ -60,7 +55,7 @@ def run_trial(
       global_batch_size: the size to try.
       data: the data of the run; the trial trains on its first examples.
       free: the free memory; the process is stopped when its resident memory exceeds `SHARE` of it.
-      measure: the module whose function `measure` the process runs; see the default.
+      measure: the function that the process calls; see the default.
       arguments: further arguments of that function, ready for JSON.
 
     Raises:
@@ -78,21 +73,27 @@ def run_trial(
     }
     with tempfile.TemporaryDirectory(prefix="tfdist-trial-") as name:
         directory = Path(name)
-        (directory / "task.json").write_text(json.dumps(task))
-        save_examples(directory / "examples.pickle", data.train)
-        status = _run(directory, limit)
+        examples = directory / "examples.pickle"
+        (directory / "task.json").write_text(json.dumps({**task, "examples": str(examples)}))
+        save_examples(examples, data.train)
+        status, said = run_watched(
+            [*make_command("tfdist.runs.batch_size.measuring:measure_trial"), name],
+            directory,
+            environ=find_sources(cluster.read_environment()),
+            watch=lambda pid: memory.read_resident_memory(pid) <= limit,
+            every_s=_WATCH_EVERY_S,
+        )
         if status is None:
             return Trial(None, free, f"the trial was stopped at {format_bytes(limit)}")
-        if status == EXIT_OUT_OF_MEMORY:
-            return Trial(None, free, "an allocation failed")
         if status < 0:
             return Trial(None, free, f"the trial was ended by {signal.Signals(-status).name}")
         if status:
-            said = (last_lines((directory / "log").read_bytes()) or ["no message"])[-1]
-            if status == EXIT_BAD_INPUT:
-                raise TfdistError(said)
             return Trial(None, free, f"the trial failed: {said}")
         found = json.loads((directory / "result.json").read_text())
+    if "refusal" in found:
+        raise TfdistError(found["refusal"])
+    if "problem" in found:
+        return Trial(None, free, found["problem"])
     if found["gpu_limit"] is not None:
         free = FreeMemory(found["gpu_limit"], "on the smallest GPU")
         limit = int(SHARE * free.bytes)
@@ -109,26 +110,3 @@ def format_bytes(count: int) -> str:
     ('300 MiB', '20.0 GiB')
     """
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def _run(directory: Path, limit: int) -> int | None:
-    """Returns the exit status of a trial's process; None if it was stopped at its limit."""
-    with (
-        (directory / "log").open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "tfdist.runs.batch_size.worker", str(directory)],
-            # Nothing is written to it: it closes when this process ends, in whatever way.
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=find_sources(cluster.read_environment()),
-        ) as process,
-    ):
-        try:
-            while process.poll() is None:
-                if memory.read_resident_memory(process.pid) > limit:
-                    return None
-                time.sleep(_WATCH_EVERY_S)
-        finally:
-            process.kill()
-    return process.returncode
