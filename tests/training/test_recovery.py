@@ -1,6 +1,10 @@
 """A run that was stopped, however and wherever, ends as the one that was not."""
 
+import hashlib
+import json
 import os
+import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -365,14 +369,27 @@ def test_other_replicas_continue_where_those_before_stopped(tmp_path, path):
         np.testing.assert_allclose(trainer.history.history[name], values, rtol=1e-4)
 
 
-def test_continues_from_a_checkpoint_with_the_sum_of_the_replicas_metrics(tmp_path, monkeypatch):
-    """As older versions wrote them."""
-    save = Recovery.save
+def _change_record(directory, change):
+    """Changes the record of a checkpoint, as if it had been written so."""
+    path = directory / "step-000000003" / "state.json"
+    record = json.loads(path.read_text())["record"]
+    change(record)
+    digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest, "record": record}))
 
-    def save_sums(self, *, state, **others):
-        states = state.pop("metric_states")
-        state["metrics"] = [np.sum(parts, 0).tolist() for parts in states]
-        save(self, state=state, **others)
+
+def _keep_sums(record):
+    """Leaves what the first releases wrote: metrics as sums over the replicas."""
+    state = record["state"]
+    state["metrics"] = [np.sum(parts, 0).tolist() for parts in state.pop("metric_states")]
+    for name in ("reading", "data", "steps_per_epoch"):
+        del state[name]
+    del record["begun_from"]
+
+
+@pytest.mark.parametrize("change", [lambda record: None, _keep_sums], ids=["all", "first"])
+def test_continues_from_a_checkpoint_of_format_1(tmp_path, change):
+    """The stored one was written after 3 steps, before checkpoints had the number of a format."""
 
     def fit(directory, max_steps):
         trainer = Trainer(
@@ -386,13 +403,28 @@ def test_continues_from_a_checkpoint_with_the_sum_of_the_replicas_metrics(tmp_pa
         return trainer
 
     whole = fit("whole", 5)
-    with monkeypatch.context() as patch:
-        patch.setattr(Recovery, "save", save_sums)
-        fit("parts", 3)
+    shutil.copytree(pathlib.Path(__file__).with_name("format_1"), tmp_path / "parts")
+    _change_record(tmp_path / "parts", change)
     parts = fit("parts", 5)
     assert parts.progress.resumed_from_step == 3
     for name, values in whole.history.history.items():
         np.testing.assert_allclose(parts.history.history[name], values, rtol=1e-5)
+    names = tf.train.list_variables(str(tmp_path / "parts" / "step-000000005" / "variables"))
+    assert {f"variables/{v.path}" for v in parts.model.variables} <= {name for name, _ in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.update(format=3), "it has format 3, and this tfdist knows formats"),
+        (lambda record: record.pop("structure"), "it does not describe its variables"),
+    ],
+)
+def test_a_checkpoint_of_an_unknown_format_is_refused(tmp_path, change, message):
+    shutil.copytree(pathlib.Path(__file__).with_name("format_1"), tmp_path / "run")
+    _change_record(tmp_path / "run", change)
+    with pytest.raises(TfdistError, match=message):
+        _fit_steps(tmp_path / "run", 5)
 
 
 def _fit_steps(directory, max_steps, *callbacks):

@@ -23,6 +23,7 @@ from tfdist.records.durable_files import (
     write_atomically,
 )
 from tfdist.records.pattern_paths import name_literally
+from tfdist.training.checkpoint.formats import FORMAT, upgrade
 from tfdist.training.checkpoint.structure import Structure
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
@@ -128,7 +129,8 @@ class CheckpointStore:
             began from another one are skipped. None to use all.
 
         Raises:
-          TfdistError: there are checkpoints, but none is intact and has finite weights.
+          TfdistError: there are checkpoints, but none is intact and has finite weights, or one has
+            a format that cannot be read.
         """
         entries = self._list_complete()
         passed_over: list[str] = []
@@ -142,6 +144,8 @@ class CheckpointStore:
                 if is_other:
                     break  # and so are the older ones
                 problem = _describe_nonfinite(found)
+            except TfdistError:
+                raise
             except _DAMAGES as error:
                 problem = f"is damaged ({shorten_error(error)})"
             if not problem:
@@ -226,6 +230,7 @@ class CheckpointStore:
             )
         names = sorted(tf.io.gfile.listdir(path))
         record = {
+            "format": FORMAT,
             "step": checkpoint.step,
             "files": {name: _hash_file(f"{path}/{name}") for name in names},
             "arrays": {n: array.dtype.name for n, array in checkpoint.arrays.items()},
@@ -323,7 +328,8 @@ def _read(path: str) -> Checkpoint:
     for name, sha256 in record["files"].items():
         if _hash_file(f"{path}/{name}") != sha256:
             raise ValueError(f"{name} has changed since it was written")
-    structure = record.get("structure")
+    record = upgrade(record, path)
+    structure = record["structure"]
     names = list(record["arrays"])
     with name_literally(path) as literal:
         tensors = tf.raw_ops.RestoreV2(
@@ -338,7 +344,7 @@ def _read(path: str) -> Checkpoint:
         state=record["state"],
         best_step=record["best_step"],
         structure=Structure.from_json(structure) if structure else None,
-        begun_from=record.get("begun_from"),
+        begun_from=record["begun_from"],
     )
 
 

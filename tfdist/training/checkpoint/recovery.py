@@ -13,7 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.records.durable_files import make_directories
 from tfdist.records.run_lock import hold_run_lock
 from tfdist.training.checkpoint.files import BackgroundWriter, Checkpoint, CheckpointStore
-from tfdist.training.checkpoint.structure import Structure, describe_structure, find_difference
+from tfdist.training.checkpoint.structure import describe_structure, find_difference
 from tfdist.training.workers.communication import Workers
 
 # The chief's answers in place of the step of a checkpoint.
@@ -70,7 +70,8 @@ class Recovery:
         if self._next_is_best:
             self._best_step, self._next_is_best = step, False
         # Reading some variables requires all workers.
-        values = {_name(i): np.asarray(variable.numpy()) for i, variable in enumerate(variables)}
+        named = _name_arrays(variables)
+        values = {name: np.asarray(variable.numpy()) for name, variable in named.items()}
         if self._workers.is_chief:
             self._hold_lock()
             self._writer.write(
@@ -79,7 +80,7 @@ class Recovery:
                     arrays={**values, **arrays},
                     state=state,
                     best_step=self._best_step,
-                    structure=_describe(variables, optimizer),
+                    structure=describe_structure(named, optimizer=optimizer),
                     begun_from=self._begun_from,
                 )
             )
@@ -218,28 +219,26 @@ class Recovery:
         variables: Sequence[keras.Variable],
         optimizer: keras.optimizers.Optimizer | None,
     ) -> None:
-        saved, here = checkpoint.structure, _describe(variables, optimizer)
-        difference = (
-            find_difference(saved, here)
-            if saved
-            else "it does not describe its variables, because an older tfdist wrote it"
-        )
+        saved = checkpoint.structure
+        assert saved is not None
+        here = describe_structure(_name_arrays(variables), optimizer=optimizer)
+        difference = find_difference(saved, here)
         if difference:
             raise TfdistError(
                 f"Cannot continue from the checkpoint of step {checkpoint.step} in "
                 f"{self._store.directory}: {difference}. Give the same model and optimizer as "
                 "before, or another `run_dir` or checkpoint_dir."
             )
-        for name, variable in zip(here.variables, variables, strict=True):
+        for name, variable in zip(saved.variables, variables, strict=True):
             variable.value.assign(checkpoint.arrays[name])
 
 
-def _describe(
-    variables: Sequence[keras.Variable], optimizer: keras.optimizers.Optimizer | None
-) -> Structure:
-    named = {_name(index): variable for index, variable in enumerate(variables)}
-    return describe_structure(named, optimizer=optimizer)
-
-
-def _name(index: int) -> str:
-    return f"variable/{index:05d}"
+def _name_arrays(variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
+    """Returns the name of each variable's array in a checkpoint -> the variable."""
+    named: dict[str, keras.Variable] = {}
+    for variable in variables:
+        name = f"variables/{variable.path}"
+        while name in named:  # such as the weights of two layers that the user gave one name
+            name += "_"
+        named[name] = variable
+    return named

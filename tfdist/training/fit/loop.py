@@ -244,17 +244,16 @@ class FitLoop:
             progress.step = self._start = self._schedule.find_first_step(self._epoch)
             return
         progress.step, state, arrays = found
-        self._take_order(state.get("data", {}).get("train", {}))
-        check_data(state.get("data", {}), self._data, step=progress.step)
+        self._take_order(state["data"].get("train", {}))
+        check_data(state["data"], self._data, step=progress.step)
         progress.resumed_from_step = progress.step
         progress.is_epoch_open = state["is_epoch_open"]
-        self._learned_steps = self._learned_steps or state.get("steps_per_epoch", 0)
-        self._restore_reading(state.get("reading"))
+        self._learned_steps = self._learned_steps or state["steps_per_epoch"]
+        self._restore_reading(state["reading"])
         num_epochs, batch = self._epoch, progress.step - self._start
         epochs_read = num_epochs - self._schedule.first_epoch + progress.is_epoch_open
         self._adapter.replay(epochs_read, self._learned_steps)
-        sums = state.get("metrics", [])  # of a checkpoint of an older version: all replicas' sum
-        self._steps.write_states(state.get("metric_states") or [[value] for value in sums])
+        self._steps.write_states(state["metric_states"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()
         if verbose:
@@ -313,7 +312,7 @@ class FitLoop:
         """Finds the epoch, and the place in the data, at which a run continues.
 
         Args:
-          saved: what `_save_reading` returned, if the checkpoint has it.
+          saved: what `_save_reading` returned; None if the checkpoint does not have it.
         """
         progress, reading, length = self._progress, self._reading, self._learned_steps
         if saved and saved["asked"] == [reading.asked, self._at_a_time]:
@@ -325,7 +324,7 @@ class FitLoop:
                     self._adapter, read_before=(saved["passes"], saved["offset"])
                 )
             return
-        # A checkpoint of an older version, or of other steps: all epochs have the same number of
+        # A checkpoint of other steps, or one that does not say: all epochs have the same number of
         # steps, or the first one is not over.
         first, is_open = self._schedule.first_epoch, progress.is_epoch_open
         self._epoch = (progress.step - is_open) // length if length else first
