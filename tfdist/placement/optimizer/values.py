@@ -8,16 +8,16 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.placement.optimizer.cutting import Piece
+from tfdist.placement.stand_in import StandIn
 
 Gather = Callable[[np.ndarray], np.ndarray]
 """Returns the elements of all workers, one worker after another; all of them must call it."""
 
 
-class CutVariable:
+class CutVariable(StandIn):
     """A variable of an optimizer whose pieces are on the replicas that use them.
 
-    It takes the place of the `tf.Variable` of a `keras.Variable`, and remains whole for whoever
-    reads or assigns it. With several workers, all of them must read and assign it together.
+    With several workers, all of them must read and assign it together.
 
     Args:
       shape: the whole shape.
@@ -28,8 +28,6 @@ class CutVariable:
     Attributes:
       parts: as given.
     """
-
-    trainable = False
 
     def __init__(
         self,
@@ -64,26 +62,6 @@ class CutVariable:
         flat = [tf.reshape(part, [-1]) for part in self.parts.values()]
         return tf.reshape(tf.concat(flat, 0), self.shape)
 
-    value = read_value
-
-    def assign(self, value: Any, **options: Any) -> None:
-        """Assigns the whole value."""
-        self._update("assign", value, options)
-
-    def assign_add(self, value: Any, **options: Any) -> None:
-        """Adds a whole value."""
-        self._update("assign_add", value, options)
-
-    def assign_sub(self, value: Any, **options: Any) -> None:
-        """Subtracts a whole value."""
-        self._update("assign_sub", value, options)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
-
-    def __array__(self, dtype: Any = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
-
     def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
         value = tf.convert_to_tensor(value, self.dtype)
         for piece in self._pieces:
@@ -93,7 +71,7 @@ class CutVariable:
                 getattr(part, method)(own, **options)
 
 
-class WeightPiece:
+class WeightPiece(StandIn):
     """A piece of a weight, which an optimizer updates in place of the weight's variable.
 
     Args:
@@ -110,23 +88,6 @@ class WeightPiece:
         """Returns the elements."""
         return self._value
 
-    value = read_value
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self._value, dtype, name=name)
-
-    def assign(self, value: Any, **_: Any) -> None:
-        """Sets the elements."""
-        self._value = tf.ensure_shape(tf.convert_to_tensor(value, self.dtype), self.shape)
-
-    def assign_add(self, value: Any, **_: Any) -> None:
-        """Adds to the elements."""
-        self.assign(self._value + tf.convert_to_tensor(value, self.dtype))
-
-    def assign_sub(self, value: Any, **_: Any) -> None:
-        """Subtracts from the elements."""
-        self.assign(self._value - tf.convert_to_tensor(value, self.dtype))
-
     def scatter_add(self, slices: tf.IndexedSlices, **_: Any) -> None:
         """Adds to some rows."""
         self._scatter(tf.tensor_scatter_nd_add, slices)
@@ -138,6 +99,12 @@ class WeightPiece:
     def scatter_update(self, slices: tf.IndexedSlices, **_: Any) -> None:
         """Sets some rows."""
         self._scatter(tf.tensor_scatter_nd_update, slices)
+
+    def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
+        value = tf.convert_to_tensor(value, self.dtype)
+        if method != "assign":
+            value = self._value + value if method == "assign_add" else self._value - value
+        self._value = tf.ensure_shape(value, self.shape)
 
     def _scatter(self, function: Callable[..., tf.Tensor], slices: tf.IndexedSlices) -> None:
         self.assign(function(self._value, slices.indices[:, None], slices.values))

@@ -1,8 +1,7 @@
 """Variables and gradients that are divided along an axis, each part on a device of its own.
 
-A divided variable stands in for the `tf.Variable` of a `keras.Variable`, which stays whole for
-whoever reads or assigns it: layers without a rule, callbacks, checkpoints. Only the gradient and
-the update are computed by parts.
+A divided variable stays whole for whoever reads or assigns it: layers without a rule, callbacks,
+checkpoints. Only the gradient and the update are computed by parts.
 """
 
 import contextlib
@@ -16,13 +15,14 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.internals import PerReplica, TFOptimizer
+from tfdist.placement.stand_in import StandIn
 from tfdist.placement.variables import call_outside_scopes, create_copies, group_slots
 from tfdist.replacing import find_function, replaced
 
 _PARTS = "_tfdist_parts"
 
 
-class DividedVariable:
+class DividedVariable(StandIn):
     """A variable whose value is the concatenation of its parts.
 
     Args:
@@ -74,29 +74,9 @@ class DividedVariable:
         """Returns the whole value."""
         return tf.concat(self.read_parts(), self.axis)
 
-    value = read_value
-
     def numpy(self) -> np.ndarray:
         """Returns the whole value."""
         return np.concatenate([part.numpy() for part in self.parts], self.axis)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
-
-    def __array__(self, dtype: Any = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
-
-    def assign(self, value: Any, **options: Any) -> None:
-        """Assigns the whole value."""
-        self._update("assign", value, options)
-
-    def assign_add(self, value: Any, **options: Any) -> None:
-        """Adds a whole value."""
-        self._update("assign_add", value, options)
-
-    def assign_sub(self, value: Any, **options: Any) -> None:
-        """Subtracts a whole value."""
-        self._update("assign_sub", value, options)
 
     def _export_to_saved_model_graph(self, *_: Any, **__: Any) -> None:
         raise TfdistError(
