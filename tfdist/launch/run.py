@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist.cli.arguments import find_flag
 from tfdist.cluster import LAUNCH_DIR, ClusterConfig, read_environment
@@ -28,18 +29,37 @@ _MAX_STARTS_FOR_A_PORT = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Launch:
-    """The arguments that a local cluster and a single task share; see `run_local_cluster`."""
+class TaskSettings:
+    """How the tasks of a cluster run, on this machine or on several.
 
-    train_flags: Sequence[str]
-    run_dir: str | os.PathLike[str] | None
-    command: Sequence[str] | None
-    timeout_s: float | None
-    grace_s: float
-    max_restarts: int
-    stall_timeout_s: float | None
-    stream: bool
-    environ: Mapping[str, str] | None
+    Attributes:
+      train_flags: the flags of the command.
+      run_dir: the directory for logs/; the flags' --run_dir by default. A temporary directory is
+        used if there is none or it is in a bucket.
+      command: the command that every process runs; `python -m tfdist.train` by default.
+      timeout_s: seconds until all tasks are ended.
+      grace_s: seconds that tasks may take to end after SIGINT or SIGTERM before SIGKILL.
+      max_restarts: the number of restarts, over all failures; bad input, Ctrl-C and SIGTERM cause
+        none.
+      stall_timeout_s: seconds that a task may hang before it is killed: none of its threads runs,
+        or, if a value is given, the next sign of life of its trainer does not come; 0 for no limit.
+        By default 120 s without a running thread, or no limit with a `command`, which may sleep.
+      stream: whether to show the chief's output and what failed.
+      environ: the tasks' environment; this process's own by default.
+
+    Raises:
+      TfdistError: a value is invalid.
+    """
+
+    train_flags: Sequence[str] = ()
+    run_dir: str | os.PathLike[str] | None = None
+    command: Sequence[str] | None = None
+    timeout_s: float | None = None
+    grace_s: float = 30.0
+    max_restarts: int = 0
+    stall_timeout_s: float | None = None
+    stream: bool = True
+    environ: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -107,17 +127,9 @@ def run_local_cluster(
     ps: int = 0,
     chief: bool = False,
     evaluator: bool = False,
-    train_flags: Sequence[str] = (),
-    run_dir: str | os.PathLike[str] | None = None,
-    command: Sequence[str] | None = None,
     isolate: str = "auto",
-    timeout_s: float | None = None,
-    grace_s: float = 30.0,
-    max_restarts: int = 0,
     min_workers: int | None = None,
-    stall_timeout_s: float | None = None,
-    stream: bool = True,
-    environ: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> ClusterResult:
     """Runs a cluster of processes on this machine until it is done, then ends all of them.
 
@@ -148,39 +160,17 @@ def run_local_cluster(
       chief: whether to add a chief; --strategy=parameter_server among the flags adds one too.
       evaluator: whether to add an evaluator, which has no address in the cluster; only for a
         `command` that has one, as tfdist.train has none.
-      train_flags: the flags of the command.
-      run_dir: the directory for logs/; the flags' --run_dir by default. A temporary directory is
-        used if there is none or it is in a bucket.
-      command: the command that every process runs; `python -m tfdist.train` by default.
       isolate: "auto", "always" (fails if isolation is not possible) or "never".
-      timeout_s: seconds until all tasks are ended.
-      grace_s: seconds that tasks may take to end after SIGINT or SIGTERM before SIGKILL.
-      max_restarts: the number of restarts, over all failures; bad input, Ctrl-C and SIGTERM cause
-        none.
       min_workers: the fewest workers to continue with; by default all of them, or 1 with
         parameter servers.
-      stall_timeout_s: seconds that a task may hang before it is killed: none of its threads runs,
-        or, if a value is given, the next sign of life of its trainer does not come; 0 for no limit.
-        By default 120 s without a running thread, or no limit with a `command`, which may sleep.
-      stream: whether to show the chief's output and what failed.
-      environ: the tasks' environment; this process's own by default.
+      **settings: see `tfdist.launch.TaskSettings`.
 
     Raises:
       TfdistError: an argument is invalid, tfdist.train is given an evaluator, or isolation is
         demanded but not possible.
     """
-    launch = _Launch(
-        train_flags=train_flags,
-        run_dir=run_dir,
-        command=command,
-        timeout_s=timeout_s,
-        grace_s=grace_s,
-        max_restarts=max_restarts,
-        stall_timeout_s=stall_timeout_s,
-        stream=stream,
-        environ=environ,
-    )
-    if evaluator and command is None:
+    launch = TaskSettings(**settings)
+    if evaluator and launch.command is None:
         raise TfdistError(
             "--evaluator: tfdist.train has no evaluator, because the workers evaluate the "
             "validation data after every epoch. Leave it out, or give a --command that has one."
@@ -199,45 +189,27 @@ def run_local_cluster(
     return _run(launch, cluster, workers=workers, min_workers=min_workers)
 
 
-def run_task(
-    config: ClusterConfig,
-    *,
-    train_flags: Sequence[str] = (),
-    run_dir: str | os.PathLike[str] | None = None,
-    command: Sequence[str] | None = None,
-    timeout_s: float | None = None,
-    grace_s: float = 30.0,
-    max_restarts: int = 0,
-    stall_timeout_s: float | None = None,
-    stream: bool = True,
-    environ: Mapping[str, str] | None = None,
-) -> ClusterResult:
+def run_task(config: ClusterConfig, **settings: Any) -> ClusterResult:
     """Runs one task of a cluster of several machines in the foreground until it is done.
 
-    For the arguments, see `run_local_cluster`. When a task fails, the tasks on the other machines
-    fail too; each machine's launcher restarts its own task, and the tasks wait for one another.
+    When a task fails, the tasks on the other machines fail too; each machine's launcher restarts
+    its own task, and the tasks wait for one another.
+
+    Args:
+      config: the cluster, and this machine's task.
+      **settings: see `tfdist.launch.TaskSettings`.
 
     Raises:
-      TfdistError: an argument is invalid, or the cluster does not suit the strategy.
+      TfdistError: a setting is invalid, or the cluster does not suit the strategy.
     """
-    launch = _Launch(
-        train_flags=train_flags,
-        run_dir=run_dir,
-        command=command,
-        timeout_s=timeout_s,
-        grace_s=grace_s,
-        max_restarts=max_restarts,
-        stall_timeout_s=stall_timeout_s,
-        stream=stream,
-        environ=environ,
-    )
+    launch = TaskSettings(**settings)
     # Another program may have what tfdist.train lacks, such as an evaluator.
-    validate_cluster(config, launch.strategy or ("auto" if command is None else ""))
+    validate_cluster(config, launch.strategy or ("auto" if launch.command is None else ""))
     return _run(launch, OneTask(config), workers=1, min_workers=1)
 
 
 def _run(
-    launch: _Launch, cluster: LocalCluster | OneTask, *, workers: int, min_workers: int
+    launch: TaskSettings, cluster: LocalCluster | OneTask, *, workers: int, min_workers: int
 ) -> ClusterResult:
     """Runs a cluster, and restarts it after a failure that may not recur."""
     began = time.monotonic()

@@ -6,6 +6,7 @@ _HERE = "tfdist.tasks.segmentation"
 _EXPORTS = {
     "Augmentation": f"{_HERE}.augment:Augmentation",
     "Predictor": f"{_HERE}.inference.predictor:Predictor",
+    "DatasetOptions": f"{_HERE}.registry:DatasetOptions",
     "SegmentationMetrics": f"{_HERE}.metrics:SegmentationMetrics",
     "TrainedRun": f"{_HERE}.inference.run:TrainedRun",
     "count_classes": f"{_HERE}.class_weights:count_classes",
