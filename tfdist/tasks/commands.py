@@ -3,10 +3,12 @@
 A task can replace these commands with its own in `Task.commands`.
 """
 
+import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
 from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 from tfdist.imports import import_named
 from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.options import CommandOptions
@@ -116,7 +118,6 @@ def run_evaluation(options: EvaluateOptions) -> int:
     """Evaluates a run's model on a part of its data, prints the metrics and writes them."""
     import keras
 
-    from tfdist.records.durable_files import make_directories, write_atomically
     from tfdist.tasks.data import to_sources
     from tfdist.training.fit.trainer import Trainer
 
@@ -131,14 +132,51 @@ def run_evaluation(options: EvaluateOptions) -> int:
         verbose=0,
         return_dict=True,
     )
-    output = chosen.output or f"{run.path}/evaluation/{chosen.split}.json"
-    make_directories(output.rpartition("/")[0] or ".")
-    write_atomically(output, json.dumps({**logs, "options": options.to_dict()}, indent=1))
+    text = "\n".join(f"{name} {value:.4f}" for name, value in logs.items())
+    return report_evaluation(options, run.path, logs, f"{text}\n")
+
+
+def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: str) -> int:
+    """Writes the metrics of an evaluation, and prints a text about them.
+
+    Args:
+      options: the options of the command.
+      path: the run's directory.
+      result: what to write.
+      text: what to print, followed by where the metrics are.
+
+    Returns:
+      The exit status.
+    """
+    from tfdist.records.durable_files import make_directories, write_atomically
+
+    chosen = options.run
+    output = chosen.output or f"{path}/evaluation/{chosen.split}.json"
+    with writing_output(output):
+        make_directories(output.rpartition("/")[0] or ".")
+        write_atomically(output, json.dumps({**result, "options": options.to_dict()}, indent=1))
     if not chosen.quiet:
-        for name, value in logs.items():
-            print(f"{name} {value:.4f}")
-        print(f"The metrics are in {output}.")
+        print(f"{text}The metrics are in {output}.")
     return 0
+
+
+@contextlib.contextmanager
+def writing_output(path: str) -> Iterator[None]:
+    """Converts an error of the file system to an OSError of one line that names `output`."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise OSError(describe_write_failure(path, error)) from error
+
+
+def describe_write_failure(path: str, error: Exception) -> str:
+    """Returns what to say when the output of a command cannot be written."""
+    return (
+        f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
+        "and the free space."
+    )
 
 
 def check_prediction(options: PredictOptions) -> None:
@@ -194,39 +232,49 @@ def check_export(options: ExportOptions) -> None:
         check_installed(file_format)
 
 
-def run_export(options: ExportOptions) -> int:
-    """Writes the run's model as a file, or with Keras as the next version of a servable."""
-    import tensorflow as tf
+def run_export(options: ExportOptions, *, write: Callable[[ExportRunOptions], str]) -> int:
+    """Writes the run's model as a file, or as the next version of a servable.
 
+    Args:
+      options: the options of the command.
+      write: writes the next version, and returns what to say about it.
+
+    Returns:
+      The exit status.
+    """
     from tfdist.records.pattern_paths import check_saved_model_path
-    from tfdist.tasks.finished import read_finished
+    from tfdist.tasks.exporting.command import run_file_export
 
     chosen = options.run
     output = chosen.find_output()
     if chosen.format != SAVED_MODEL:
-        return export_file(chosen)
+        return run_file_export(chosen)
     check_saved_model_path("output", output)
-    run = read_finished(chosen.run_dir, trust_task=chosen.trust_task)
+    said = write(chosen)
+    if not chosen.quiet:
+        print(said)
+    return 0
+
+
+def _write_version(options: ExportRunOptions) -> str:
+    """Writes the next version of a servable with Keras."""
+    import tensorflow as tf
+
+    from tfdist.tasks.finished import read_finished
+
+    output = options.find_output()
+    run = read_finished(options.run_dir, trust_task=options.trust_task)
     gfile = tf.io.gfile
     there = gfile.listdir(output) if gfile.exists(output) else []
     versions = [int(name.rstrip("/")) for name in there if name.rstrip("/").isdigit()]
     path = f"{output}/{max(versions, default=0) + 1}"
     run.model.export(path, verbose=False)
-    if not chosen.quiet:
-        print(f"{path}: the signature serve accepts the model's inputs.")
-    return 0
-
-
-def export_file(options: ExportRunOptions) -> int:
-    """Writes the run's model as one file; see `run_file_export`."""
-    from tfdist.tasks.exporting.command import run_file_export
-
-    return run_file_export(options)
+    return f"{path}: the signature serve accepts the model's inputs."
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)
 PREDICT = Command(PredictOptions, run_prediction, check_prediction)
-EXPORT = Command(ExportOptions, run_export, check_export)
+EXPORT = Command(ExportOptions, functools.partial(run_export, write=_write_version), check_export)
 
 
 def _load(

@@ -1,6 +1,7 @@
 """Evaluation, prediction and export for finished segmentation runs."""
 
 import dataclasses
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,12 @@ import numpy as np
 from tfdist.cli.command import EXIT_FAILED
 from tfdist.errors import TfdistError
 from tfdist.tasks.commands import (
-    SAVED_MODEL,
     Command,
     ExportOptions,
+    ExportRunOptions,
     check_export,
-    export_file,
+    report_evaluation,
+    run_export,
     start_devices,
 )
 from tfdist.tasks.segmentation.inference.options import (
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 def run_evaluation(options: EvaluateOptions) -> int:
     """Scores a run's model on every example of a split, prints the metrics and writes them.
 
-    Args:
-      options: the options of the command.
-
-    Returns:
-      0.
-
     Raises:
       TfdistError: the input is invalid; nothing was written.
       OSError: the metrics cannot be written.
@@ -42,7 +38,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
     from tfdist.data.cache import read_examples
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.folder import FolderSource
-    from tfdist.tasks.segmentation.inference import assembly, files, scores
+    from tfdist.tasks.segmentation.inference import assembly, scores
     from tfdist.tasks.segmentation.tfds_source import TfdsSource
 
     chosen = options.run
@@ -70,12 +66,8 @@ def run_evaluation(options: EvaluateOptions) -> int:
     ):
         total += confusion
     result = scores.make_scores(total, run.class_names, num_images=source.num_examples)
-    output = chosen.output or f"{run.path}/evaluation/{chosen.split}.json"
-    files.write_json(output, {**result, "options": options.to_dict()})
-    if not chosen.quiet:
-        print(scores.format_scores(result))
-        print(f"{source.num_examples} images of {chosen.split}. The metrics are in {output}.")
-    return 0
+    text = f"{scores.format_scores(result)}\n{source.num_examples} images of {chosen.split}. "
+    return report_evaluation(options, run.path, result, text)
 
 
 def check_prediction(options: PredictOptions) -> None:
@@ -92,9 +84,6 @@ def check_prediction(options: PredictOptions) -> None:
 
 def run_prediction(options: PredictOptions) -> int:
     """Predicts the images that `--output` does not hold yet.
-
-    Args:
-      options: the options of the command.
 
     Returns:
       0, or 1 if files could not be read, which were reported and left out.
@@ -166,20 +155,8 @@ def run_prediction(options: PredictOptions) -> int:
     return EXIT_FAILED if problems else 0
 
 
-def run_export(options: ExportOptions) -> int:
-    """Writes the run's model as the next version of a servable, or as a file.
-
-    Args:
-      options: the options of the command.
-
-    Returns:
-      0.
-
-    Raises:
-      TfdistError: the input is invalid; nothing was written.
-      OSError: `--output` cannot be written to.
-    """
-    from tfdist.records.pattern_paths import check_saved_model_path
+def _write_servable(options: ExportRunOptions) -> str:
+    """Writes the next version of a servable."""
     from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (
         ENCODED_SIGNATURE,
@@ -187,23 +164,16 @@ def run_export(options: ExportOptions) -> int:
         export_servable,
     )
 
-    chosen = options.run
-    output = chosen.find_output()
-    if chosen.format != SAVED_MODEL:
-        return export_file(chosen)
-    check_saved_model_path("output", output)
-    run = assembly.load_run(chosen.run_dir, trust_task=chosen.trust_task)
-    path = export_servable(run, output)
-    if not chosen.quiet:
-        height, width = run.image_size
-        print(
-            f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes -> mask_png) and "
-            f"{TENSOR_SIGNATURE} (images -> original_mask), both also -> mask, probabilities "
-            f"({height}x{width}, {run.num_classes} classes)."
-        )
-    return 0
+    run = assembly.load_run(options.run_dir, trust_task=options.trust_task)
+    path = export_servable(run, options.find_output())
+    height, width = run.image_size
+    return (
+        f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes -> mask_png) and "
+        f"{TENSOR_SIGNATURE} (images -> original_mask), both also -> mask, probabilities "
+        f"({height}x{width}, {run.num_classes} classes)."
+    )
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)
 PREDICT = Command(PredictOptions, run_prediction, check_prediction)
-EXPORT = Command(ExportOptions, run_export, check_export)
+EXPORT = Command(ExportOptions, functools.partial(run_export, write=_write_servable), check_export)

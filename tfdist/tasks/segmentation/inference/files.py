@@ -1,7 +1,6 @@
 """The files that a prediction reads and writes, on any file system of `tf.io.gfile`."""
 
 import concurrent.futures
-import contextlib
 import csv
 import io
 import json
@@ -15,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.listing import list_directory, list_names
-from tfdist.errors import TfdistError, shorten_error
+from tfdist.errors import TfdistError
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import read_file, write_atomically
+from tfdist.tasks.commands import describe_write_failure, writing_output
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
@@ -150,7 +150,7 @@ class PredictionDirectory:
                 tf.io.gfile.makedirs(f"{self.path}/{directory}")
             write_atomically(record, json.dumps(command, indent=1))
         except (OSError, tf.errors.OpError) as error:
-            raise TfdistError(_describe_failure(self.path, error)) from error
+            raise TfdistError(describe_write_failure(self.path, error)) from error
 
     def holds(self, name: str) -> bool:
         """Returns whether an image's mask and overlay exist."""
@@ -181,41 +181,14 @@ class PredictionDirectory:
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes a value as JSON."""
-        write_json(f"{self.path}/{name}", value)
+        self._write(f"{self.path}/{name}", json.dumps(value, indent=1))
 
     def _list_paths(self, name: str) -> tuple[str, str]:
         return f"{self.path}/masks/{name}.png", f"{self.path}/overlays/{name}.png"
 
     def _write(self, path: str, content: str | bytes) -> None:
-        with _show_write_failure(self.path):
+        with writing_output(self.path):
             write_atomically(path, content)
-
-
-def write_json(path: str, value: Any) -> None:
-    """Writes a value as JSON; creates the file's directory if necessary.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
-    with _show_write_failure(path):
-        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-        write_atomically(path, json.dumps(value, indent=1))
-
-
-@contextlib.contextmanager
-def _show_write_failure(path: str) -> Iterator[None]:
-    """Converts an error of the file system to an OSError of one line that names `output`."""
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise OSError(_describe_failure(path, error)) from error
-
-
-def _describe_failure(path: str, error: Exception) -> str:
-    return (
-        f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
-        "and the free space."
-    )
 
 
 def _glob(pattern: str) -> list[str]:
