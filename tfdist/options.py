@@ -34,8 +34,8 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
         (these four apply to each member of a list); `auto`, the whole number that the word auto
         stands for; `metavar`, the form of the value, one of `_PATHS` for a path; `result=False` if
         the option does not affect the result, so that it may change when a run is continued;
-        `alike=True` if all workers must nevertheless agree on it; `grows=True` if it may grow when
-        a finished run is continued.
+        `must_match=True` if all workers must nevertheless agree on it; `may_increase=True` if it
+        may grow when a finished run is continued.
     """
     return field(default=default, metadata={"help": help_text, **metadata})
 

@@ -14,12 +14,8 @@ from tfdist.errors import TfdistError
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Source(abc.ABC):
-    """A finite set of examples, each a pure function of its index.
-
-    A subclass defines what one example is (`element_spec`) and how to read it (`load`).
-    A subclass that can read many at once also overrides `load_batch`, or derives from
-    `BatchSource`.
+class Examples(abc.ABC):
+    """What both kinds of sources say about their examples.
 
     Attributes:
       num_examples: the number of examples, at least 1.
@@ -43,6 +39,16 @@ class Source(abc.ABC):
     def info(self) -> Mapping[str, Any]:
         """What a task must know about the examples; a cache of them has the same."""
         return {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Source(Examples):
+    """A finite set of examples, each a pure function of its index.
+
+    A subclass defines what one example is (`element_spec`) and how to read it (`load`).
+    A subclass that can read many at once also overrides `load_batch`, or derives from
+    `BatchSource`.
+    """
 
     @abc.abstractmethod
     def load(self, index: tf.Tensor) -> Any:
@@ -191,31 +197,8 @@ def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SequentialSource(abc.ABC):
-    """The base class of sources whose examples are read from the first to the last.
-
-    Attributes:
-      num_examples: the number of examples.
-      num_skipped: the number of examples left out because they could not be read.
-    """
-
-    num_examples: int
-    num_skipped: int = 0
-
-    @property
-    @abc.abstractmethod
-    def element_spec(self) -> Any:
-        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
-
-    @property
-    def stored_spec(self) -> Any:
-        """`element_spec` with the dtypes in which a cache keeps the examples."""
-        return self.element_spec
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """What a task must know about the examples; a cache of them has the same."""
-        return {}
+class SequentialSource(Examples):
+    """The base class of sources whose examples are read from the first to the last."""
 
     @abc.abstractmethod
     def read_examples(self) -> Iterator[Any]:

@@ -141,17 +141,10 @@ def _list_cells(found: Estimate) -> list[str]:
         return [*cells[:3], f"  refused: {found.refusal}"]
     if found.missing:
         return [*cells, f"  does not fit: {found.missing / 2**30:.1f} GiB too much"]
-    parts = (
-        found.computation_s,
-        found.communication_s,
-        found.bubble_s,
-        found.wait_s,
-        found.input_s,
-    )
     return [
         *cells,
         f"{found.step_s * 1e3:.4g}",
-        *(f"{part / found.step_s:.0%}" for part in parts),
+        *(f"{part / found.step_s:.0%}" for part in found.shown_parts_s),
         f"{found.examples_per_s:.4g}",
         f"{found.efficiency:.0%}",
         _format_time(found.epoch_s) if found.epoch_s else "-",

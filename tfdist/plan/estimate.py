@@ -56,6 +56,11 @@ class Estimate:
         """Whether it fits and is not refused."""
         return not self.refusal and not self.missing
 
+    @property
+    def shown_parts_s(self) -> tuple[float, ...]:
+        """The parts of a step that tables show, in their order: all but the host."""
+        return self.computation_s, self.communication_s, self.bubble_s, self.wait_s, self.input_s
+
 
 def estimate(
     setup: Setup,

@@ -88,19 +88,12 @@ def _list_values(found: Estimate) -> list[object]:
     remark = found.refusal
     if found.missing:
         remark = remark or f"{found.missing / 2**30:.1f} GiB too much"
-    parts = (
-        found.computation_s,
-        found.communication_s,
-        found.bubble_s,
-        found.wait_s,
-        found.input_s,
-    )
     return [
         setup.name,
         setup.workers,
         setup.devices,
         round(found.memory.total / 2**30, 2),
-        *(round(1e3 * seconds, 3) for seconds in (found.step_s, *parts)),
+        *(round(1e3 * seconds, 3) for seconds in (found.step_s, *found.shown_parts_s)),
         round(found.examples_per_s, 1),
         f"{found.efficiency:.0%}",
         round(found.epoch_s, 2) or None,
