@@ -218,6 +218,42 @@ def test_one_module_imports_what_is_private():
         assert not private or path.name == "internals.py", path
 
 
+# Of Python itself, and of tfdist under a name that it computes.
+NOT_FOREIGN = {"_exit", "_fields", "_getframe", "_target", "_tfdist_global_generator"}
+
+
+def _list_attributes(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Returns the private attributes that a module reads, and all names that it defines."""
+    read, defined = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            (defined if is_own and isinstance(node.ctx, ast.Store) else read).add(node.attr)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
+            called, name = getattr(node.func, "id", getattr(node.func, "attr", "")), node.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                if called in ("getattr", "hasattr", "setattr"):
+                    read.add(name.value)
+                elif called == "__setattr__":
+                    defined.add(name.value)
+    return {n for n in read if n.startswith("_") and not n.startswith("__")}, defined
+
+
+def test_private_attributes_of_others_are_listed():
+    from tfdist.internals import PRIVATE_ATTRIBUTES
+
+    paths = [path for package in ("tfdist", "models") for path in (ROOT / package).rglob("*.py")]
+    pairs = [_list_attributes(ast.parse(p.read_text())) for p in paths if p.stem != "internals"]
+    read, defined = (set().union(*found) for found in zip(*pairs, strict=True))
+    listed = {name for names in PRIVATE_ATTRIBUTES.values() for name in names}
+    # To list one is to say where it comes from: the test of the list fails where it is gone.
+    assert read - defined - NOT_FOREIGN == listed - defined
+
+
 @pytest.mark.parametrize(
     "module",
     [

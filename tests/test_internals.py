@@ -1,6 +1,8 @@
 """What is private in Keras and TensorFlow still has the signatures that tfdist relies on."""
 
 import inspect
+import pkgutil
+import re
 
 import keras
 import pytest
@@ -103,6 +105,16 @@ SIGNATURES = [
 )
 def test_a_function_is_there_with_its_parameters(owner, name, parameters):
     assert list(inspect.signature(getattr(owner, name)).parameters) == parameters
+
+
+@pytest.mark.parametrize("owner", internals.PRIVATE_ATTRIBUTES)
+def test_private_attributes_are_there(owner):
+    """A version without one of them breaks the modules that read it; `git grep` finds them."""
+    found = pkgutil.resolve_name(owner)
+    modules = [found] if inspect.ismodule(found) else map(inspect.getmodule, found.__mro__[:-1])
+    text = "".join(map(inspect.getsource, modules))
+    missing = [n for n in internals.PRIVATE_ATTRIBUTES[owner] if not re.search(rf"\b{n}\b", text)]
+    assert not missing
 
 
 def test_a_compiled_model_keeps_what_it_was_compiled_with():

@@ -1,7 +1,8 @@
 """Names from private modules of Keras and TensorFlow, which no other module imports.
 
 A name that has moved between versions is found by what it is, and only here.
-`tests/test_internals.py` fails if a new version removes one or changes its signature.
+`tests/test_internals.py` fails if a new version removes one or changes its signature. The private
+attributes that other modules read of objects they are given are listed in `PRIVATE_ATTRIBUTES`.
 """
 
 import sys
@@ -111,9 +112,67 @@ def find_untested() -> str:
     )
 
 
+# Owner -> the private attributes that are read or set of its instances. The test looks for them in
+# the source of the modules of the owner's class and of the classes it derives from.
+PRIVATE_ATTRIBUTES = {
+    "keras.Model": (
+        *("_call_context_args", "_call_has_training_arg", "_clear_losses", "_compile_loss"),
+        *("_compile_metrics", "_flatten_layers", "_flatten_metrics_in_order", "_inbound_nodes"),
+        *("_initial_epoch", "_loss_tracker", "_non_trainable_variables", "_post_build"),
+        *("_seed_generators", "_symbolic_build", "_trainable_variables"),
+    ),
+    "keras.Sequential": ("_functional",),
+    "tfdist.internals.Functional": (
+        *("_inputs_struct", "_nodes_by_depth", "_outputs_struct", "_standardize_inputs"),
+    ),
+    "tfdist.internals.CompileMetrics": ("_flat_losses", "_user_loss"),  # and of its neighbor
+    "tfdist.internals.MeanMetricWrapper": ("_fn", "_fn_kwargs"),
+    "keras.losses.MeanSquaredError": ("_fn_kwargs",),
+    "keras.layers.BatchNormalization": ("_reduction_axes",),
+    "keras.Variable": ("_maybe_autocast",),
+    "keras.optimizers.Adam": (
+        *("_apply_weight_decay", "_backend_update_step", "_clip_gradients", "_get_variable_index"),
+        *("_distribution_strategy", "_learning_rate", "_model_variables_moving_average"),
+        *("_momentums", "_trainable_variables", "_update_model_variables_moving_average"),
+        "_velocities",
+    ),
+    "keras.optimizers.LossScaleOptimizer": ("_common_apply", "_tf_apply"),
+    "tfdist.internals.array_data_adapter.ArrayDataAdapter": ("_inputs", "_num_samples"),
+    "keras.src.utils.python_utils": ("_is_default",),
+    "tensorflow.python.data.ops.dataset_ops": ("_as_serialized_graph", "_inputs"),
+    "tensorflow.python.data.ops.from_tensors_op": ("_tensors",),
+    "tensorflow.python.data.ops.readers": ("_filenames",),
+    "tensorflow.python.data.ops.shuffle_op": ("_seed2",),
+    "tensorflow.python.distribute.coordinator.values": ("_status_available_event",),
+    "tensorflow.python.distribute.parameter_server_strategy_v2": (
+        *("_cluster_resolver", "_num_ps", "_num_workers", "_variable_count"),
+    ),
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("_autograph",),
+    "tensorflow.python.ops.handle_data_util": ("_handle_data",),
+    "tfdist.internals.CollectiveAllReduce": ("_launchers",),
+    "tfdist.internals.CollectiveAllReduceExtended": (
+        *("_communication_options", "_get_variable_creator_initial_value", "_id_in_cluster"),
+        *("_in_multi_worker_mode", "_num_workers"),
+    ),
+    "tfdist.internals.CollectiveReplicaLauncher": (
+        *("_device", "_get_ordering_token", "_group_key", "_group_size"),
+    ),
+    "tfdist.internals.DistributedVariable": (
+        *("_distributed_container", "_get", "_get_cross_replica", "_get_on_device_or_primary"),
+        *("_primary", "_shared_name", "_update_replica"),
+    ),
+    "tfdist.internals.LoadedFunction": ("_call_flat",),
+    "tfdist.internals.MirroredExtended": (
+        *("_broadcast_to", "_collective_key_base", "_collective_ops", "_cross_device_ops"),
+        *("_get_cross_device_ops", "_make_collective_ops_with_fallbacks"),
+    ),
+    "tfdist.internals.file_io": ("_pywrap_file_io",),
+}
+
 __all__ = [
     "DEFINITION_WINS",
     "GLOBAL_SEED_GENERATOR",
+    "PRIVATE_ATTRIBUTES",
     "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",
