@@ -21,10 +21,10 @@ from typing import Any
 
 from tfdist.benchmark import runs, table
 from tfdist.benchmark.configurations import Configuration
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.launch import call
+from tfdist.launch.machine import describe_machine
 
 F32, BF16 = "float32", "mixed_bfloat16"
 SCRIPT = Path(__file__).with_name("pytorch_unet.py")

@@ -15,9 +15,9 @@ import sys
 from benchmarks.plan_accuracy import MODELS as OF_PLAN
 from tfdist.auto.candidates import list_candidates
 from tfdist.auto.trials import run_trials
-from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.machine import describe_machine
 from tfdist.memory import find_free_memory
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.runs.options import TrainOptions

@@ -28,9 +28,9 @@ from typing import Any
 
 from benchmarks import users_models
 from benchmarks.turns import Contestant, Turns, hold_contest, make_callback
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.machine import describe_machine
 
 StepResult = dict[str, Any]
 Commands = dict[str, Callable[[], StepResult]]

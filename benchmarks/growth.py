@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.configurations import Configuration
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions, ContestOptions, MeasuredModelOptions
 from tfdist.benchmark.runs import run_configuration
+from tfdist.launch.machine import describe_machine
 
 SMALL = MeasuredModelOptions(image_size=(64, 64), base_filters=16, depth=3, global_batch_size=16)
 EXAMPLES = (10_000, 1_000_000)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.machine import describe_machine
+from tfdist.launch.machine import describe_machine
 
 FLAGS = [
     "--strategy=one_device",

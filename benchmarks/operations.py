@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.launch.machine import describe_machine
 
 FIRST, LAST = 5, 8  # the profiled steps
 LEAST = 0.01  # the share of time below which a kind is not listed

@@ -10,7 +10,7 @@ import argparse
 import statistics
 import sys
 
-from tfdist.benchmark.machine import describe_machine
+from tfdist.launch.machine import describe_machine
 from tfdist.plan.calibrate import run
 
 MODEL = (

@@ -25,10 +25,10 @@ from typing import Any
 
 from benchmarks.two_hosts import WORKERS, run_on_hosts
 from tests.two_hosts import UnavailableError, two_hosts
-from tfdist.benchmark.machine import describe_machine
 from tfdist.cli.flags import parse_flags
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TrainingError
+from tfdist.launch.machine import describe_machine
 from tfdist.plan.calibrate import (
     MEASURE,
     TWO_DEVICES,

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.launch.call import call_in_cluster
+from tfdist.launch.machine import describe_machine
 
 BATCH = 16
 WARMUP_STEPS = 4

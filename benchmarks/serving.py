@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tests.serve.running import PREDICT, Server, encode, run_server
 from tests.serve.test_server import make_bomb
-from tfdist.benchmark.machine import describe_machine
+from tfdist.launch.machine import describe_machine
 from tfdist.tasks.commands import run_task_command
 
 SIZES = [(64, 64), (96, 128), (200, 150), (240, 320), (128, 128), (300, 200)]

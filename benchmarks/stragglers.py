@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.machine import describe_machine
 from tfdist.launch.call import call_in_cluster
+from tfdist.launch.machine import describe_machine
 from tfdist.plan.simulation.training import Workers, run_asynchronous, run_synchronous
 
 RECORD = Path(__file__).with_name("stragglers.json")

@@ -27,10 +27,10 @@ from typing import Any
 
 from benchmarks.replicas import format_ms
 from tests.two_hosts import ADDRESSES, TwoHosts, UnavailableError, two_hosts
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cluster import read_environment
+from tfdist.launch.machine import describe_machine
 
 MODEL = MeasuredModelOptions(base_filters=16, global_batch_size=16)
 WARMUP_STEPS = 9  # local SGD traces its first sync after 8

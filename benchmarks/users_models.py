@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.runs import median_of
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.launch.call import call_in_cluster
+from tfdist.launch.machine import describe_machine
 
 
 class Workload(NamedTuple):

@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
-from tfdist.runs import report_callback
-from tfdist.runs.checkout import find_commit
+from tfdist.runs import callbacks
+from tfdist.runs.about import find_commit
+from tfdist.runs.callbacks import WriteReport
 from tfdist.runs.options import TrainOptions
-from tfdist.runs.report_callback import WriteReport
 from tfdist.tasks.base import Task
 
 
@@ -66,7 +66,7 @@ def test_a_report_that_cannot_be_drawn_costs_one_line(run_in_memory, capfd):
 
 def test_it_takes_at_most_a_hundredth_of_the_time(run_in_memory, monkeypatch):
     now, written = [0.0], []
-    monkeypatch.setattr(report_callback.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
     callback = WriteReport(run_in_memory, Own())
 
     def write():

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.auto.trials import Findings
-from tfdist.benchmark.machine import describe_machine
 from tfdist.data.code_hash import hash_code
 from tfdist.errors import shorten_error
+from tfdist.launch.machine import describe_machine
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import write_atomically
 from tfdist.runs.plan import Plan

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.configurations import Configuration, list_configurations
-from tfdist.benchmark.machine import describe_machine
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.command import EXIT_FAILED, run_command
+from tfdist.launch.machine import describe_machine
 from tfdist.runs.options import TrainOptions
 
 

@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -188,3 +189,10 @@ def parse_nvidia_smi(text: str) -> list[str]:
         elif match := re.match(r"\s+MIG .*UUID: (MIG-[^)\s]+)", line):
             gpus.setdefault(gpu, []).append(match[1])
     return [name for gpu, parts in gpus.items() for name in (parts or [gpu])]
+
+
+def describe_machine() -> str:
+    """Returns the name of the processor and the number of cores that this process may use."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor())}, {count_cores()} cores"

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.benchmark.machine import describe_machine
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch.call import call_in_cluster, make_command
-from tfdist.launch.machine import check_core_choice, count_cores, divide_cores, list_cores
+from tfdist.launch.machine import (
+    check_core_choice,
+    count_cores,
+    describe_machine,
+    divide_cores,
+    list_cores,
+)
 from tfdist.plan.compute import count_parameters
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Hardware, Link, Measured, format_hardware

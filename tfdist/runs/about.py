@@ -1,10 +1,12 @@
 """What a report says about how a run was started: command, date, machine, model and data."""
 
+import contextlib
 import datetime
 import math
 import platform
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ _SECRET = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _USER_OF_URL = re.compile(r"(://)[^/@\s]+@")
 _QUERY_OF_URL = re.compile(r"(://[^?\s]*\?)\S+")
 _HIDDEN = "..."
+_LIMIT_S = 2
 
 
 def describe_start(
@@ -92,3 +95,17 @@ def describe_machine() -> str:
 def _count(weights: Sequence[keras.Variable]) -> int | None:
     """Returns how many numbers weights have; None if there are none yet."""
     return sum(math.prod(weight.shape) for weight in weights) or None
+
+
+def find_commit() -> str | None:
+    """Returns the commit of the working directory, with "-dirty" if tracked files are changed.
+
+    Returns None outside of a git checkout, or if git is missing or takes too long.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT_S, check=True
+        )
+        return found.stdout.strip()
+    return None

@@ -1,21 +1,30 @@
 """The callbacks that write to a run directory."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.devices import measure_process_age
+from tfdist.errors import shorten_error
+from tfdist.launch.progress import StepFile, append_record
+from tfdist.records.recorded_run import read_recorded_run
 from tfdist.records.run_directory import WITHIN_EPOCHS, RunDirectory
 from tfdist.runs.events import forget_events_after, write_hyperparameters
+from tfdist.runs.reporting import write_report
 from tfdist.runs.trackers import Trackers
+from tfdist.tasks.base import Task
+from tfdist.tasks.data import SourceData
 from tfdist.training.fit.trainer import Trainer
 
 _MOST_POINTS = 200  # of a curve; more are not told apart
 _WRITE_EVERY_S = 5.0
+_MOST_OF_TIME = 0.01  # that the report may take
 
 
 class Throughput(keras.callbacks.Callback):
@@ -314,3 +323,101 @@ def read_learning_rate(trainer: Trainer) -> dict[str, float]:
     if optimizer is None:
         return {}
     return {"learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate))}
+
+
+class ReportSteps(keras.callbacks.Callback):
+    """Writes completed steps to the launcher's file, and records which ones a run repeats.
+
+    Args:
+      trainer: the trainer whose steps are reported.
+      directory: the launcher's directory.
+    """
+
+    async_safe = True
+
+    def __init__(self, trainer: Trainer, directory: str):
+        super().__init__()
+        self._trainer = trainer
+        self._directory = directory
+        self._steps = StepFile(directory)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None):
+        reached, step = self._steps.read(), self._trainer.step
+        if reached:
+            lost = {"continued_after": step, "lost_steps": max(0, reached - step)}
+            append_record(self._directory, lost)
+        self._steps.write(step)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None):
+        self._steps.write(self._trainer.step)
+
+
+class DrawSamples(keras.callbacks.Callback):
+    """Lets the task draw predictions; for all workers, because all of them predict.
+
+    The chief writes `samples/NAME.png`, in place of the picture of an earlier epoch.
+
+    Args:
+      task: the task.
+      run: the run's directory.
+      trainer: the run's trainer.
+      data: the run's data.
+      every: the number of epochs between two drawings; 0 for none.
+    """
+
+    def __init__(
+        self, task: Task, run: RunDirectory, trainer: Trainer, data: SourceData, *, every: int
+    ):
+        super().__init__()
+        self._task, self._run, self._trainer, self._data = task, run, trainer, data
+        self._every = every
+        self._pictures: Mapping[str, np.ndarray] = {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        """Draws an epoch, counted from 0, if it is due."""
+        is_due = self._every > 0 and (epoch + 1) % self._every == 0
+        self._pictures = self._task.draw(self._trainer, self._data) if is_due else {}
+        if self._trainer.is_chief:
+            for name, picture in self._pictures.items():
+                self._run.write_png(f"samples/{name}.png", picture)
+
+    def write_events(self, step: int) -> None:
+        """Writes the pictures of the epoch that has just ended with `tf.summary`."""
+        for name, picture in self._pictures.items():
+            tf.summary.image(name, picture[None], step=step)
+
+
+class WriteReport(keras.callbacks.Callback):
+    """Writes the report at the end of an epoch, unless that takes too much of the time.
+
+    A report that cannot be written costs one line, not the run.
+
+    Args:
+      path: the run's directory.
+      task: the run's task.
+    """
+
+    def __init__(self, path: str, task: Task):
+        super().__init__()
+        self._path = path
+        self._task = task
+        self._earliest = 0.0
+        self._has_failed = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        began = time.perf_counter()
+        if began < self._earliest:
+            return
+        self.write()
+        ended = time.perf_counter()
+        self._earliest = ended + (ended - began) / _MOST_OF_TIME
+
+    def write(self) -> None:
+        """Writes the report from what the run has recorded so far."""
+        try:
+            write_report(read_recorded_run(self._path), task=self._task)
+        except Exception as error:  # A task may be anyone's.
+            if not self._has_failed:
+                text = f"tfdist: report.html was not written: {shorten_error(error)}"
+                print(text, file=sys.stderr, flush=True)
+            self._has_failed = True

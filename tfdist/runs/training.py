@@ -18,15 +18,11 @@ from tfdist.launch.progress import summarize_record
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import read_file, temporary_directory
 from tfdist.runs import callbacks, processes
-from tfdist.runs.about import describe_start
+from tfdist.runs.about import describe_start, find_commit
 from tfdist.runs.batch_size.choice import find_batch_size
-from tfdist.runs.checkout import find_commit
-from tfdist.runs.confusion import write_confusion
 from tfdist.runs.display import make_display
+from tfdist.runs.events import write_confusion
 from tfdist.runs.plan import Plan, count_steps, read_data
-from tfdist.runs.progress import ReportSteps
-from tfdist.runs.report_callback import WriteReport
-from tfdist.runs.samples import DrawSamples
 from tfdist.runs.trackers import Trackers
 from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
@@ -88,8 +84,8 @@ class TrainingRun:
             print(initial.describe(), flush=True)
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
-        self._report = WriteReport(self._run.path, self._task)
-        self._samples = DrawSamples(
+        self._report = callbacks.WriteReport(self._run.path, self._task)
+        self._samples = callbacks.DrawSamples(
             plan.task, self._run, self._trainer, self._data, every=options.run.sample_every
         )
         # The chief of parameter servers cannot measure the workers' devices.
@@ -216,7 +212,7 @@ class TrainingRun:
         if steps := options.parse_profile():
             made.append(callbacks.Profile(run, trainer, first=steps[0], last=steps[1]))
         if launch_dir := find_launch_dir():
-            made.append(ReportSteps(trainer, launch_dir))
+            made.append(callbacks.ReportSteps(trainer, launch_dir))
         return made
 
     def _finish(self) -> None:
