@@ -1,18 +1,19 @@
-"""The table of checks; a new check is a module and a row."""
+"""The table of checks; a new check is a function and a row."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from tfdist.doctor.checks.cluster import check_addresses, check_cluster
+from tfdist.doctor.checks.cluster import check_addresses, check_cluster, check_peers
 from tfdist.doctor.checks.cores import check_cores
-from tfdist.doctor.checks.disk import check_disk
 from tfdist.doctor.checks.gpus import check_gpus
-from tfdist.doctor.checks.limits import check_open_files
-from tfdist.doctor.checks.memory import check_memory, check_shared_memory
-from tfdist.doctor.checks.peers import check_peers
 from tfdist.doctor.checks.proxies import check_proxies
-from tfdist.doctor.checks.tensorflow import check_tensorflow
-from tfdist.doctor.checks.versions import check_versions
+from tfdist.doctor.checks.room import (
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+)
+from tfdist.doctor.checks.versions import check_tensorflow, check_versions
 from tfdist.doctor.findings import Finding
 from tfdist.doctor.machine import Machine
 

@@ -1,4 +1,4 @@
-"""Checks the versions of the installed packages against one another."""
+"""Checks that the installed packages fit together, and that TensorFlow and Keras start."""
 
 import re
 from collections.abc import Iterator
@@ -57,3 +57,35 @@ def _list_requirements(machine: Machine) -> Iterator[tuple[str, Requirement]]:
             is_wanted = not extra or extra[1] == "and-cuda"
             if is_wanted and (not requirement.marker or requirement.marker.evaluate(environment)):
                 yield package, requirement
+
+
+def check_tensorflow(machine: Machine) -> Iterator[Finding]:
+    """Imports TensorFlow and Keras in a process of their own."""
+    flags = machine.read("proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split()
+    if flags and "avx" not in flags:
+        yield wrong(
+            "the processor has no AVX, which TensorFlow's packages require. Use another machine, "
+            "or build TensorFlow from source."
+        )
+        return
+    backend = machine.environ.get("KERAS_BACKEND") or "tensorflow"
+    if backend != "tensorflow":
+        yield wrong(f"KERAS_BACKEND={backend}: tfdist trains with TensorFlow. Unset it.")
+        return
+    report = machine.tensorflow
+    if "error" in report:
+        yield wrong(
+            f"TensorFlow or Keras cannot be imported: {report['error']}. Reinstall them in a new "
+            "environment: pip install tfdist."
+        )
+        return
+    if report["backend"] != "tensorflow":
+        yield wrong(
+            f"Keras runs on {report['backend']}, but tfdist trains with TensorFlow. Correct the "
+            "backend in ~/.keras/keras.json."
+        )
+    built = "without CUDA"
+    if report["is_cuda_build"]:
+        built = f"for CUDA {report['cuda_version']} and cuDNN {report['cudnn_version']}"
+    fast = [name for name in ("avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    yield ok(f"starts; built {built}; the processor has {', '.join(fast) or 'no AVX-512'}")
