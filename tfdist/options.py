@@ -6,6 +6,7 @@ dataclasses from parsed flags. This module needs only the standard library.
 """
 
 import dataclasses
+import inspect
 import numbers
 import os
 import typing
@@ -43,9 +44,20 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
 class OptionGroup:
     """A group of options: a frozen dataclass that expands `~` in its paths.
 
+    The docstring of a subclass need not list its options: their help texts are added to it.
+
     Raises:
       TfdistError: a value is of another type, not one of the option's choices, or out of range.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        inherited = getattr(cls, "__dataclass_fields__", {})
+        fields = {n: f for n, f in {**inherited, **vars(cls)}.items() if _is_option(f)}
+        text = inspect.cleandoc(vars(cls).get("__doc__") or "")
+        if fields and "Args:" not in text:
+            lines = (f"  {name}: {item.metadata['help']}." for name, item in fields.items())
+            cls.__doc__ = "\n".join([f"{text}\n\nArgs:", *lines])
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -169,6 +181,10 @@ def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metada
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
     return field(default=value, metadata={**item.metadata, **metadata})
+
+
+def _is_option(item: Any) -> bool:
+    return isinstance(item, dataclasses.Field) and "help" in item.metadata
 
 
 _TYPES: dict[Any, tuple[Any, str]] = {

@@ -7,6 +7,7 @@ from tfdist.cli import synonyms
 from tfdist.cli.flags import format_help, parse_flags
 from tfdist.errors import TfdistError
 from tfdist.launch.options import LaunchOptions
+from tfdist.placement.options import PlacementOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.serve.options import ServeOptions
 from tfdist.tasks.commands import ExportOptions
@@ -154,3 +155,11 @@ def test_every_flag_that_has_synonyms_is_one():
         i.name for c in commands for g in c.list_groups().values() for i in dataclasses.fields(g)
     }
     assert set(synonyms._WORDS) <= known
+
+
+def test_the_documentation_of_a_group_lists_its_options():
+    text = PlacementOptions.__doc__
+    assert text.startswith("Where the parts of a model are computed.\n\nArgs:\n  placement: divide")
+    assert "\n  grid: placement=strips: into how many parts" in text
+    mirrored = type(parse_flags(TrainOptions, ["--strategy=mirrored"]).strategy.select())
+    assert mirrored.__doc__.count("Args:") == 1  # it lists them itself

@@ -18,9 +18,6 @@ class Placement(OptionGroup):
     Attributes:
       name: the value of `--placement`.
       has_parts: whether a functional model is computed in another way than Keras does.
-
-    Args:
-      devices: see `Layers`.
     """
 
     name: ClassVar[str]
@@ -36,16 +33,10 @@ class Layers(Placement):
     """Stages of consecutive layers, each with its weights and its optimizer's state on a device.
 
     With `micro_batches`, the devices work at the same time: while one computes a micro-batch, the
-    one before it computes the next.
-
-    Args:
-      devices: the devices of each replica; by default all computing devices, divided over the
-        replicas of this process. The first of them is the replica's own.
-      stages: the names of the layers with which the stages begin, except the first stage; or what
-        these names begin with, before a "_" or "/". By default, all stages have about the same
-        share of the work and of the activations.
-      branches: instead of stages, patterns of the names of layers, each with the number of the
-        device that computes them, such as `branch_1_*:1`. All other layers run on the first device.
+    one before it computes the next. The first device is the replica's own. `stages` may give what
+    the names of layers begin with, before a "_" or "/"; by default, all stages have about the same
+    share of the work and of the activations. With `branches` instead, all layers that fit no
+    pattern run on the first device.
     """
 
     name: ClassVar[str] = "layers"
@@ -96,14 +87,10 @@ class Layers(Placement):
 class Shards(Placement):
     """The units of layers, such as the filters of a convolution, divided over the devices.
 
-    Each device has its part of the weights and of the optimizer's state.
-
-    Args:
-      devices: as for `Layers`.
-      layout: the weights to divide, as patterns of their paths (regular expressions, which must fit
-        the whole path) with the axis to divide, such as `.*dense.*kernel:1`; or a
-        `keras.distribution.LayoutMap`, whose layouts name one axis each. A layer's bias is divided
-        with its kernel. By default, all layers whose kind can be divided are.
+    Each device has its part of the weights and of the optimizer's state. The patterns of `layout`
+    are regular expressions that must fit the whole path, such as `.*dense.*kernel:1`; it may also
+    be a `keras.distribution.LayoutMap`, whose layouts name one axis each. A layer's bias is divided
+    with its kernel.
     """
 
     name: ClassVar[str] = "shards"
@@ -151,12 +138,8 @@ class Shards(Placement):
 class Strips(Placement):
     """The rows of images, divided over the devices: each computes a strip of every image.
 
-    Each device has the activations of its rows. The weights are on the first device.
-
-    Args:
-      devices: as for `Layers`.
-      grid: into how many parts the height and the width of images are divided, such as (2, 3) for
-        six devices; by default, the height alone.
+    Each device has the activations of its rows. The weights are on the first device. A `grid` of
+    (2, 3) is for six devices.
     """
 
     name: ClassVar[str] = "strips"
