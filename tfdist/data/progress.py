@@ -45,6 +45,12 @@ def print_line(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+def show_status(text: str) -> None:
+    """Shows what is being done on one line of standard error, if that is a terminal."""
+    if can_redraw(sys.stderr):
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) -> Iterator[Item]:
     """Yields items and shows on standard output how many have been done.
 

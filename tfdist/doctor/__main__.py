@@ -10,9 +10,10 @@ TensorFlow is imported only in other processes, because it may be what is broken
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tfdist.cli.command import EXIT_FAILED, run_command
+from tfdist.data.progress import show_status
 from tfdist.doctor.findings import Finding, format_findings, sort_findings
 from tfdist.doctor.machine import Machine
 from tfdist.doctor.options import DoctorOptions
@@ -53,13 +54,12 @@ def run_doctor(options: DoctorOptions, train_flags: Sequence[str] = ()) -> int:
     machine = Machine(
         directory=subject.run_dir, hosts=subject.hosts, task=subject.task, wait_s=subject.wait_s
     )
-    say = _make_say()
-    found = list(examine(machine, say=say))
+    found = list(examine(machine, say=show_status))
     if options.speed.probe or train_flags:
         is_broken = any(finding.severity == "wrong" for finding in found)
-        measured = [] if is_broken else list(probe(machine, options.speed, train, say))
+        measured = [] if is_broken else list(probe(machine, options.speed, train, show_status))
         found += [dataclasses.replace(finding, check="speed") for finding in measured]
-    say("")
+    show_status("")
     print(_to_json(found) if options.run.json else _to_text(found))
     return EXIT_FAILED if any(finding.severity != "ok" for finding in found) else 0
 
@@ -73,17 +73,6 @@ def _to_text(found: Sequence[Finding]) -> str:
 def _to_json(found: Sequence[Finding]) -> str:
     rows = [dataclasses.asdict(finding) for finding in sort_findings(found)]
     return json.dumps({"checks": list(CHECKS), "findings": rows}, indent=2)
-
-
-def _make_say() -> Callable[[str], None]:
-    """Returns a function that shows on one line what is being done, if there is a terminal."""
-    is_shown = sys.stderr.isatty()
-
-    def say(text: str) -> None:
-        if is_shown:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ TensorFlow is imported only when a comparison starts, so that `--help` is fast.
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.cli.command import EXIT_FAILED, run_command
-from tfdist.cluster import can_redraw
+from tfdist.data.progress import show_status
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.models import MODELS
 from tfdist.runs.options import TrainOptions
@@ -44,16 +43,20 @@ def run_verification(options: VerifyOptions) -> int:
 
     started = time.perf_counter()
     runs.configure_process(options)
-    say = _make_say(options)
     chosen, total = options.model, options.verification.steps
     head = (
         f"{chosen.task or chosen.model}, {total} steps of {chosen.global_batch_size} examples in "
         f"{chosen.precision}: largest difference from one device, relative to the largest value"
         f"\n\n{format_head()}\n"
     )
+
+    def say(name: str, step: int = 0) -> None:
+        if not options.run.quiet:
+            show_status(f"{name}: step {step} of {total}" if step else name)
+
     verdicts: list[runs.Verdict] = []
-    for verdict in runs.run_strategies(options, lambda name, step: say(name, step, total)):
-        say("", 0, 0)
+    for verdict in runs.run_strategies(options, say):
+        say("")
         if not options.run.quiet:
             print(("" if verdicts else head) + format_row(verdict), flush=True)
         verdicts.append(verdict)
@@ -77,18 +80,6 @@ def check_options(options: VerifyOptions) -> None:
         find_strategy(name)  # an unknown one is refused before the others run
     if options.model.is_own and options.model.model not in MODELS:
         raise make_unknown_name_error("--model", options.model.model, list(MODELS))
-
-
-def _make_say(options: VerifyOptions) -> Callable[[str, int, int], None]:
-    """Returns a function that shows progress on one line, if there is a terminal."""
-    is_shown = can_redraw(sys.stderr) and not options.run.quiet
-
-    def say(name: str, step: int, total: int) -> None:
-        if is_shown:
-            text = f"{name}: step {step} of {total}" if step else name
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

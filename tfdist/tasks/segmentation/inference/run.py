@@ -4,36 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
 from tfdist.errors import TfdistError
-from tfdist.runs.options import TrainOptions
-from tfdist.tasks.finished import read_finished
+from tfdist.tasks.finished import FinishedRun, read_finished
 from tfdist.tasks.segmentation.task import Segmentation
 
 
 @dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(FinishedRun):
     """A finished segmentation run of `tfdist.train`; `tfdist.load_run` reads it.
 
+    Its model maps float [batch, height, width, 3], in [0, 255], to logits [batch, height, width,
+    classes].
+
     Attributes:
-      path: the run's directory.
-      options: the options that it was trained with.
-      task: the task that it trained.
       class_names: one name per class.
       info: what the model knows about its data; see `tfdist.tasks.base.Data`.
-      model: maps float [batch, height, width, 3], in [0, 255], to logits
-        [batch, height, width, classes].
-      model_sha256: the SHA-256 of the model's file.
     """
 
-    path: str
-    options: TrainOptions
     task: Segmentation
     class_names: tuple[str, ...]
     info: Mapping[str, Any]
-    model: keras.Model
-    model_sha256: str
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -75,15 +65,7 @@ def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
             f"Cannot use the run in `run_dir={path}`: its summary.json is incomplete or was "
             "changed. Run its tfdist.train command again, which writes that file."
         )
-    return TrainedRun(
-        path=path,
-        options=run.options,
-        task=run.task,
-        class_names=tuple(names),
-        info=info,
-        model=run.model,
-        model_sha256=run.model_sha256,
-    )
+    return TrainedRun(**vars(run), class_names=tuple(names), info=info)
 
 
 def _is_size(info: Mapping[str, Any]) -> bool:
