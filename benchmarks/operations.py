@@ -45,7 +45,6 @@ def train(precision: str, directory: str) -> None:
     import keras
     import tensorflow as tf
 
-    from tfdist import assembly
     from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.options import TrainOptions
@@ -57,7 +56,7 @@ def train(precision: str, directory: str) -> None:
         strategy=make_strategy_options(strategy="one_device"),
         training=TrainingOptions(precision=precision),
     )
-    assembly.configure_process(options)
+    processes.configure_process(options)
     model_options = MeasuredModelOptions(global_batch_size=16)
     x, y = make_batches(model_options)
 

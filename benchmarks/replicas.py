@@ -125,7 +125,6 @@ def measure(directory: str) -> int:
         cluster = json.loads(os.environ.pop("TF_CONFIG", "{}"))
         is_first = cluster.get("task", {}).get("index", 0) == 0
     start_tensorflow_quietly()
-    from tfdist import assembly
     from tfdist.benchmark.subject import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.clock import Clock
@@ -147,7 +146,7 @@ def measure(directory: str) -> int:
     )
     is_clustered = case.strategy not in ("none", "mirrored")
     config = processes.join_cluster(options) if is_clustered else None
-    assembly.configure_process(options)
+    processes.configure_process(options)
     model_options = MeasuredModelOptions(norm=case.norm, global_batch_size=case.batch)
     x, y = make_batches(model_options)
     trainer = Trainer(

@@ -104,7 +104,10 @@ class Environment:
         Args:
           first: began a run that is continued here.
         """
-        yield "import", _describe(self._run("-c", "import tfdist.run.routing, tfdist.assembly"))
+        yield (
+            "import",
+            _describe(self._run("-c", "import tfdist.run.routing, tfdist.runs.processes")),
+        )
         for name, tests in TESTS.items():
             flags = ("-m", "not cluster", "--quick", "-p", "no:cacheprovider")
             yield name, _count(self._run("-m", "pytest", *flags, *tests))

@@ -26,7 +26,6 @@ _TOGETHER = {
     "step options": ("training.options", "training.optimizers", "training.step_options"),
     "machine": ("cgroups", "devices", "memory", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
-    "runs": ("assembly",),
     # What is done with finished runs, and needs their options.
     "use": (
         "tasks.command_options",

@@ -43,7 +43,6 @@ LAYERS = [
         "tasks.commands",
         "tasks.exporting",
         "tasks.segmentation.inference",
-        "assembly",
         "jobs",
         "launch.__main__",
     },

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import assembly, devices
+from tfdist import devices
 from tfdist.benchmark.configurations import Configuration
 from tfdist.benchmark.options import BenchmarkOptions, MeasuredModelOptions
 from tfdist.benchmark.subject import build_model, make_batches
@@ -100,7 +100,7 @@ def measure_ceilings(configuration: Configuration, options: BenchmarkOptions) ->
       Operations per second: `flops_per_second` of the fastest convolution, and
       `own_flops_per_second` of all together; `flops_per_example` of a training step.
     """
-    assembly.configure_process(_make_train_options(configuration, options))
+    processes.configure_process(_make_train_options(configuration, options))
     model = build_model(options.model)
     if not model.built:
         x = make_batches(options.model)[0]

@@ -33,7 +33,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     import keras
     import tensorflow as tf
 
-    from tfdist import assembly, devices
+    from tfdist import devices
     from tfdist.runs import processes
     from tfdist.runs.clock import Clock
     from tfdist.strategies.servers import run_server
@@ -60,7 +60,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
     arrays = tf.nest.map_structure(lambda part: part.numpy(), data.train.load_batch(places))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
     trainer = Trainer(
-        assembly.make_build_model(chosen, training, data.info, total_steps=100),
+        processes.make_build_model(chosen, training, data.info, total_steps=100),
         strategy=strategy,
         seed=training.seed,
         step_options=options.step,

@@ -5,13 +5,14 @@ from typing import Any
 
 import keras
 
-from tfdist import assembly, devices
+from tfdist import devices
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import estimate_costs
 from tfdist.placement.graph import make_graph
 from tfdist.placement.stages.cutting import balance_memory, count_kept, cut
 from tfdist.plan.hardware import Hardware
 from tfdist.plan.workload import Workload, count_state, make_layers
+from tfdist.runs import processes
 from tfdist.runs.dry_run import find_inputs
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
@@ -42,7 +43,7 @@ def make_workload(options: TrainOptions, hardware: Hardware) -> Workload:
     devices.configure_precision(training.precision)
     task = options.task.select()
     data = task.describe_data(seed=training.seed)
-    build = assembly.make_build_model(
+    build = processes.make_build_model(
         task.without_downloads(), training, data.info, total_steps=training.max_steps or 1
     )
     model = build()

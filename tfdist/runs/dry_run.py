@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import assembly
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import ACCELERATORS, list_devices
 from tfdist.errors import TfdistError
@@ -79,7 +78,7 @@ def describe_dry_run(options: TrainOptions) -> str:
     if data.num_examples and training.global_batch_size:
         epoch_steps, total_steps = count_steps(training, data.num_examples)
     task.make_augmentation(data.info)
-    model = assembly.make_build_model(
+    model = processes.make_build_model(
         task.without_downloads(), training, data.info, total_steps=total_steps or 1
     )()
     x_spec = find_inputs(model, data)

@@ -1,14 +1,14 @@
-"""Joins the cluster and builds the strategy, which every command does before it trains."""
+"""What every command does before it trains: joins the cluster, builds strategy and model."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import keras
 import tensorflow as tf
 
 import tfdist
-from tfdist import assembly, cluster
-from tfdist.devices import list_devices
+from tfdist import cluster, devices
 from tfdist.errors import TfdistError
 from tfdist.placement.groups import find_groups
 from tfdist.placement.options import NONE, Placement, PlacementOptions
@@ -23,6 +23,11 @@ from tfdist.strategies.registry import (
     find_strategy,
     validate_cluster,
 )
+from tfdist.tasks.base import Task
+from tfdist.training.checkpoint.initial_weights import InitialWeights
+from tfdist.training.fit.averaging import average_statistics
+from tfdist.training.optimizers import make_optimizer
+from tfdist.training.options import TrainingOptions
 from tfdist.training.workers.communication import Workers
 
 
@@ -37,9 +42,9 @@ def start_process(options: TrainOptions) -> tuple[TrainOptions, cluster.ClusterC
     Raises:
       TfdistError: the options do not suit one another, the machine or the cluster.
     """
-    options = assembly.resolve_options(options)
+    options = resolve_options(options)
     config = join_cluster(options)
-    assembly.configure_process(options)
+    configure_process(options)
     return resolve_strategy(options, config), config
 
 
@@ -144,7 +149,7 @@ def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:
         )
     if chosen.traits.is_single or getattr(chosen, "devices", True):
         return chosen
-    everything = list_devices()
+    everything = devices.list_devices()
     if len(everything) % replicas:
         raise TfdistError(
             f"`mesh=data:{replicas}` does not divide {len(everything)} devices "
@@ -159,3 +164,49 @@ def list_must_match(options: HasStrategy) -> dict[str, str]:
     flags = {f"--{name}": str(value) for name, value in options.select_alike().items()}
     versions = {"tfdist": tfdist.__version__, "TensorFlow": tf.__version__}
     return {**flags, **versions, "Keras": keras.__version__}
+
+
+def resolve_options(options: TrainOptions) -> TrainOptions:
+    """Returns the options with everything resolved that depends on the machine."""
+    precision = devices.choose_precision(options.training.precision)
+    return dataclasses.replace(
+        options, training=dataclasses.replace(options.training, precision=precision)
+    )
+
+
+def configure_process(options: TrainOptions) -> None:
+    """Sets up devices, memory, precision and seeds; must run before anything else is made."""
+    devices.configure_devices(options.strategy.virtual_devices)
+    devices.configure_precision(options.training.precision)
+    devices.configure_determinism(
+        options.training.seed, deterministic=options.training.deterministic
+    )
+
+
+def make_build_model(
+    task: Task,
+    training: TrainingOptions,
+    info: Mapping[str, Any],
+    *,
+    total_steps: int,
+    initial: InitialWeights | None = None,
+) -> Callable[[], keras.Model]:
+    """Returns a function that builds and compiles a run's model.
+
+    Args:
+      task: the task that defines the model.
+      training: the training options.
+      info: what the model must know about the data.
+      total_steps: the number of steps of the run.
+      initial: the weights to start from, instead of the task's own.
+    """
+
+    def build_model() -> keras.Model:
+        model = task.build_model(info, seed=training.seed)
+        if initial is not None:
+            initial.give_to(model)
+        average_statistics(model, training)
+        task.compile_model(model, make_optimizer(training, total_steps=total_steps), info)
+        return model
+
+    return build_model

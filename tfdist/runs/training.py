@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tfdist import assembly
 from tfdist.announcing import announce
 from tfdist.cluster import find_launch_dir
 from tfdist.launch.progress import summarize_record
@@ -66,7 +65,7 @@ class TrainingRun:
         initial = None if began or not training.init_from else InitialWeights(training.init_from)
         announce(f"Building the model: {plan.task.describe_model()}")
         self._trainer = Trainer(
-            assembly.make_build_model(
+            processes.make_build_model(
                 plan.task,
                 training,
                 self._data.info,

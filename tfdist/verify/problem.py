@@ -85,13 +85,13 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
         build_model = _import_function("model", chosen.model)
         arrays = _find_data(chosen, build_model)
         return Problem(build_model, arrays, arrays, None, **common)
-    from tfdist import assembly  # not needed for a user's model
+    from tfdist.runs import processes  # not needed for a user's model
 
     train_options = make_train_options(options, norm=chosen.norm)
     training = train_options.training
     task = select_task(chosen) if chosen.task else train_options.task.select()
     data = task.make_data(seed=training.seed, quiet=True)
-    build_model = assembly.make_build_model(
+    build_model = processes.make_build_model(
         task, training, data.info, total_steps=options.verification.steps
     )
     augmentation = task.make_augmentation(data.info)

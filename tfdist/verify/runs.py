@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import assembly, devices
+from tfdist import devices
 from tfdist.errors import TrainingError
 from tfdist.launch.call import call_in_cluster, make_command
 from tfdist.placement.options import Placement
@@ -139,7 +139,7 @@ def configure_process(options: VerifyOptions) -> None:
     needed = options.verification.replicas * _count_model_devices(options)
     if len(tf.config.list_physical_devices("GPU")) < needed:
         devices.set_virtual_devices(needed)
-    assembly.configure_process(make_train_options(options))
+    processes.configure_process(make_train_options(options))
 
 
 def record_in_cluster(task: dict[str, Any]) -> dict[str, Any] | None:

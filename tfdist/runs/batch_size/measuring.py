@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import assembly, devices, memory
+from tfdist import devices, memory
 from tfdist.cli.command import EXIT_BAD_INPUT
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
@@ -97,7 +97,7 @@ def make_trainer(options: TrainOptions, info: Mapping[str, Any]) -> Trainer:
       info: what the model must know about the data.
     """
     return Trainer(
-        assembly.make_build_model(
+        processes.make_build_model(
             options.task.select().without_downloads(),
             options.training,
             info,
