@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import models
 from tfdist.benchmark.options import MeasuredModelOptions
 from tfdist.models.layers import FusedBatchNormalization
+from tfdist.models.portable import to_keras_layers
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import Data, to_sources
 from tfdist.tasks.registry import select_task
@@ -74,14 +75,5 @@ def _read_task(options: MeasuredModelOptions) -> tuple[Task, Data]:
 
 
 def _use_keras_layers(model: keras.Model) -> keras.Model:
-    if not any(isinstance(layer, FusedBatchNormalization) for layer in model._flatten_layers()):
-        return model
-    return keras.models.clone_model(model, clone_function=_use_keras_layer)
-
-
-def _use_keras_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    if not isinstance(layer, FusedBatchNormalization):
-        return layer.__class__.from_config(layer.get_config())
-    return keras.layers.BatchNormalization(
-        momentum=layer.momentum, epsilon=layer.epsilon, name=layer.name
-    )
+    is_fused = any(isinstance(each, FusedBatchNormalization) for each in model._flatten_layers())
+    return to_keras_layers(model) if is_fused else model
