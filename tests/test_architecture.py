@@ -39,6 +39,7 @@ LAYERS = [
     {"runs.options", "run.options"},
     {
         "tasks.finished",
+        "tasks.finished_files",
         "tasks.command_options",
         "tasks.commands",
         "tasks.exporting",

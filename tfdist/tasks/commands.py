@@ -3,12 +3,11 @@
 A task can replace these commands with its own in `Task.commands`.
 """
 
-import contextlib
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
 from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
-from tfdist.errors import TfdistError, shorten_error
+from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.options import CommandOptions
@@ -32,7 +31,7 @@ from tfdist.tasks.command_options import (
     FinishedRunOptions,
     PredictOptions,
 )
-from tfdist.tasks.finished_files import check_finished
+from tfdist.tasks.finished_files import check_finished, writing_output
 from tfdist.tasks.registry import find_task
 from tfdist.tasks.segmentation.task import Segmentation
 
@@ -160,25 +159,6 @@ def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: 
     return 0
 
 
-@contextlib.contextmanager
-def writing_output(path: str) -> Iterator[None]:
-    """Converts an error of the file system to an OSError of one line that names `output`."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise OSError(describe_write_failure(path, error)) from error
-
-
-def describe_write_failure(path: str, error: Exception) -> str:
-    """Returns what to say when the output of a command cannot be written."""
-    return (
-        f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
-        "and the free space."
-    )
-
-
 def check_prediction(options: PredictOptions) -> None:
     """Checks that the examples and the output are given.
 
@@ -232,49 +212,47 @@ def check_export(options: ExportOptions) -> None:
         check_installed(file_format)
 
 
-def run_export(options: ExportOptions, *, write: Callable[[ExportRunOptions], str]) -> int:
+def run_export(options: ExportOptions, *, write: Callable[[ExportRunOptions, str], str]) -> int:
     """Writes the run's model as a file, or as the next version of a servable.
 
     Args:
       options: the options of the command.
-      write: writes the next version, and returns what to say about it.
+      write: writes a servable to a directory on this machine, and returns what it is.
 
     Returns:
       The exit status.
     """
     from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.tasks.exporting.command import run_file_export
+    from tfdist.tasks.exporting.versions import write_version
 
-    chosen = options.run
+    chosen, said = options.run, ""
     output = chosen.find_output()
     if chosen.format != SAVED_MODEL:
         return run_file_export(chosen)
     check_saved_model_path("output", output)
-    said = write(chosen)
+
+    def write_chosen(path: str) -> None:
+        nonlocal said
+        said = write(chosen, path)
+
+    path = write_version(output, write_chosen)
     if not chosen.quiet:
-        print(said)
+        print(f"{path}: {said}")
     return 0
 
 
-def _write_version(options: ExportRunOptions) -> str:
-    """Writes the next version of a servable with Keras."""
-    import tensorflow as tf
-
+def _write_servable(options: ExportRunOptions, path: str) -> str:
     from tfdist.tasks.finished import read_finished
 
-    output = options.find_output()
     run = read_finished(options.run_dir, trust_task=options.trust_task)
-    gfile = tf.io.gfile
-    there = gfile.listdir(output) if gfile.exists(output) else []
-    versions = [int(name.rstrip("/")) for name in there if name.rstrip("/").isdigit()]
-    path = f"{output}/{max(versions, default=0) + 1}"
     run.model.export(path, verbose=False)
-    return f"{path}: the signature serve accepts the model's inputs."
+    return "the signature serve accepts the model's inputs."
 
 
 EVALUATE = Command(EvaluateOptions, run_evaluation)
 PREDICT = Command(PredictOptions, run_prediction, check_prediction)
-EXPORT = Command(ExportOptions, functools.partial(run_export, write=_write_version), check_export)
+EXPORT = Command(ExportOptions, functools.partial(run_export, write=_write_servable), check_export)
 
 
 def _load(

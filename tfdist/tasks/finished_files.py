@@ -1,9 +1,10 @@
-"""What a finished run has in its directory, which can be seen without TensorFlow."""
+"""The files of a finished run, and of the commands that use it."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, shorten_error
 
 
 def check_finished(path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
@@ -26,3 +27,22 @@ def check_finished(path: str, exists: Callable[[str], bool] = os.path.exists) ->
             f"The run in `run_dir={path}` is not finished: it has no model.keras or no "
             "summary.json. Run the tfdist.train command that started it until it finishes."
         )
+
+
+@contextlib.contextmanager
+def writing_output(path: str) -> Iterator[None]:
+    """Converts an error of the file system to an OSError of one line that names `output`."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise OSError(describe_write_failure(path, error)) from error
+
+
+def describe_write_failure(path: str, error: Exception) -> str:
+    """Returns what to say when the output of a command cannot be written."""
+    return (
+        f"Cannot write to `output={path}`: {shorten_error(error)}. Check its permissions "
+        "and the free space."
+    )

@@ -155,20 +155,19 @@ def run_prediction(options: PredictOptions) -> int:
     return EXIT_FAILED if problems else 0
 
 
-def _write_servable(options: ExportRunOptions) -> str:
-    """Writes the next version of a servable."""
+def _write_servable(options: ExportRunOptions, path: str) -> str:
     from tfdist.tasks.segmentation.inference import assembly
     from tfdist.tasks.segmentation.inference.servable import (
         ENCODED_SIGNATURE,
         TENSOR_SIGNATURE,
-        export_servable,
+        save_servable,
     )
 
     run = assembly.load_run(options.run_dir, trust_task=options.trust_task)
-    path = export_servable(run, options.find_output())
+    save_servable(run, path)
     height, width = run.image_size
     return (
-        f"{path}: signatures {ENCODED_SIGNATURE} (image_bytes -> mask_png) and "
+        f"signatures {ENCODED_SIGNATURE} (image_bytes -> mask_png) and "
         f"{TENSOR_SIGNATURE} (images -> original_mask), both also -> mask, probabilities "
         f"({height}x{width}, {run.num_classes} classes)."
     )

@@ -17,7 +17,7 @@ from tfdist.data.listing import list_directory, list_names
 from tfdist.errors import TfdistError
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import read_file, write_atomically
-from tfdist.tasks.commands import describe_write_failure, writing_output
+from tfdist.tasks.finished_files import describe_write_failure, writing_output
 from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay

@@ -1,6 +1,5 @@
 """Exports a finished run as a SavedModel for plain TensorFlow and TensorFlow Serving."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import shorten_error
 from tfdist.records.durable_files import temporary_directory
 from tfdist.tasks.divided_signature import DividedSignature
 from tfdist.tasks.images.reading import DEEP_IMAGE, PNG_BITS_OFFSET, PNG_SIGNATURE
@@ -22,8 +20,8 @@ TENSOR_SIGNATURE = "tensors"
 Answer = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
 
-def export_servable(run: TrainedRun, output: str) -> str:
-    """Writes a run's model as the next version in a directory, for TensorFlow Serving.
+def save_servable(run: TrainedRun, path: str) -> None:
+    """Writes a run's model to a directory on this machine, for TensorFlow Serving.
 
     Both signatures resize the images to the size that the model was trained on, in the same way
     as the training data, and return `mask`, int32 [batch, height, width], and `probabilities`,
@@ -38,30 +36,22 @@ def export_servable(run: TrainedRun, output: str) -> str:
     The asset `class_names.txt` holds the names of the classes, one per line; `assets.extra` holds
     a warm-up request for each signature.
 
-    Args:
-      run: the run whose model to write.
-      output: a directory on any file system of `tf.io.gfile`; created if it does not exist.
-
-    Returns:
-      The version's directory: `output` and a number, one above the highest so far.
-
-    Raises:
-      OSError: the servable cannot be written.
-
     Source: https://www.tensorflow.org/tfx/serving/saved_model_warmup
     """
-    try:
-        tf.io.gfile.makedirs(output)
-        path = f"{output}/{_find_next_version(output)}"
-        with temporary_directory() as directory:
-            _save(run, f"{directory}/servable")
-            _publish(f"{directory}/servable", path)
-    except tf.errors.OpError as error:
-        raise OSError(
-            f"Cannot write to `output={output}`: {shorten_error(error)}. Check its "
-            "permissions and the free space."
-        ) from error
-    return path
+    answer = _make_answer(run.model, run.image_size)
+    encoded = _make_encoded_signature(answer, run.image_size)
+    with temporary_directory() as directory:
+        names = Path(directory) / "class_names.txt"
+        names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
+        tf.saved_model.save(
+            _Servable(run.model.weights, tf.saved_model.Asset(str(names)), encoded),
+            path,
+            signatures={
+                encoded.name: encoded.whole,
+                TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
+            },
+        )
+    _write_warmup(path, run.image_size)
 
 
 class _Servable(tf.Module):
@@ -154,44 +144,6 @@ def _resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
 def _find_classes(probabilities: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Returns the masks, int32 [batch, *size], of probabilities of the model's size."""
     return tf.argmax(tf.image.resize(probabilities, size), -1, output_type=tf.int32)
-
-
-def _find_next_version(output: str) -> int:
-    names = [name.rstrip("/") for name in tf.io.gfile.listdir(output)]
-    return max((int(name) for name in names if name.isdigit()), default=0) + 1
-
-
-def _save(run: TrainedRun, path: str) -> None:
-    answer = _make_answer(run.model, run.image_size)
-    encoded = _make_encoded_signature(answer, run.image_size)
-    with temporary_directory() as directory:
-        names = Path(directory) / "class_names.txt"
-        names.write_text("".join(f"{name}\n" for name in run.class_names), encoding="utf-8")
-        tf.saved_model.save(
-            _Servable(run.model.weights, tf.saved_model.Asset(str(names)), encoded),
-            path,
-            signatures={
-                encoded.name: encoded.whole,
-                TENSOR_SIGNATURE: _make_tensor_signature(answer, run.image_size),
-            },
-        )
-    _write_warmup(path, run.image_size)
-
-
-def _publish(local: str, path: str) -> None:
-    """Copies a servable in a way that no server loads an incomplete copy.
-
-    A server regards a directory whose name is a number as a version, but loads nothing without
-    `saved_model.pb`. That file is therefore copied last, for object stores, which cannot rename.
-    """
-    partial = path if "://" in path else f"{path}.writing"
-    files = [file for file in Path(local).rglob("*") if file.is_file()]
-    for file in sorted(files, key=lambda file: file.name == "saved_model.pb"):
-        target = f"{partial}/{file.relative_to(local)}"
-        tf.io.gfile.makedirs(os.path.dirname(target))
-        tf.io.gfile.copy(str(file), target, overwrite=True)
-    if partial != path:
-        tf.io.gfile.rename(partial, path)
 
 
 def _write_warmup(path: str, image_size: tuple[int, int]) -> None:
