@@ -15,8 +15,8 @@ from tfdist.runs.options import TrainOptions
 from tfdist.stopping import EXIT_INTERRUPTED
 from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.inference.commands import (
+    EXPORT,
     run_evaluation,
-    run_export,
     run_prediction,
 )
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
@@ -132,7 +132,7 @@ def test_the_run_is_evaluated_exported_and_predicts(root):
     assert scores["mean_iou"] == pytest.approx(summary["val_mean_iou"], abs=1e-6)
 
     export = [*flags, f"--output={root}/servable/"]
-    assert run_command("tfdist.export", run_export, export, options_class=ExportOptions) == 0
+    assert run_command("tfdist.export", EXPORT.run, export, options_class=ExportOptions) == 0
     images = [f"{root}/data/val/images/{index}.jpg" for index in range(4)]
     servable = tf.saved_model.load(f"{root}/servable/1")
     answer = servable.signatures["serving_default"](tf.constant([read(path) for path in images]))

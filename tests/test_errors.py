@@ -25,8 +25,8 @@ from tfdist.runs.options import TrainOptions
 from tfdist.serve import __main__ as serve
 from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.inference.commands import (
+    EXPORT,
     run_evaluation,
-    run_export,
     run_prediction,
 )
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
@@ -281,7 +281,7 @@ USING = {
         "--run_dir=run --images=photos --masks=truth --output=predicted",
     ),
     "evaluate": (run_evaluation, EvaluateOptions, "--run_dir=run"),
-    "export": (run_export, ExportOptions, "--run_dir=run --output=servable"),
+    "export": (EXPORT.run, ExportOptions, "--run_dir=run --output=servable"),
     "verify": (run_verification, VerifyOptions, "--replicas=3 --precision=float32"),
 }
 USED = [

@@ -13,7 +13,7 @@ import tfdist
 from tfdist.cli.command import run_command
 from tfdist.tasks.commands import ExportOptions
 from tfdist.tasks.segmentation.folder import resize_image
-from tfdist.tasks.segmentation.inference.commands import run_export
+from tfdist.tasks.segmentation.inference.commands import EXPORT
 from tfdist.tasks.segmentation.masks import decode_mask
 
 SERVE = """
@@ -40,7 +40,7 @@ np.savez(
 
 
 def export(*flags):
-    return run_command("tfdist.export", run_export, flags, options_class=ExportOptions)
+    return run_command("tfdist.export", EXPORT.run, flags, options_class=ExportOptions)
 
 
 @pytest.fixture(scope="module")
