@@ -35,6 +35,7 @@ class Case:
       is_exact: whether a run must end with its twin's weights, whatever it met; else with the
         exact number of updates.
       share: how many of a campaign's kills are its, in proportion.
+      twin: the strategy of the undisturbed run, in one process, if it is another one.
     """
 
     strategy: str
@@ -42,11 +43,13 @@ class Case:
     train: tuple[str, ...] = ()
     is_exact: bool = True
     share: int = 10
+    twin: str = ""
 
     @property
     def name(self) -> str:
-        """The strategy, and the placement if there is one."""
-        placed = [flag.partition("=")[2] for flag in self.train if flag.startswith("--placement")]
+        """The strategy, and the placement or the number of logical replicas if there is one."""
+        flags = ("--placement", "--logical_replicas")
+        placed = [flag.partition("=")[2] for flag in self.train if flag.startswith(flags)]
         return "-".join([self.strategy, *placed])
 
 
@@ -60,6 +63,13 @@ CASES = (
         ("--workers=2",),
         ("--virtual_devices=2", "--placement=layers"),
         share=4,
+    ),
+    Case(
+        "multi_worker_mirrored",
+        ("--workers=3", "--min_workers=2"),
+        ("--logical_replicas=4",),
+        share=8,
+        twin="one_device",
     ),
     Case("local_sgd", ("--workers=2",), ("--sync_every=2",), share=8),
     Case("parameter_server", ("--workers=2", "--ps=1"), is_exact=False, share=14),
@@ -209,6 +219,8 @@ class Run:
 
 def run_twin(case: Case, directory: Path, *, max_steps: int) -> dict:
     """Returns the summary of a run without faults."""
+    if case.twin:
+        case = dataclasses.replace(case, strategy=case.twin, launch=("--workers=1",))
     run = Run(case, directory / f"{case.name} twin", max_steps=max_steps)
     try:
         run.start()

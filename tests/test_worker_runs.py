@@ -184,7 +184,8 @@ LOST_PLACE = """
 import json, os, pathlib, sys, threading, time
 config = json.loads(os.environ["TF_CONFIG"])
 step = pathlib.Path(os.environ["TFDIST_LAUNCH_DIR"], "step")
-if len(config["cluster"]["worker"]) == 2 and config["task"]["index"] == 1:
+workers = int(os.environ["WORKERS"])
+if len(config["cluster"]["worker"]) == workers and config["task"]["index"] == workers - 1:
     if step.exists():
         sys.exit("This machine is gone.")
     def die():
@@ -208,12 +209,73 @@ def test_a_run_goes_on_with_the_workers_that_are_left(tmp_path, capfd):
         train_flags=flags,
         max_restarts=5,
         timeout_s=1000,
+        environ=os.environ | {"WORKERS": "2"},
     )
     assert (result.status, result.restarts) == (0, 3)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["replicas"], summary["restarts"]) == (20, 1, 3)
     assert 4 <= summary["resumed_from_step"] < 20
     assert "without worker-1, which failed repeatedly" in capfd.readouterr().err
+
+
+LOGICAL = (*SMALL, "--max_steps=20", "--checkpoint_every=2", "--logical_replicas=4", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The summary of a run with logical replicas on one device."""
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    start_alone(run_dir, "--strategy=one_device").communicate(timeout=1000)
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def start_alone(run_dir, *flags):
+    command = [sys.executable, "-m", "tfdist.train", *LOGICAL, f"--run_dir={run_dir}", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_run_of_logical_replicas_keeps_its_bits_when_workers_are_lost(tmp_path, undisturbed):
+    result = run_local_cluster(
+        workers=3,
+        min_workers=2,
+        command=[sys.executable, "-c", LOST_PLACE],
+        train_flags=[*LOGICAL, "--strategy=multi_worker_mirrored", f"--run_dir={tmp_path}"],
+        max_restarts=5,
+        timeout_s=1000,
+        environ=os.environ | {"WORKERS": "3"},
+    )
+    assert (result.status, result.restarts) == (0, 3)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["replicas"], summary["restarts"]) == (20, 4, 3)
+    assert 4 <= summary["resumed_from_step"] < 20
+    assert summary["weights_sha256"] == undisturbed["weights_sha256"]
+    assert summary["numerics"] == undisturbed["numerics"]
+
+
+def test_a_run_of_logical_replicas_keeps_its_bits_when_it_is_arranged_anew(tmp_path, undisturbed):
+    arrangements = [("mirrored", 1), ("multi_worker_mirrored", 2), ("central_storage", 1)]
+    for strategy, workers in arrangements:
+        before = set(tmp_path.glob("checkpoints/*/state.json"))
+        process = (
+            start_alone(tmp_path, f"--strategy={strategy}")
+            if workers == 1
+            else start(tmp_path, *LOGICAL, f"--strategy={strategy}", workers=workers)
+        )
+        with process:
+            until = time.monotonic() + 1000
+            while not set(tmp_path.glob("checkpoints/*/state.json")) - before:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < until, "timed out"
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=1000)
+        assert not (tmp_path / "summary.json").exists()
+    with start_alone(tmp_path, "--strategy=one_device") as process:
+        output = process.communicate(timeout=1000)[0]
+    assert "Not the same bits" not in output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["resumed_from_step"] > 4
+    assert summary["weights_sha256"] == undisturbed["weights_sha256"]
 
 
 def find_task(hosts, index):

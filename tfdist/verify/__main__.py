@@ -38,6 +38,8 @@ def run_verification(options: VerifyOptions) -> int:
       TfdistError: the input is invalid.
     """
     check_options(options)
+    if options.verification.bits:
+        return _compare_bits(options)
     from tfdist.verify import runs
     from tfdist.verify.table import format_head, format_row, list_notes, to_json
 
@@ -65,6 +67,38 @@ def run_verification(options: VerifyOptions) -> int:
     if options.run.json:
         Path(options.run.json).write_text(json.dumps(to_json(verdicts), indent=2) + "\n")
     return 0 if all(verdict.holds for verdict in verdicts) else EXIT_FAILED
+
+
+def _compare_bits(options: VerifyOptions) -> int:
+    """Compares the arrangements of logical replicas; returns the exit status."""
+    from tfdist.verify.bits import Arrangement, compare_bits
+
+    chosen = options.model
+    found: list[Arrangement] = []
+
+    def say(name: str) -> None:
+        if not options.run.quiet:
+            show_status(name)
+
+    def show(result: Arrangement) -> None:
+        if not found and not options.run.quiet:
+            print(
+                f"{chosen.task or chosen.model}, {options.verification.steps} steps of "
+                f"{chosen.global_batch_size} examples in {chosen.precision}, "
+                f"{options.verification.logical_replicas} logical replicas\n"
+            )
+        if not options.run.quiet:
+            verdict = result.problem or ("the same bits" if found else "")
+            print(f"{result.name:12}{result.sha256:18}{verdict}".rstrip(), flush=True)
+
+    for result in compare_bits(options, say):
+        say("")
+        show(result)
+        found.append(result)
+    if options.run.json:
+        rows = [{"name": r.name, "sha256": r.sha256, "problem": r.problem} for r in found]
+        Path(options.run.json).write_text(json.dumps(rows, indent=2) + "\n")
+    return EXIT_FAILED if any(result.problem for result in found) else 0
 
 
 def check_options(options: VerifyOptions) -> None:

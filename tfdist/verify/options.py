@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.placement.options import PlacementOptions
+from tfdist.strategies.builtin.mirrored import Mirrored
 from tfdist.strategies.registry import STRATEGIES, list_names
 from tfdist.tasks.registry import find_task, join_task
 from tfdist.tasks.segmentation.task import Segmentation
@@ -40,6 +41,12 @@ class VerificationOptions(OptionGroup):
         minimum=2,
     )
     workers: int = option(2, "workers of the strategies with several processes", minimum=2)
+    bits: bool = option(
+        False,
+        "instead, compare the bits of logical replicas in one process and in several, which share "
+        "them",
+    )
+    logical_replicas: int = inherit(Mirrored, "logical_replicas", 4, help="bits: replicas")
     shard_optimizer: bool = inherit(StepOptions, "shard_optimizer")
     timeout_s: float = option(
         300.0, "seconds after which a cluster that has not finished counts as failed", above=0

@@ -105,12 +105,15 @@ def make_train_options(
     strategy: str = "one_device",
     norm: str | None = None,
     virtual_devices: int = 0,
+    logical_replicas: int = 0,
 ) -> TrainOptions:
     """Returns the options of `tfdist.train` for the same training."""
     chosen, base = options.model, TrainOptions()
     own = {"model": chosen.model} if chosen.is_own else {}
     return TrainOptions(
-        strategy=make_strategy_options(strategy=strategy, virtual_devices=virtual_devices),
+        strategy=make_strategy_options(
+            strategy=strategy, virtual_devices=virtual_devices, logical_replicas=logical_replicas
+        ),
         placement=options.placement,
         task=make_task_options(
             image_size=chosen.image_size,

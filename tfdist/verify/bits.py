@@ -1,0 +1,119 @@
+"""Trains the same steps with logical replicas in every arrangement, and compares the bits."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.launch.call import call_in_cluster, make_command
+from tfdist.runs import processes
+from tfdist.training.fit.trainer import Trainer
+from tfdist.verify.options import VerifyOptions
+from tfdist.verify.problem import make_problem, make_train_options
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The result of one arrangement of the replicas.
+
+    Attributes:
+      name: how the replicas were arranged.
+      hashes: for each step, name -> hash of each weight after it.
+      problem: why there are none, or where they are not those of the first arrangement.
+    """
+
+    name: str
+    hashes: list[dict[str, str]]
+    problem: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all weights after the last step."""
+        return _hash(json.dumps(self.hashes[-1]).encode()) if self.hashes else ""
+
+
+def compare_bits(options: VerifyOptions, report: Callable[[str], None]) -> Iterator[Arrangement]:
+    """Yields the result of each arrangement: one process, and two or more that share the replicas.
+
+    Args:
+      options: what to run.
+      report: called with the name of an arrangement before it runs.
+    """
+    count = options.verification.logical_replicas
+    first: Arrangement | None = None
+    for workers in range(1, count + 1):
+        name = f"{workers} workers" if workers > 1 else "one device"
+        report(name)
+        found = call_in_cluster(
+            {"options": options.to_dict(), "workers": workers},
+            make_command("tfdist.verify.bits:hash_steps"),
+            workers=workers,
+            timeout_s=options.verification.timeout_s,
+        )
+        hashes = found.get("hashes", [])
+        result = Arrangement(name, hashes, found.get("error", ""))
+        if first is not None and hashes and not result.problem:
+            result = Arrangement(name, hashes, find_difference(first.hashes, hashes))
+        first = first or result
+        yield result
+
+
+def find_difference(expected: list[dict[str, str]], found: list[dict[str, str]]) -> str:
+    """Returns where the hashes of two runs part; empty if they are equal.
+
+    >>> find_difference([{"a": "0", "b": "1"}], [{"a": "0", "b": "2"}])
+    'other bits from step 1 on, first in b'
+    """
+    for step, (one, other) in enumerate(zip(expected, found, strict=True), 1):
+        if names := [name for name in one if one[name] != other[name]]:
+            return f"other bits from step {step} on, first in {names[0]}"
+    return ""
+
+
+def hash_steps(task: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Trains in one process of an arrangement that `compare_bits` started."""
+    options = VerifyOptions.from_dict(task["options"])
+    train_options = make_train_options(
+        options,
+        strategy="multi_worker_mirrored" if task["workers"] > 1 else "one_device",
+        logical_replicas=options.verification.logical_replicas,
+    )
+    train_options, config = processes.start_process(train_options)
+    strategy = processes.build_strategy(train_options)
+    problem = make_problem(options)
+    problem.reset_process()
+    trainer = Trainer(problem.build_model, strategy=strategy, seed=problem.seed)
+    hashes = _Hashes()
+    x, y, sample_weight = (*problem.train, None, None)[:3]
+    trainer.fit(
+        x,
+        y,
+        sample_weight=sample_weight,
+        global_batch_size=problem.global_batch_size,
+        augmentation=problem.augmentation,
+        max_steps=options.verification.steps,
+        callbacks=[hashes],
+        verbose=0,
+    )
+    return {"hashes": hashes.found} if config is None or config.is_chief else None
+
+
+class _Hashes(keras.callbacks.Callback):
+    """Hashes the weights after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.found.append(
+            {v.path: _hash(np.asarray(v.numpy()).tobytes()) for v in self.model.weights}
+        )
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
