@@ -152,10 +152,12 @@ PRIVATE_ATTRIBUTES = {
     "tfdist.internals.CollectiveAllReduce": ("_launchers",),
     "tfdist.internals.CollectiveAllReduceExtended": (
         *("_communication_options", "_get_variable_creator_initial_value", "_id_in_cluster"),
-        *("_in_multi_worker_mode", "_num_workers"),
+        *("_in_multi_worker_mode", "_num_workers", "_initialize_local_devices", "_collective_keys"),
+        *("_make_input_context", "_num_replicas_in_sync", "_get_replica_id_in_sync_group"),
+        *("_get_cross_device_ops", "_get_local_replica_id"),
     ),
     "tfdist.internals.CollectiveReplicaLauncher": (
-        *("_device", "_get_ordering_token", "_group_key", "_group_size"),
+        *("_all_gather", "_device", "_get_ordering_token", "_group_key", "_group_size"),
     ),
     "tfdist.internals.DistributedVariable": (
         *("_distributed_container", "_get", "_get_cross_replica", "_get_on_device_or_primary"),

@@ -28,6 +28,8 @@ from tfdist.internals import (
     CollectiveKeys,
     CollectiveReplicaLauncher,
 )
+from tfdist.replacing import replaced
+from tfdist.strategies.process_sums import gather_small
 
 Node = tuple[int, int]
 """The first replica of a subtree, and the one after its last."""
@@ -188,7 +190,12 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
             rows.append(tf.stack([*sums, *[tf.zeros_like(sums[0])] * (most - len(own))]))
         sizes = [tf.shape(row)[1] for row in rows]
         table = rows[0] if len(rows) == 1 else tf.concat(rows, 1)
-        table = self._launcher._all_gather(table, None)  # [processes * most, elements]
+        tables = None if tf.executing_eagerly() else gather_small(self._launcher, table)
+        if tables is None:
+            # As soon as it is known, in any order.
+            with replaced(self._launcher, "_get_ordering_token", lambda: None):
+                tables = self._launcher._all_gather(table, None)
+        table = tf.reshape(tables, [len(self._subtrees) * most, -1])
         columns = [table] if len(rows) == 1 else tf.split(table, sizes, 1)
         totals = []
         for parts, column in zip(values, columns, strict=True):
@@ -238,13 +245,6 @@ class LogicalInputContext(tf.distribute.InputContext):
         self.replicas = replicas
 
 
-class _Launcher(CollectiveReplicaLauncher):
-    """Launches what processes exchange as soon as it is known, in any order."""
-
-    def _get_ordering_token(self) -> None:
-        return None
-
-
 class LogicalExtended(CollectiveAllReduceExtended):
     """What runs the logical replicas of a process.
 
@@ -285,7 +285,7 @@ class LogicalExtended(CollectiveAllReduceExtended):
         # of several do differently.
         self._collective_keys = CollectiveKeys(group_key_start=_FIRST_GROUP)
         first = self.worker_devices[0]
-        launcher = _Launcher(
+        launcher = CollectiveReplicaLauncher(
             self._collective_keys.get_group_key([first]),
             workers,
             self._collective_keys,

@@ -45,8 +45,10 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
             return all_reduce(reduce_op, value, replica_id, options)
         values = tf.nest.flatten(value)
         if reduce_op == tf.distribute.ReduceOp.SUM and len(values) == 1:
-            total = _gather_sum(launchers[replica_id], values[0])
-            if total is not None:
+            parts = gather_small(launchers[replica_id], values[0])
+            if parts is not None:
+                # Unlike `reduce_sum`, in an order that does not depend on the kind of processor.
+                total = tf.add_n(tf.unstack(parts))
                 return tf.nest.pack_sequence_as(value, [total])
         # The sums that are traced here begin as soon as their values are known.
         with replaced(launchers[replica_id], "_get_ordering_token", lambda: None):
@@ -55,8 +57,11 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     replace_always(reducer, "_all_reduce", reduce)
 
 
-def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:
-    """Returns the sum of a tensor over all replicas; None if it must be computed by TensorFlow."""
+def gather_small(launcher: Any, value: Any) -> tf.Tensor | None:
+    """Returns the values of a small tensor of all members of a launcher's group, [members, ...].
+
+    Returns None if TensorFlow must gather or sum them. Called in a `tf.function`.
+    """
     if isinstance(value, tf.IndexedSlices):
         return None
     value = tf.convert_to_tensor(value)
@@ -78,9 +83,7 @@ def _gather_sum(launcher: Any, value: Any) -> tf.Tensor | None:
             ordering_token=[launcher._get_ordering_token()],
             communication_hint="ring",
         )
-        parts = tf.ensure_shape(parts, [launcher._group_size, size])
-        # Unlike `reduce_sum`, in an order that does not depend on the kind of processor.
-        return tf.reshape(tf.add_n(tf.unstack(parts)), value.shape)
+        return tf.reshape(parts, [launcher._group_size, *value.shape])
 
 
 def _count_in_step(device: str) -> int:
