@@ -1,5 +1,6 @@
 """Imports objects that options name, as `package.module:NAME` or `FILE.py:NAME`, and subclasses."""
 
+import ast
 import contextlib
 import importlib
 import importlib.machinery
@@ -25,21 +26,112 @@ def import_named(option: str, text: str) -> Any:
     Raises:
       TfdistError: the module cannot be imported, or it has no such name.
     """
+    check_named(option, text)
     place, _, name = text.rpartition(":")
     try:
         return getattr(_import_file(place) if place.endswith(".py") else _import(place), name)
     except (ImportError, AttributeError, OSError, ValueError) as error:
-        raise TfdistError(
-            f"`{option}={text}`: {error}. Write package.module:NAME, with the package in the "
-            "current directory or installed, or FILE.py:NAME."
-        ) from error
+        raise _make_error(option, text, error) from error
+
+
+def check_named(option: str, text: str) -> None:
+    """Checks, without importing anything, that the object that an option names may be there.
+
+    Args:
+      option: the parameter's name, for errors.
+      text: see `import_named`.
+
+    Raises:
+      TfdistError: there is no such module or file, or nothing in its source has the name.
+    """
+    place, _, name = text.rpartition(":")
+    problem = _find_problem(place, name)
+    if problem is not None:
+        raise _make_error(option, text, problem)
+
+
+def _make_error(option: str, text: str, problem: Any) -> TfdistError:
+    return TfdistError(
+        f"`{option}={text}`: {problem}. Write package.module:NAME, with the package in the "
+        "current directory or installed, or FILE.py:NAME."
+    )
+
+
+def _find_problem(place: str, name: str) -> str | None:
+    if place.endswith(".py"):
+        path = os.path.expanduser(place)
+        if not os.path.exists(path):
+            return f"there is no file {place!r}"
+        return None if _may_define(path, name) else f"the file {place!r} has no {name!r}"
+    parts = place.split(".")
+    if place in sys.modules or not all(parts):
+        return None
+    _look_here()
+    spec: Any = None
+    for end in range(1, len(parts) + 1):
+        inside = spec.submodule_search_locations if spec else None
+        found = _find_spec(".".join(parts[:end]), inside)
+        if found is None:
+            # The code of a package may make modules that are no files.
+            is_made = spec is not None and _may_define(spec.origin, parts[end - 1])
+            return None if is_made else f"No module named {'.'.join(parts[:end])!r}"
+        if found.submodule_search_locations is None and end < len(parts):
+            return None
+        spec = found
+    inside = spec.submodule_search_locations
+    if _may_define(spec.origin, name) or (inside and _find_spec(f"{place}.{name}", inside)):
+        return None
+    return f"module {place!r} has no attribute {name!r}"
+
+
+def _find_spec(name: str, inside: Any) -> importlib.machinery.ModuleSpec | None:
+    """Returns where a module is; unlike `importlib.util.find_spec`, it imports no package."""
+    if name in sys.modules:
+        return sys.modules[name].__spec__
+    for finder in sys.meta_path:
+        found = finder.find_spec(name, inside) if hasattr(finder, "find_spec") else None
+        if found is not None:
+            return found
+    return None
+
+
+# What a source needs to have names that are not in it.
+_MAKES_NAMES = {"*", "__getattr__", "__path__", "eval", "exec", "globals", "modules", "setattr"}
+
+
+def _may_define(path: str | None, name: str) -> bool:
+    """Returns whether a source may define a name, or cannot be read here."""
+    try:
+        assert path is not None
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (AssertionError, OSError, SyntaxError, ValueError):
+        return True  # the import says what is wrong, or there is no source
+    for node in ast.walk(tree):
+        words = [word for _, value in ast.iter_fields(node) for word in _list_words(value)]
+        if isinstance(node, ast.alias):
+            words.append(node.name.partition(".")[0])
+        is_used = isinstance(node, ast.Attribute | ast.keyword | ast.arg)
+        is_own = not is_used and not isinstance(getattr(node, "ctx", None), ast.Load)
+        if _MAKES_NAMES & set(words) or (is_own and name in words):
+            return True
+    return False
+
+
+def _list_words(value: Any) -> list[str]:
+    parts = value if isinstance(value, list) else [value]
+    return [part for part in parts if isinstance(part, str)]
 
 
 def _import(module: str) -> Any:
+    _look_here()
+    return importlib.import_module(module)
+
+
+def _look_here() -> None:
     # `python -m` looks in the working directory; a console script does not.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-    return importlib.import_module(module)
 
 
 def _import_file(path: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.cli.arguments import print_help
 from tfdist.cli.config import PRINT_CONFIG, format_config
 from tfdist.cli.flags import format_help, is_help, name_flags, parse_flags
+from tfdist.cli.inputs import check_inputs
 from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError, describe_file_error, make_printable
@@ -62,6 +63,7 @@ def run_command(
             return 0
         if check is not None:
             check(options)
+        check_inputs(options)
         if needs_tensorflow and not options.run.verbose_tensorflow:
             start_tensorflow_quietly()
         return run(options)

@@ -13,6 +13,7 @@ from absl import flags
 
 from tfdist.cli.arguments import check_arguments, count_flags, find_flag
 from tfdist.cli.config import expand_config
+from tfdist.cli.inputs import check_code
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cli.synonyms import find_meaning
 from tfdist.errors import TfdistError, make_unknown_name_error
@@ -21,13 +22,18 @@ from tfdist.reading import read_text
 
 Options = TypeVar("Options", bound=CommandOptions)
 
+_IMPORTED = ("task", "strategy")  # options whose code says which flags there are
 
-def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
+
+def parse_flags(
+    command: type[Options], arguments: Sequence[str], *, runs_here: bool = True
+) -> Options:
     """Turns command-line arguments into options.
 
     Args:
       command: the class of the command's options.
       arguments: the arguments, without the program's name. They may include `--flagfile=FILE`.
+      runs_here: whether the code that the flags name must be on this machine.
 
     Raises:
       TfdistError: a flag is unknown (the closest ones are named), a value is malformed, or an
@@ -36,6 +42,8 @@ def parse_flags(command: type[Options], arguments: Sequence[str]) -> Options:
     arguments = expand_flag_files(arguments)
     check_arguments(arguments)
     try:
+        if runs_here:
+            check_code(_list_items(command.list_groups()), arguments)
         groups = _list_groups(command, arguments)
         values = _parse(groups, arguments)
         for group in groups.values():
@@ -72,7 +80,8 @@ def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dic
     """Returns a command's groups, with the options that the given values add."""
     items = _list_items(command.list_groups())
     given = {item.name: find_flag(arguments, item.name) for item in items}
-    if any(item.metadata.get("is_open") and ":" in (given[item.name] or "") for item in items):
+    check_code(items, arguments, names=_IMPORTED)
+    if any(item.name in _IMPORTED and ":" in (given[item.name] or "") for item in items):
         start_tensorflow_quietly()  # the user's module imports it
     return command.list_groups({name: text for name, text in given.items() if text is not None})
 

@@ -45,7 +45,7 @@ def make_work(arguments: Sequence[str]) -> Work:
     if script and script[0].endswith(".py"):
         return _make_script(expand_flag_files(flags), script)
     arguments = expand_flag_files(arguments)
-    options = parse_flags(TrainOptions, arguments)
+    options = parse_flags(TrainOptions, arguments, runs_here=False)
     options.check()
     return Work(
         command=("python", "-m", "tfdist.train"),
@@ -60,7 +60,7 @@ def make_work(arguments: Sequence[str]) -> Work:
 
 
 def _make_script(flags: Sequence[str], script: Sequence[str]) -> Work:
-    options = parse_flags(ScriptOptions, flags)
+    options = parse_flags(ScriptOptions, flags, runs_here=False)
     for name in ("workers", "ps", "max_restarts", "log_dir"):
         if getattr(options.run, name) != getattr(ScriptOptions().run, name):
             raise TfdistError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, parse_flags
+from tfdist.cli.inputs import check_inputs
 from tfdist.errors import TfdistError
 from tfdist.plan.hardware import load_hardware
 from tfdist.plan.options import PlanOptions
@@ -47,7 +48,9 @@ def check_plan(options: PlanOptions, *, arguments: Sequence[str]) -> None:
     """
     options.machine.parse_sweep()
     load_hardware(options.machine.hardware)
-    parse_flags(TrainOptions, expand_flag_files(arguments))
+    train = parse_flags(TrainOptions, expand_flag_files(arguments))
+    train.check()
+    check_inputs(train)
     for path in filter(None, (options.run.html, options.run.calibrate)):
         if not Path(path).absolute().parent.is_dir():
             raise TfdistError(f"Cannot write {path}: there is no such directory. Make it first.")

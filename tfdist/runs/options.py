@@ -4,9 +4,12 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tfdist.cluster import resolve_cluster
 from tfdist.errors import TfdistError
 from tfdist.options import CommandOptions
 from tfdist.placement.options import PlacementOptions
+from tfdist.records.durable_files import exists, is_local
+from tfdist.records.run_directory import find_run_directory
 from tfdist.strategies.options import StrategyOptions, make_strategy_options
 from tfdist.tasks.registry import TaskOptions, make_task_options
 from tfdist.training.options import RunOptions, TrainingOptions
@@ -59,6 +62,12 @@ class TrainOptions(CommandOptions):
     training: TrainingOptions = _TRAINING
     step: StepOptions = _STEP
     run: RunOptions = _RUN
+
+    def reads_inputs(self) -> bool:
+        """Returns whether a run begins here: others may do without, such as parameter servers."""
+        path = find_run_directory(self.run.run_dir).path
+        began = not is_local(path) or exists(f"{path}/options.json")
+        return not began and resolve_cluster() is None
 
     def check(self) -> None:
         """Checks the values that need more than a range or a list of choices.

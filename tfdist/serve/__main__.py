@@ -9,6 +9,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
+from tfdist.serve.model_files import check_versions, find_versions
 from tfdist.serve.options import ServeOptions
 from tfdist.tasks.commands import run_task_command
 from tfdist.tasks.finished_files import check_finished
@@ -52,6 +53,8 @@ def run_serving(options: ServeOptions) -> int:
         )
     if options.model.run_dir and "://" not in options.model.run_dir:
         check_finished(os.path.expanduser(options.model.run_dir))
+    if options.model.model and "://" not in options.model.model:
+        check_versions(options.model.model, find_versions(options.model.model))
     if not options.run.verbose_tensorflow:
         start_tensorflow_quietly()
     from tfdist import devices

@@ -21,7 +21,9 @@ class ServedModelOptions(OptionGroup):
     run_dir: str = option("", "serve the model of this finished run; it is exported", metavar="DIR")
     trust_task: bool = trust_option()
     model: str = option(
-        "", "serve this SavedModel, or the highest of its versions 1, 2, ...", metavar="DIR"
+        "",
+        "serve this SavedModel, or the highest of its versions 1, 2, ...",
+        metavar="DIR",
     )
     name: str = option("model", "the model's name in URLs")
     poll_s: float = option(1.0, "seconds between two looks for a new version", above=0)
@@ -103,7 +105,10 @@ class ServerOptions(OptionGroup):
     )
     tune: bool = option(False, "measure batch sizes and timeouts, print a table, and exit")
     tune_request: str = option(
-        "", "tune with this JSON request instead of a made-up one", metavar="FILE"
+        "",
+        "tune with this JSON request instead of a made-up one",
+        metavar="FILE",
+        must_exist="Name another.",
     )
     quiet: bool = inherit(RunOptions, "quiet")
     verbose_tensorflow: bool = inherit(RunOptions, "verbose_tensorflow")

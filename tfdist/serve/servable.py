@@ -11,10 +11,10 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.serve.model_files import SAVED_MODEL
 from tfdist.serve.request_error import RequestError
 from tfdist.tasks.divided_signature import find_parts, list_inputs
 
-SAVED_MODEL = "saved_model.pb"
 _CLASS_NAMES = "assets/class_names.txt"
 _MOST_NARROWED = 32  # because clients choose the outputs, and each function takes memory
 

@@ -10,8 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.serve.model_files import check_versions, find_versions
 from tfdist.serve.request_error import RequestError
-from tfdist.serve.servable import SAVED_MODEL, Servable
+from tfdist.serve.servable import Servable
 
 _MAX_ATTEMPTS = 3  # A directory may be read while it is written.
 _LOOK_S = 0.05
@@ -44,12 +45,8 @@ class Versions:
         Raises:
           TfdistError: there is none, or it cannot be loaded.
         """
-        found = self._find()
-        if not found:
-            raise TfdistError(
-                f"Cannot find a servable in `model={self._path}`: it has neither {SAVED_MODEL} nor "
-                "a directory of a version, such as 1, that has one. Export one with tfdist.export."
-            )
+        found = find_versions(self._path)
+        check_versions(self._path, found)
         servable = self._load(found[max(found)], max(found))
         self._current = _Version(servable)
         return servable
@@ -90,7 +87,7 @@ class Versions:
         while True:
             await asyncio.sleep(poll_s)
             try:
-                found = await asyncio.to_thread(self._find)
+                found = await asyncio.to_thread(find_versions, self._path)
             except (OSError, tf.errors.OpError):
                 continue  # The storage may return.
             self._failures = {n: errors for n, errors in self._failures.items() if n in found}
@@ -119,17 +116,6 @@ class Versions:
         del old
         # TensorFlow's functions form cycles, which hold the variables.
         await asyncio.to_thread(gc.collect)
-
-    def _find(self) -> dict[int, str]:
-        """Returns number -> directory of the complete versions."""
-        gfile = tf.io.gfile
-        if not gfile.isdir(self._path):
-            return {}
-        if gfile.exists(f"{self._path}/{SAVED_MODEL}"):
-            return {1: self._path}
-        names = [name.rstrip("/") for name in gfile.listdir(self._path)]
-        paths = {int(name): f"{self._path}/{name}" for name in names if name.isdecimal()}
-        return {n: p for n, p in paths.items() if gfile.exists(f"{p}/{SAVED_MODEL}")}
 
 
 def _make_state(version: int, state: str, error: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ strategy in another package is named `package.module:Class`, or is an entry poin
 """
 
 import dataclasses
-import importlib
 import importlib.metadata
 import pkgutil
 import weakref
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdist import cluster
 from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError, make_unknown_name_error
-from tfdist.imports import find_subclasses
+from tfdist.imports import find_subclasses, import_named
 from tfdist.strategies import builtin
 from tfdist.strategies.base import ReplicaStrategy, Strategy, Traits, check_task
 from tfdist.strategies.builtin.mirrored import Mirrored
@@ -65,15 +64,7 @@ def find_strategy(name: str) -> type[Strategy]:
         if not found:
             raise make_unknown_name_error("`strategy`", name, [AUTO, *list_names()])
         return _adopt(name, next(iter(found)).load())
-    module, _, attribute = name.partition(":")
-    try:
-        found_object = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise TfdistError(
-            f"`strategy={name}`: {error}. Write package.module:Class, with the package in the "
-            "current directory or installed."
-        ) from error
-    return _adopt(name, found_object)
+    return _adopt(name, import_named("strategy", name))
 
 
 def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":

@@ -64,7 +64,10 @@ class PredictRunOptions(FinishedRunOptions):
     """Input and output."""
 
     examples: str | None = option(
-        None, "inputs: an .npy file, or an .npz file with an array per input", metavar="FILE"
+        None,
+        "inputs: an .npy file, or an .npz file with an array per input",
+        metavar="FILE",
+        must_exist="Name another.",
     )
     global_batch_size: int = option(32, "examples per step, over all replicas", minimum=1)
     output: str | None = option(None, "the outputs: .npy, or .npz if several", metavar="FILE")

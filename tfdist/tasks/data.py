@@ -4,10 +4,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, make_unknown_name_error
 
 if TYPE_CHECKING:
     from tfdist.data.source import Source
+
+_DATASETS = ("shapes", "folder", "tfds:NAME")
+
+
+def find_dataset(dataset: str, *, data_dir: str | None, holds: str) -> tuple[str, str]:
+    """Returns the kind of a data set of images, and its name in TensorFlow Datasets.
+
+    Args:
+      dataset: "shapes", "folder" or "tfds:NAME".
+      data_dir: the directory of "folder".
+      holds: what that directory holds, for the message.
+
+    Raises:
+      TfdistError: there is no such kind, or no directory.
+    """
+    kind, _, name = dataset.partition(":")
+    if dataset not in _DATASETS[:2] and not (kind == "tfds" and name):
+        raise make_unknown_name_error("`dataset`", dataset, _DATASETS)
+    if kind == "folder" and not data_dir:
+        raise TfdistError(
+            "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "
+            f"{holds}."
+        )
+    return kind, name
 
 
 @dataclass(frozen=True)

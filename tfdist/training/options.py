@@ -32,7 +32,8 @@ class TrainingOptions(OptimizerOptions):
     init_from: str = option(
         "",
         "a finished run whose weights this run starts with, where names and shapes match",
-        metavar="DIR",
+        metavar="DIR_OR_FILE",
+        must_exist="Name a finished run, or a .keras file.",
     )
     global_batch_size: int = option(
         16,

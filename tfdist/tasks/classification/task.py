@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.options import option
 from tfdist.tasks.base import Task
-from tfdist.tasks.data import Data, DataPlan
+from tfdist.tasks.data import Data, DataPlan, find_dataset
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +32,11 @@ class Classification(Task):
 
     dataset: str = option("shapes", "shapes (drawn), folder, or tfds:NAME", metavar="NAME")
     data_dir: str | None = option(
-        None, "folder: directory of SPLIT/CLASS/*.jpg; tfds: of the data sets", metavar="DIR"
+        None,
+        "folder: directory of SPLIT/CLASS/*.jpg; tfds: of the data sets",
+        metavar="DIR",
+        must_exist="It must hold SPLIT/CLASS/*.jpg.",
+        must_exist_if=("dataset", "folder"),
     )
     class_names: tuple[str, ...] = option(
         (), "folder: directories of the classes, in order; sorted by default", metavar="cat,dog"
@@ -65,6 +69,10 @@ class Classification(Task):
         choices=("auto", "memory", "disk", "none"),
         result=False,
     )
+
+    def check(self) -> None:
+        """Checks the name of the data set."""
+        self._find_dataset()
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
         """Returns the sources, cached as the options say."""
@@ -185,6 +193,9 @@ class Classification(Task):
 
         return make_sections(run)
 
+    def _find_dataset(self) -> tuple[str, str]:
+        return find_dataset(self.dataset, data_dir=self.data_dir, holds="SPLIT/CLASS/*.jpg")
+
     def _make_sources(self, seed: int) -> list[Any]:
         from tfdist.tasks.classification.sources import (
             make_class_folder,
@@ -195,23 +206,15 @@ class Classification(Task):
         counts = {"train": self.train_examples, "val": self.val_examples}
         if self.dataset == "shapes":
             return [make_drawn(s, self.image_size, count, seed) for s, count in counts.items()]
-        kind, _, name = self.dataset.partition(":")
-        if kind == "tfds" and name:
+        kind, name = self._find_dataset()
+        if kind == "tfds":
             return [
                 make_class_tfds(
                     name, split, self.image_size, data_dir=self.data_dir, max_examples=count
                 )
                 for split, count in counts.items()
             ]
-        if self.dataset != "folder":
-            raise make_unknown_name_error(
-                "`dataset`", self.dataset, ["shapes", "folder", "tfds:NAME"]
-            )
-        if not self.data_dir:
-            raise TfdistError(
-                "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "
-                "SPLIT/CLASS/*.jpg."
-            )
+        assert self.data_dir
         names = self.class_names
         train = make_class_folder(
             self.data_dir,

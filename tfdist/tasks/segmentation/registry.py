@@ -7,7 +7,8 @@ from typing import Any
 
 from tfdist.data.cache import cache_source
 from tfdist.data.source import SequentialSource, Source
-from tfdist.errors import TfdistError, make_unknown_name_error
+from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
 from tfdist.tasks.segmentation.label_map import LabelMap
 from tfdist.tasks.segmentation.original_size import measure_original_size
@@ -111,10 +112,7 @@ def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
             f"Cannot take {chosen.num_examples} examples of the split {chosen.split!r}: give "
             "at least 1."
         )
-    kind, colon, name = dataset.partition(":")
-    if kind not in _FACTORIES or (kind == "tfds") != bool(colon and name):
-        valid = ["tfds:NAME" if key == "tfds" else key for key in _FACTORIES]
-        raise make_unknown_name_error("`dataset`", dataset, valid)
+    kind = check_dataset(dataset, data_dir=chosen.data_dir, num_classes=chosen.num_classes)
     if chosen.label_map and kind != "folder":
         raise TfdistError(
             f"Cannot map the labels of `dataset={dataset}`: `label_map` is only for "
@@ -124,7 +122,7 @@ def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
         raise TfdistError(
             f"`val_fraction={chosen.val_fraction:g}` is only for `dataset=folder`. Leave it out."
         )
-    return _FACTORIES[kind](name, chosen)
+    return _FACTORIES[kind](dataset.partition(":")[2], chosen)
 
 
 def _make_shapes(name: str, chosen: DatasetOptions) -> Source:
@@ -132,16 +130,8 @@ def _make_shapes(name: str, chosen: DatasetOptions) -> Source:
 
 
 def _make_folder(name: str, chosen: DatasetOptions) -> Source:
-    if not chosen.data_dir:
-        raise TfdistError(
-            "Cannot read `dataset=folder` without `data_dir`. Give the directory that holds "
-            "SPLIT/images and SPLIT/masks."
-        )
-    if chosen.num_classes is None:
-        raise TfdistError(
-            "Cannot read `dataset=folder` without `num_classes`. Give the number of classes in "
-            "the masks."
-        )
+    assert chosen.data_dir
+    assert chosen.num_classes is not None
     source = make_folder(
         chosen.data_dir,
         chosen.split,

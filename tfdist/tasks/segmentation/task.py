@@ -12,6 +12,7 @@ from tfdist.models import MODELS
 from tfdist.options import option
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import Data, DataPlan
+from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Segmentation(Task):
         None,
         "folder: directory of SPLIT/images and SPLIT/masks; tfds: of the data sets (maybe gs://)",
         metavar="DIR",
+        must_exist="It must hold SPLIT/images and SPLIT/masks.",
+        must_exist_if=("dataset", "folder"),
     )
     num_classes: int | None = option(None, "classes; as in the data set by default", metavar="N")
     ignore_label: int | None = option(
@@ -146,6 +149,7 @@ class Segmentation(Task):
     def check(self) -> None:
         """Checks the label map, the size of stored images, and the logit adjustment."""
         parse_label_map(self.label_map)
+        check_dataset(self.dataset, data_dir=self.data_dir, num_classes=self.num_classes)
         stored, size = self.stored_size or self.image_size, self.image_size
         if len(stored) != 2 or stored[0] < size[0] or stored[1] < size[1]:
             text = ",".join(map(str, stored))

@@ -18,6 +18,7 @@ from tfdist.tasks.commands import (
     run_export,
     start_devices,
 )
+from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateOptions,
     PredictOptions,
@@ -26,6 +27,16 @@ from tfdist.tasks.segmentation.task import parse_label_map
 
 if TYPE_CHECKING:
     from tfdist.tasks.segmentation.inference.prediction import Prediction
+
+
+def check_evaluation(options: EvaluateOptions) -> None:
+    """Checks the name of the data set, if one is given.
+
+    Raises:
+      TfdistError: there is no such data set.
+    """
+    if options.run.dataset:
+        check_dataset(options.run.dataset, data_dir="of the run", num_classes=1)
 
 
 def run_evaluation(options: EvaluateOptions) -> int:
@@ -173,6 +184,6 @@ def _write_servable(options: ExportRunOptions, path: str) -> str:
     )
 
 
-EVALUATE = Command(EvaluateOptions, run_evaluation)
+EVALUATE = Command(EvaluateOptions, run_evaluation, check_evaluation)
 PREDICT = Command(PredictOptions, run_prediction, check_prediction)
 EXPORT = Command(ExportOptions, functools.partial(run_export, write=_write_servable), check_export)

@@ -41,10 +41,16 @@ class PredictRunOptions(FinishedRunOptions):
     """Input and output."""
 
     images: str | None = option(
-        None, "a directory of images, or a pattern such as 'photos/*.jpg'", metavar="DIR_OR_GLOB"
+        None,
+        "a directory of images, or a pattern such as 'photos/*.jpg'",
+        metavar="DIR_OR_GLOB",
+        must_exist="Name another.",
     )
     masks: str | None = option(
-        None, "a directory of true masks, NAME.png for each image; adds metrics", metavar="DIR"
+        None,
+        "a directory of true masks, NAME.png for each image; adds metrics",
+        metavar="DIR",
+        must_exist="It must hold NAME.png for every image.",
     )
     label_map: tuple[str, ...] = inherit(
         Segmentation, "label_map", help=f"for --masks: {_LABEL_MAP_HELP}"
@@ -80,7 +86,11 @@ class EvaluateRunOptions(FinishedRunOptions):
         None, "shapes, folder or tfds:NAME; the run's own by default", metavar="NAME"
     )
     data_dir: str | None = option(
-        None, "directory of the data set; the run's own by default", metavar="DIR"
+        None,
+        "directory of the data set; the run's own by default",
+        metavar="DIR",
+        must_exist="It must hold SPLIT/images and SPLIT/masks.",
+        must_exist_if=("dataset", "folder"),
     )
     label_map: tuple[str, ...] = inherit(
         Segmentation, "label_map", help=f"folder: {_LABEL_MAP_HELP}"

@@ -1,0 +1,75 @@
+"""Checks that what the flags name is there: files, directories, modules and their objects.
+
+These checks need no TensorFlow, so that a mistyped name is reported before it is imported.
+"""
+
+import dataclasses
+import glob
+import os
+from collections.abc import Iterable, Sequence
+
+from tfdist.cli.arguments import find_flag
+from tfdist.errors import TfdistError
+from tfdist.imports import check_named
+from tfdist.named_code import CODE_OPTIONS
+from tfdist.options import PATHS, CommandOptions
+
+_MISSING = {
+    "DIR": "there is no such directory",
+    "FILE": "there is no such file",
+    "DIR_OR_FILE": "there is no such file or directory",
+    "DIR_OR_GLOB": "no file matches, and no directory has that name",
+}
+_PATTERN = "*?["
+
+
+def check_code(
+    items: Iterable[dataclasses.Field],
+    arguments: Sequence[str],
+    *,
+    names: Sequence[str] = CODE_OPTIONS,
+) -> None:
+    """Checks that the modules, files and objects that the flags name as code are there.
+
+    Args:
+      items: the options.
+      arguments: the command line.
+      names: the names of the options to check.
+
+    Raises:
+      TfdistError: one of them is not.
+    """
+    for item in items:
+        if item.name in names and item.metadata.get("metavar") not in PATHS:
+            for name in (find_flag(arguments, item.name) or "").split(","):
+                if ":" in name:
+                    check_named(item.name, name)
+
+
+def check_inputs(options: CommandOptions) -> None:
+    """Checks that the files and directories of this machine that a command reads are there.
+
+    Raises:
+      TfdistError: one of them is not.
+    """
+    if not options.reads_inputs():
+        return
+    for group in (getattr(options, item.name) for item in dataclasses.fields(options)):
+        for item in dataclasses.fields(group):
+            holds, value = item.metadata.get("must_exist"), getattr(group, item.name)
+            name, wanted = item.metadata.get("must_exist_if", (item.name, value))
+            if holds and value and getattr(group, name) == wanted:
+                kind = item.metadata["metavar"]
+                if not _may_exist(value, kind):
+                    raise TfdistError(
+                        f"Cannot read `{item.name}={value}`: {_MISSING[kind]}. {holds}"
+                    )
+
+
+def _may_exist(path: str, kind: str) -> bool:
+    if "://" in path:  # in a bucket, which TensorFlow reads
+        return True
+    if kind == "DIR_OR_GLOB" and any(sign in path for sign in _PATTERN):
+        # Brackets and backslashes mean other things to TensorFlow.
+        return os.path.exists(path) or bool(glob.glob(path)) or "[" in path or "\\" in path
+    return os.path.isdir(path) if kind == "DIR" else os.path.exists(path)

@@ -1,0 +1,47 @@
+"""The files of a servable, which are found without TensorFlow on this machine's file systems."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.errors import TfdistError
+from tfdist.records.durable_files import is_local
+
+SAVED_MODEL = "saved_model.pb"
+
+
+def find_versions(path: str) -> dict[int, str]:
+    """Returns number -> directory of the complete versions of a servable.
+
+    Args:
+      path: a directory of versions 1, 2, ..., or of one SavedModel, which is version 1.
+    """
+    isdir: Any
+    exists: Any
+    listdir: Any
+    if is_local(path):
+        isdir, exists, listdir = os.path.isdir, os.path.exists, os.listdir
+    else:
+        import tensorflow as tf
+
+        isdir, exists, listdir = tf.io.gfile.isdir, tf.io.gfile.exists, tf.io.gfile.listdir
+    if not isdir(path):
+        return {}
+    if exists(f"{path}/{SAVED_MODEL}"):
+        return {1: path}
+    names = [name.rstrip("/") for name in listdir(path)]
+    paths = {int(name): f"{path}/{name}" for name in names if name.isdecimal()}
+    return {n: p for n, p in paths.items() if exists(f"{p}/{SAVED_MODEL}")}
+
+
+def check_versions(path: str, found: Mapping[int, str]) -> None:
+    """Checks that a directory has a version.
+
+    Raises:
+      TfdistError: it has none.
+    """
+    if not found:
+        raise TfdistError(
+            f"Cannot find a servable in `model={path}`: it has neither {SAVED_MODEL} nor a "
+            "directory of a version, such as 1, that has one. Export one with tfdist.export."
+        )
