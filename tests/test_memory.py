@@ -126,12 +126,13 @@ def test_says_what_did_not_fit(error, begin):
 
 
 def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
-    # The weights of one convolution need more bytes than a process has addresses.
-    model = "--image_size=32,32 --base_filters=10000000 --train_examples=8 --val_examples=8"
+    # The weights of the second convolution need more bytes than a process has addresses.
+    model = "--image_size=8,8 --depth=1 --norm=none --base_filters=2500000"
+    examples = "--train_examples=8 --val_examples=8 --global_batch_size=8"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tfdist.train", "--dataset=shapes", "--strategy=one_device"),
-            *(*model.split(), "--global_batch_size=8", f"--run_dir={tmp_path}/run"),
+            *(*model.split(), *examples.split(), f"--run_dir={tmp_path}/run"),
         ],
         capture_output=True,
         text=True,
