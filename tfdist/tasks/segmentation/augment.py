@@ -146,7 +146,7 @@ class Augmentation:
         labels = tf.image.crop_and_resize(
             masks[..., None], boxes, rows, size, method="nearest", extrapolation_value=outside
         )
-        scaled = tf.ensure_shape(scaled, [images.shape[0], *size, 3])
+        scaled = tf.ensure_shape(scaled, [images.shape[0], *size, images.shape[-1]])
         labels = tf.ensure_shape(tf.cast(labels[..., 0], masks.dtype), [masks.shape[0], *size])
         return scaled, labels
 
@@ -160,6 +160,10 @@ class Augmentation:
         # Plane by plane, because broadcasting a number over channels is slow. No two additions
         # follow each other, because Grappler would re-associate them depending on the shapes of
         # their operands, and the last bit would depend on the batch.
+        if images.shape[-1] != 3:  # without colors, there is no saturation
+            own, common = _per_image(gain), _per_image(offset)
+            planes = [plane * own - common for plane in tf.unstack(images, axis=-1)]
+            return tf.clip_by_value(tf.stack(planes, axis=-1), 0.0, 255.0)
         red, green, blue = tf.unstack(images, axis=-1)
         gray = (green + _LUMA_RED * (red - green)) - _LUMA_BLUE * (green - blue)
         common = gray * _per_image(gain * (saturation - 1.0)) - _per_image(offset)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.source import BatchSource, Source
+from tfdist.tasks.images.pixels import PLAIN, PixelFormat
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,6 +19,7 @@ class ImagesAndMasks:
       num_classes: the number of classes.
       class_names: the names of the classes, or None.
       ignore_label: the label of pixels that losses and metrics ignore, or None.
+      pixels: the values of the stored images.
       measured: what was measured of the original images, for `info`.
     """
 
@@ -25,27 +27,31 @@ class ImagesAndMasks:
     num_classes: int
     class_names: tuple[str, ...] | None = None
     ignore_label: int | None = None
+    pixels: PixelFormat = PLAIN
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def element_spec(self) -> Any:
-        """(image float32 [height, width, 3] in [0, 255], mask int32 [height, width])."""
+        """(image float32 [height, width, channels] in [0, 255], mask int32 [height, width])."""
         return (
-            tf.TensorSpec((*self.image_size, 3), tf.float32),
+            tf.TensorSpec((*self.image_size, self.pixels.channels), tf.float32),
             tf.TensorSpec(self.image_size, tf.int32),
         )
 
     @property
     def stored_spec(self) -> Any:
-        """`element_spec` with the image and the mask in uint8."""
+        """`element_spec` with the mask in uint8, and the image too if its files are."""
         image, mask = self.element_spec
-        return tf.TensorSpec(image.shape, tf.uint8), tf.TensorSpec(mask.shape, tf.uint8)
+        dtype = tf.uint8 if self.pixels.is_kept else tf.float32
+        return tf.TensorSpec(image.shape, dtype), tf.TensorSpec(mask.shape, tf.uint8)
 
     @property
     def info(self) -> Mapping[str, Any]:
         """The names of the classes, the ignore label, and what was measured; ready for JSON."""
         names = self.class_names or map(str, range(self.num_classes))
-        return {"class_names": list(names), "ignore_label": self.ignore_label, **self.measured}
+        pixels = {} if self.pixels.is_plain else {"pixels": self.pixels.to_json()}
+        known = {"class_names": list(names), "ignore_label": self.ignore_label}
+        return {**known, **pixels, **self.measured}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,10 +61,12 @@ class ReducedSource(BatchSource):
     Attributes:
       stored: the source of the larger ones.
       image_size: (height, width) in pixels of the examples.
+      is_rounded: whether the resized values are whole numbers, as those of the files.
     """
 
     stored: Source
     image_size: tuple[int, int]
+    is_rounded: bool = True
 
     @property
     def element_spec(self) -> Any:
@@ -78,7 +86,8 @@ class ReducedSource(BatchSource):
         images, masks = self.stored.load_batch(indices)
         images = tf.image.resize(images, self.image_size, method="bilinear", antialias=True)
         masks = tf.image.resize(masks[..., None], self.image_size, method="nearest")[..., 0]
-        return tf.round(tf.clip_by_value(images, 0.0, 255.0)), masks
+        images = tf.clip_by_value(images, 0.0, 255.0)
+        return tf.round(images) if self.is_rounded else images, masks
 
     def load_for_augmentation(self, indices: tf.Tensor) -> Any:
         """Returns the larger examples."""
@@ -89,11 +98,14 @@ class ReducedSource(BatchSource):
         return self.stored.make_fingerprint()
 
 
-def reduce_source(stored: Source, image_size: tuple[int, int]) -> ReducedSource:
+def reduce_source(
+    stored: Source, image_size: tuple[int, int], *, is_rounded: bool = True
+) -> ReducedSource:
     """Returns a source of smaller examples."""
     return ReducedSource(
         num_examples=stored.num_examples,
         num_skipped=stored.num_skipped,
         stored=stored,
         image_size=image_size,
+        is_rounded=is_rounded,
     )

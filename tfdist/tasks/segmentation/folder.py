@@ -3,9 +3,10 @@
 import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,25 @@ from tfdist.data.listing import Listing, find_split, list_directory, take_part
 from tfdist.data.python_calls import call_python
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
-from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_image, resize_image
+from tfdist.tasks.images import tiff
+from tfdist.tasks.images.pixels import PixelFormat
+from tfdist.tasks.images.reading import (
+    ANY_EXTENSIONS,
+    OpenedImage,
+    find_format,
+    find_size,
+    open_image,
+    resize_image,
+)
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.label_map import LabelMap, check_label_map
-from tfdist.tasks.segmentation.masks import check_mask, read_mask
+from tfdist.tasks.segmentation.masks import OpenedMask, check_mask, check_size, open_mask
+from tfdist.tasks.segmentation.tiles import list_tiles
 
-MASK_EXTENSIONS = (".png",)
+MASK_EXTENSIONS = (".png", *tiff.EXTENSIONS)
 
 # Images in formats that cannot be read; they are left out together with their partners.
-_OTHER_EXTENSIONS = (".tif", ".tiff", ".jxl", ".avif", ".heic", ".heif", ".jp2", ".pgm", ".ppm")
+_OTHER_EXTENSIONS = (".jxl", ".avif", ".heic", ".heif", ".jp2", ".pgm", ".ppm")
 
 _MAX_NAMED = 3
 
@@ -42,16 +53,21 @@ def make_folder(
     class_names: tuple[str, ...] | None = None,
     max_examples: int | None = None,
     val_fraction: float = 0.0,
+    value_range: Sequence[float] = (),
+    tile: int = 0,
+    pixels: PixelFormat | None = None,
 ) -> "FolderSource":
     """Returns a source of the images in DATA_DIR/SPLIT/images and masks in DATA_DIR/SPLIT/masks.
 
-    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp) has the mask `NAME.png`, of 8 bits and
-    one channel or a palette, in which a pixel's value is its class. Both are turned upright
-    according to their EXIF orientation, as in viewers. Examples are sorted by name. Images
-    are resized bilinearly with anti-aliasing, masks to the nearest label.
+    An image `NAME.jpg` (or jpeg, png, bmp, gif, webp, tif) has the mask `NAME.png` or `NAME.tif`,
+    of one channel or a palette, in which a pixel's value is its class. PNG images have 8 or 16
+    bits; TIFF images may have any number of channels of any type. All images of a data set are
+    alike. PNG and JPEG files are turned upright according to their EXIF orientation, as in
+    viewers. Examples are sorted by name. Images are resized bilinearly with anti-aliasing, masks
+    to the nearest label.
 
     Other files and directories are skipped and counted in a warning. If one file of a pair is
-    in an image format that cannot be read, such as TIFF, both files are skipped.
+    in an image format that cannot be read, such as JPEG 2000, both files are skipped.
 
     Args:
       data_dir: a directory on any file system of `tf.io.gfile`, such as gs://.
@@ -66,6 +82,11 @@ def make_folder(
       max_examples: the maximum number of examples; the first by name are used.
       val_fraction: the fraction of DATA_DIR/train, or of DATA_DIR itself, that becomes the split
         "val", chosen by a hash of the names; the rest is "train". 0 if each has a directory.
+      value_range: the stored values that become 0 and 255 for the model, whatever their type. By
+        default, the images of a data set are of one type of integers, whose range is meant.
+      tile: the height and the width in pixels of the tiles of the images that are the examples, or
+        0 for whole images.
+      pixels: what the images have in common; by default, as the first of them.
 
     Raises:
       TfdistError: a directory is missing or empty; an image has no mask, a mask has no
@@ -82,8 +103,11 @@ def make_folder(
     pairs = take_part(pairs, split, val_fraction, name=lambda pair: os.path.basename(pair[0]))
     if max_examples is not None:
         pairs = pairs[:max_examples]
+    tiles = tuple(list_tiles(((path, find_size(path)) for path, _ in pairs), tile)) if tile else ()
+    if max_examples is not None:
+        tiles = tiles[:max_examples]
     return FolderSource(
-        num_examples=len(pairs),
+        num_examples=len(tiles) if tile else len(pairs),
         image_size=(int(image_size[0]), int(image_size[1])),
         num_classes=num_classes,
         class_names=class_names,
@@ -91,6 +115,9 @@ def make_folder(
         num_skipped=num_skipped,
         label_map=dict(label_map or {}),
         pairs=tuple(pairs),
+        pixels=pixels or _find_common_format([image for image, _ in pairs], value_range),
+        tile=tile,
+        tiles=tiles,
     )
 
 
@@ -125,30 +152,42 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
     it into a source that is fast and that any worker can read.
 
     Attributes:
-      pairs: (image path, mask path) of every example.
-      label_map: see `make_folder`.
+      pairs: (image path, mask path) of every image.
+      tile, label_map: see `make_folder`.
+      tiles: the image's number, the first row and the first column of every example; none if the
+        examples are the images.
     """
 
     num_examples: int
     pairs: tuple[tuple[str, str], ...]
+    tile: int = 0
+    tiles: tuple[tuple[int, ...], ...] = ()
     label_map: LabelMap = dataclasses.field(default_factory=dict)
 
     def load(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the example at `index` (int64 scalar), decoded at each call."""
-        image, mask = call_python(self._read_marked, [index], (tf.uint8, tf.uint8))
-        image = tf.ensure_shape(image, (*self.image_size, 3))
+        dtypes = tuple(spec.dtype for spec in self.stored_spec)
+        image, mask = call_python(self._read_marked, [index], dtypes)
+        image = tf.ensure_shape(image, (*self.image_size, self.pixels.channels))
         mask = tf.ensure_shape(mask, self.image_size)
         return tf.cast(image, tf.float32), tf.cast(mask, tf.int32)
 
     def read_examples(
         self, *, original_size: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example in order, decoded by several threads."""
+        """Yields every example in order, decoded by several threads; tiles by one.
+
+        Args:
+          original_size: whether to keep the original size; of tiles, that of the whole images.
+        """
+        if self.tiles and not original_size:
+            yield from self._read_tiles()
+            return
         threads = os.cpu_count() or 1
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
             try:
-                for index in range(self.num_examples):
+                for index in range(len(self.pairs)):
                     pending.append(
                         pool.submit(self.read_example, index, original_size=original_size)
                     )
@@ -163,27 +202,59 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
     def read_example(
         self, index: int, *, original_size: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (image uint8 [height, width, 3], mask uint8 [height, width]).
+        """Returns (image [height, width, channels], mask uint8 [height, width]).
+
+        The image is uint8, or float32 where the values are converted.
 
         Args:
           index: the example's number.
-          original_size: whether to keep the original size.
+          original_size: whether to keep the original size; of tiles, see `read_examples`.
 
         Raises:
           TfdistError: see `make_folder`.
         """
-        image_path, mask_path = self.pairs[index]
         with tf.device("CPU:0"):
-            image = read_image(image_path)
-            mask = read_mask(mask_path, label_map=self.label_map)
-            check_mask(
-                mask_path,
-                mask,
-                image.shape[:2],
-                num_classes=self.num_classes,
-                ignore_label=self.ignore_label,
-            )
+            if self.tiles and not original_size:
+                number, row, column = self.tiles[index]
+                return self._cut(number, self._open(number), row, column)
+            image, mask = (part.read() for part in self._open(index))
+            self._check(index, image, mask)
             return (image, mask) if original_size else resize_example(image, mask, self.image_size)
+
+    def _open(self, number: int) -> tuple[OpenedImage, OpenedMask]:
+        image_path, mask_path = self.pairs[number]
+        image = open_image(image_path, self.pixels)
+        mask = open_mask(mask_path, label_map=self.label_map)
+        if self.tiles:
+            check_size(mask_path, mask.values.shape, image.values.shape[:2])
+        return image, mask
+
+    def _check(self, number: int, image: np.ndarray, mask: np.ndarray) -> None:
+        check_mask(
+            self.pairs[number][1],
+            mask,
+            image.shape[:2],
+            num_classes=self.num_classes,
+            ignore_label=self.ignore_label,
+        )
+
+    def _read_tiles(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the tiles; each image is opened once."""
+        for number, tiles in itertools.groupby(self.tiles, key=lambda tile: tile[0]):
+            with tf.device("CPU:0"):
+                opened = self._open(number)
+            for _, row, column in tiles:
+                with tf.device("CPU:0"):
+                    example = self._cut(number, opened, row, column)
+                yield example
+
+    def _cut(
+        self, number: int, opened: tuple[OpenedImage, OpenedMask], row: int, column: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        area = (slice(row, row + self.tile), slice(column, column + self.tile))
+        image, mask = (part.read(area) for part in opened)
+        self._check(number, image, mask)
+        return resize_example(image, mask, self.image_size)
 
     def find_problem(self, index: int) -> str | None:
         """Returns why an example cannot be used, naming the file, or None."""
@@ -200,6 +271,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
                 kind="folder", num_examples=self.num_examples, element_spec=self.element_spec
             ),
             "label_map": {str(found): label for found, label in self.label_map.items()},
+            **self._describe_values(),
             "files": hash_files([{"image": image, "mask": mask} for image, mask in self.pairs]),
         }
 
@@ -210,7 +282,13 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
             stat = tf.io.gfile.stat(path)
             digest.update(f"{path}\0{stat.length}\0{stat.mtime_nsec}\0".encode())
         labels = f"{self.num_classes} {self.ignore_label} {sorted(self.label_map.items())}"
-        return f"folder {digest.hexdigest()} {labels}"
+        values = "".join(f" {key}={value}" for key, value in self._describe_values().items())
+        return f"folder {digest.hexdigest()} {labels}{values}"
+
+    def _describe_values(self) -> dict[str, Any]:
+        """Returns what is special about the values and the tiles, if anything is."""
+        pixels = {} if self.pixels.is_plain else {"pixels": self.pixels.to_json()}
+        return {**pixels, **({"tile": self.tile} if self.tile else {})}
 
     def _read_marked(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         try:
@@ -225,7 +303,7 @@ def resize_example(
     """Returns an image resized bilinearly with anti-aliasing, and its mask to the nearest label.
 
     Args:
-      image: uint8 [any height, any width, 3].
+      image: uint8 or float32 [any height, any width, channels].
       mask: uint8 [the same height, the same width].
       image_size: the new (height, width) in pixels.
     """
@@ -233,6 +311,18 @@ def resize_example(
         return image, mask
     labels = tf.image.resize(mask[..., None], image_size, method="nearest")
     return resize_image(image, image_size), labels[..., 0].numpy()
+
+
+def _find_common_format(paths: Sequence[str], value_range: Sequence[float]) -> PixelFormat:
+    """Returns the format of the first image that can be read."""
+    first: TfdistError | None = None
+    for path in paths:
+        try:
+            return find_format(path, value_range)
+        except TfdistError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _check_classes(num_classes: int, class_names: tuple[str, ...] | None) -> None:
@@ -262,7 +352,7 @@ def _list_pairs(data_dir: str, split: str, root: str) -> tuple[list[tuple[str, s
             f"Cannot find the split {split!r} in {data_dir!r}: {found}. It must hold "
             f"{split}/images and {split}/masks."
         )
-    image_files = _list_files(gfile.join(root, "images"), IMAGE_EXTENSIONS)
+    image_files = _list_files(gfile.join(root, "images"), ANY_EXTENSIONS)
     mask_files = _list_files(gfile.join(root, "masks"), MASK_EXTENSIONS)
     images, masks = _find_stems(image_files), _find_stems(mask_files)
     lost_masks = masks.keys() & _find_unreadable(image_files) - images.keys()
@@ -325,7 +415,7 @@ def _find_stems(listing: Listing) -> dict[str, str]:
 
 def _find_unreadable(listing: Listing) -> set[str]:
     """Returns the names, without extension, of the skipped files that are images."""
-    pictures = (*IMAGE_EXTENSIONS, *_OTHER_EXTENSIONS)
+    pictures = (*ANY_EXTENSIONS, *_OTHER_EXTENSIONS)
     return {name.rpartition(".")[0] for name in listing.skipped if name.lower().endswith(pictures)}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdist.errors import TfdistError
 
-# A value, 0 to 255, or a color, "#rrggbb" -> a class; `parse_label_map` in task.py makes it.
+# A value, 0 to 65535, or a color, "#rrggbb" -> a class; `parse_label_map` in task.py makes it.
 LabelMap = Mapping[int | str, int]
 
 _MAX_NAMED = 3
@@ -48,7 +48,8 @@ def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
     """
     table = np.arange(256, dtype=np.uint8)
     for found, label in label_map.items():
-        table[int(found)] = label
+        if int(found) < len(table):
+            table[int(found)] = label
     return table[values]
 
 

@@ -1,14 +1,18 @@
-"""Reads, checks and writes label masks, including palette PNGs, without Pillow."""
+"""Reads, checks and writes label masks: PNG, including palettes, and TIFF."""
 
+import contextlib
+import dataclasses
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.tasks.images import tiff
 from tfdist.tasks.images.orientation import apply_orientation, find_orientation
-from tfdist.tasks.images.reading import read_bytes
+from tfdist.tasks.images.reading import open_tiff, read_bytes
 from tfdist.tasks.segmentation.label_map import (
     LabelMap,
     UnknownColorError,
@@ -27,6 +31,10 @@ class MaskFormatError(ValueError):
     """Raised for bytes that are not a readable mask; the message says why."""
 
 
+class UnknownValueError(ValueError):
+    """Raised for a value that can be no class; the message is the value."""
+
+
 def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray:
     """Returns the labels in a PNG file's bytes.
 
@@ -42,7 +50,8 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
       uint8 [height, width].
 
     Raises:
-      MaskFormatError: not a PNG, truncated, transparent, or more than one channel or 8 bits.
+      MaskFormatError: not a PNG, truncated, transparent, or more than one channel.
+      UnknownValueError: a value of 16 bits is above 255 and not in the label map.
       UnknownColorError: a color is not in the label map.
     """
     if not data.startswith(_SIGNATURE) or data[12:16] != b"IHDR" or len(data) < 33:
@@ -53,7 +62,7 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
     if color not in (_GRAY, _PALETTE):
         raise MaskFormatError(f"it is {_COLOR_NAMES.get(color, 'a PNG of an unknown kind')}")
     if bits > 8:
-        raise MaskFormatError(f"it has {bits} bits per pixel")
+        return _to_labels(_decode_png(data, 1, tf.uint16)[:, :, 0], label_map)
     if color == _PALETTE:
         data = _call_palette_gray(data)
     # TensorFlow stretches values of fewer than 8 bits to 0..255.
@@ -88,9 +97,9 @@ def _decode_colors(data: bytes, bits: int, *, has_alpha: bool) -> np.ndarray:
     return pixels[:, :, :3]
 
 
-def _decode_png(data: bytes, channels: int) -> np.ndarray:
+def _decode_png(data: bytes, channels: int, dtype: tf.DType = tf.uint8) -> np.ndarray:
     try:
-        return tf.io.decode_png(data, channels=channels).numpy()
+        return tf.io.decode_png(data, channels=channels, dtype=dtype).numpy()
     except tf.errors.InvalidArgumentError as error:
         raise MaskFormatError("it is truncated or damaged") from error
 
@@ -134,17 +143,7 @@ def check_mask(
     Raises:
       TfdistError: the sizes differ, or a label is out of range.
     """
-    if mask.shape != tuple(image_size):
-        cure = "Make them the same size."
-        if mask.shape == tuple(image_size)[::-1]:
-            cure = (
-                "If the image has an EXIF orientation, remove it from the file or rotate the mask "
-                "to match; otherwise make them the same size."
-            )
-        raise TfdistError(
-            f"Cannot use {path!r}: the mask is {_name_size(mask.shape)} and its image is "
-            f"{_name_size(image_size)}. {cure}"
-        )
+    check_size(path, mask.shape, image_size)
     labels = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
     wrong = [int(v) for v in labels if v >= num_classes and v != ignore_label]
     if wrong:
@@ -157,8 +156,29 @@ def check_mask(
         )
 
 
+def check_size(path: str, mask_size: tuple[int, ...], image_size: tuple[int, ...]) -> None:
+    """Checks that a mask has the (height, width) of its image.
+
+    Raises:
+      TfdistError: it has not.
+    """
+    if mask_size != tuple(image_size):
+        cure = "Make them the same size."
+        if mask_size == tuple(image_size)[::-1]:
+            cure = (
+                "If the image has an EXIF orientation, remove it from the file or rotate the mask "
+                "to match; otherwise make them the same size."
+            )
+        raise TfdistError(
+            f"Cannot use {path!r}: the mask is {_name_size(mask_size)} and its image is "
+            f"{_name_size(image_size)}. {cure}"
+        )
+
+
 def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
-    """Returns the labels in a PNG file, turned upright according to its EXIF orientation, if any.
+    """Returns the labels in a PNG or TIFF file.
+
+    A PNG is turned upright according to its EXIF orientation, if it has one.
 
     Args:
       path: the path of the file.
@@ -170,20 +190,95 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
     Raises:
       TfdistError: the file cannot be read or decoded, or a color is not in the label map.
     """
+    return open_mask(path, label_map=label_map).read()
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedMask:
+    """A mask of which parts can be read.
+
+    Attributes:
+      path: the path of its file.
+      values: [height, width], as stored, perhaps mapped from the file.
+      to_labels: returns the labels that some of the values stand for.
+    """
+
+    path: str
+    values: np.ndarray
+    to_labels: Callable[[np.ndarray], np.ndarray]
+
+    def read(self, area: tuple[slice, ...] = ()) -> np.ndarray:
+        """Returns the labels of a part, or of all: uint8 [height, width]."""
+        with _naming(self.path):
+            return self.to_labels(self.values[area])
+
+
+def open_mask(path: str, *, label_map: LabelMap | None = None) -> OpenedMask:
+    """Opens a mask, which is decoded here unless it is a TIFF file that can be mapped.
+
+    Raises:
+      TfdistError: see `read_mask`.
+    """
+    if tiff.is_tiff(path):
+        found = open_tiff(path)
+        with _naming(path):
+            return OpenedMask(path, _get_indices(found), lambda v: _to_labels(v, label_map))
     data = read_bytes(path)
-    try:
+    with _naming(path, len(data)):
         labels = decode_mask(data, label_map=label_map)
+    return OpenedMask(path, apply_orientation(labels, find_orientation(data)), lambda v: v)
+
+
+@contextlib.contextmanager
+def _naming(path: str, size: int | None = None) -> Iterator[None]:
+    """Names the file in the errors of its format."""
+    try:
+        yield
     except UnknownColorError as error:
         raise TfdistError(
             f"Cannot use {path!r}: its color {error} has no class. Add every color of the masks "
             "to `label_map`, as in #000000:0."
         ) from error
-    except MaskFormatError as error:
+    except UnknownValueError as error:
         raise TfdistError(
-            f"Cannot decode the mask {path!r} ({len(data)} bytes): {error}. A mask must be a PNG "
-            "of at most 8 bits with one channel or a palette, or with the colors of `label_map`."
+            f"Cannot use {path!r}: it holds the value {error}, and classes are at most 255. Map "
+            f"it to a class, as in `label_map={error}:1`."
         ) from error
-    return apply_orientation(labels, find_orientation(data))
+    except MaskFormatError as error:
+        length = "" if size is None else f" ({size} bytes)"
+        raise TfdistError(
+            f"Cannot decode the mask {path!r}{length}: {error}. A mask must be a PNG or TIFF file "
+            "with one channel or a palette, or a PNG with the colors of `label_map`."
+        ) from error
+
+
+def _get_indices(image: tiff.TiffImage) -> np.ndarray:
+    """Returns the values of a TIFF file that stores classes: [height, width]."""
+    if image.is_lossy:
+        raise MaskFormatError("its compression changes values")
+    values = image.values
+    if values.shape[-1] != 1:
+        raise MaskFormatError(f"it has {values.shape[-1]} channels")
+    if not np.issubdtype(values.dtype, np.integer) and values.dtype != bool:
+        raise MaskFormatError(f"its values are {values.dtype.name}, not whole numbers")
+    return values[..., 0]
+
+
+def _to_labels(values: np.ndarray, label_map: LabelMap | None) -> np.ndarray:
+    """Returns the classes of values of any whole type: uint8 [height, width]."""
+    if label_map and is_of_colors(label_map):
+        raise MaskFormatError("it stores values, and `label_map` has colors")
+    if values.dtype == bool:
+        values = values.astype(np.uint8)
+    if values.dtype == np.uint8:
+        return map_values(values, label_map) if label_map else np.ascontiguousarray(values)
+    labels = values.astype(np.int64)
+    for found, label in (label_map or {}).items():
+        labels[values == found] = label
+    wrong = labels[(labels < 0) | (labels > 255)]
+    if wrong.size:
+        raise UnknownValueError(str(int(wrong.flat[0])))
+    return labels.astype(np.uint8)
 
 
 def _propose_label_map(labels: np.ndarray, wrong: list[int], num_classes: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.tasks.images.reading import read_image
+from tfdist.tasks.images.reading import find_size
 from tfdist.tasks.segmentation.folder import FolderSource
 from tfdist.tasks.segmentation.tfds_source import TfdsSource
 
@@ -19,7 +19,8 @@ _MAX_RATIO = 1.5  # between large and small sides of images that count as equall
 def measure_original_size(source: Any) -> tuple[int, int] | None:
     """Returns the median (height, width) in pixels of a sample of the original images.
 
-    Images that cannot be read are left out: the training itself reports them.
+    Images that cannot be read are left out: the training itself reports them. That of tiles is
+    their own size.
 
     Args:
       source: a source of images and masks; one that draws its images has no other size.
@@ -38,11 +39,13 @@ def measure_original_size(source: Any) -> tuple[int, int] | None:
 
 
 def _read_sizes(source: Any) -> Iterator[tuple[int, int]]:
-    if isinstance(source, FolderSource):
-        step = -(-source.num_examples // _SAMPLE)
+    if isinstance(source, FolderSource) and source.tile:
+        yield source.tile, source.tile
+    elif isinstance(source, FolderSource):
+        step = -(-len(source.pairs) // _SAMPLE)
         for path, _ in source.pairs[::step]:
             with contextlib.suppress(TfdistError):
-                yield read_image(path).shape[:2]
+                yield find_size(path)
     elif isinstance(source, TfdsSource):
         for image, _ in itertools.islice(source.read_examples(original_size=True), _SAMPLE):
             yield image.shape[:2]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tfdist.tasks.images.pixels import to_colors
+
 _VOID = (0, 0, 0)
 _MIN_HEIGHT = 128  # Smaller pictures are enlarged.
 _GOLDEN_RATIO = 0.61803398875
@@ -41,12 +43,13 @@ def make_overlay(
     """Returns a PNG of the image, blended half and half with the colors of its classes.
 
     Args:
-      image: uint8 [height, width, 3].
+      image: [height, width, channels], in [0, 255].
       mask: uint8 [height, width].
       palette: uint8 [classes, 3].
       class_names: one name per class, for a legend of the mask's classes; None for no legend.
     """
-    mixed = ((image.astype(np.uint16) + color_mask(mask, palette) + 1) // 2).astype(np.uint8)
+    sums = to_colors(image).astype(np.uint16) + color_mask(mask, palette)
+    mixed = ((sums + 1) // 2).astype(np.uint8)
     if class_names is not None:
         mixed = _add_legend(mixed, mask, palette, class_names)
     import tensorflow as tf  # not above: a report needs the palette only
@@ -62,7 +65,7 @@ def make_comparison(
     It has headings, and a legend of the classes that occur.
 
     Args:
-      images: [examples, height, width, 3], in [0, 255].
+      images: [examples, height, width, channels], in [0, 255].
       truths, predictions: int labels [examples, height, width]; where the truth has no color
         (the ignore label), the prediction is not shown either.
       class_names: one name per class.
@@ -77,7 +80,7 @@ def make_comparison(
     predictions = np.where(unknown, num_classes, predictions)
     rows = []
     for image, truth, prediction in zip(images, truths, predictions, strict=True):
-        image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 255).astype(np.uint8)
+        image = to_colors(image)
         panels = [
             np.kron(panel, np.ones((enlarge, enlarge, 1), np.uint8))
             for panel in (image, color_mask(truth, palette), color_mask(prediction, palette))

@@ -8,6 +8,7 @@ from typing import Any
 from tfdist.data.cache import cache_source
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.pixels import PixelFormat
 from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
 from tfdist.tasks.segmentation.label_map import LabelMap
@@ -37,6 +38,9 @@ class DatasetOptions:
       num_examples: the number of examples of "shapes", the maximum for the others.
       val_fraction: for "folder" only; see `make_folder`.
       seed: the seed of "shapes".
+      value_range: for "folder" only; see `make_folder`.
+      tile: for "folder" only; see `make_folder`.
+      pixels: for "folder" only; see `make_folder`.
       on_bad_example: for "folder": "fail", or "skip", which reads every file once at the start
         and leaves out those that cannot be used.
     """
@@ -51,6 +55,9 @@ class DatasetOptions:
     num_examples: int | None = None
     val_fraction: float = 0.0
     seed: int = 0
+    value_range: tuple[float, ...] = ()
+    tile: int = 0
+    pixels: PixelFormat | None = None
     on_bad_example: str = "fail"
 
     @property
@@ -142,6 +149,9 @@ def _make_folder(name: str, chosen: DatasetOptions) -> Source:
         class_names=chosen.class_names,
         max_examples=chosen.num_examples,
         val_fraction=chosen.val_fraction,
+        value_range=chosen.value_range,
+        tile=chosen.tile,
+        pixels=chosen.pixels,
     )
     return leave_out_bad(source) if chosen.on_bad_example == "skip" else source
 

@@ -12,6 +12,7 @@ from tfdist.models import MODELS
 from tfdist.options import option
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import Data, DataPlan
+from tfdist.tasks.images.pixels import PixelFormat, parse_value_range
 from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.presets import PRESETS
 
@@ -84,6 +85,17 @@ class Segmentation(Task):
         "is no directory val; 0 for none",
         minimum=0,
     )
+    value_range: tuple[float, ...] = option(
+        (),
+        "folder: the values that are black and white, such as 0,4095 for 12 bits; by default those "
+        "of the files' integers, such as 0,65535",
+        metavar="MIN,MAX",
+    )
+    tile: int = option(
+        0,
+        "folder: train on tiles of so many pixels, which cover each image, instead of whole images",
+        minimum=0,
+    )
     flip: bool = option(True, "mirror half of the training examples")
     scale: tuple[float, float] = option(
         (0.75, 1.5),
@@ -150,6 +162,15 @@ class Segmentation(Task):
         """Checks the label map, the size of stored images, and the logit adjustment."""
         parse_label_map(self.label_map)
         check_dataset(self.dataset, data_dir=self.data_dir, num_classes=self.num_classes)
+        parse_value_range(self.value_range)
+        if (self.value_range or self.tile) and self.dataset != "folder":
+            name = "value_range" if self.value_range else "tile"
+            raise TfdistError(f"`{name}` is only for `dataset=folder`. Leave it out.")
+        if self.tile and self.on_bad_example == "skip":
+            raise TfdistError(
+                "`on_bad_example=skip` leaves out whole images, not tiles. Leave out `tile`, or "
+                "remove the bad images."
+            )
         stored, size = self.stored_size or self.image_size, self.image_size
         if len(stored) != 2 or stored[0] < size[0] or stored[1] < size[1]:
             text = ",".join(map(str, stored))
@@ -179,9 +200,10 @@ class Segmentation(Task):
             image_size=self.stored_size or self.image_size,
             measure_size=True,
         )
-        val = make("val", num_examples=self.val_examples)
+        pixels = PixelFormat.from_info(train.info)
+        val = make("val", num_examples=self.val_examples, pixels=pixels)
         if self.stored_size:
-            train = reduce_source(train, self.image_size)
+            train = reduce_source(train, self.image_size, is_rounded=pixels.is_kept)
         info = dict(train.info)
         if self.class_weights != "none":
             weights = make_class_weights(count_classes(train), self.class_weights)
@@ -201,13 +223,11 @@ class Segmentation(Task):
             names = list(self.class_names or map(str, range(classes)))
             planned = {"class_names": names, "ignore_label": self.ignore_label}
             return DataPlan(text, planned, None)
-        train, val = (
-            make_examples(
-                self.dataset, split=split, num_examples=count, **self._describe_source(seed)
-            )
-            for split, count in (("train", self.train_examples), ("val", self.val_examples))
-        )
+        options = {"dataset": self.dataset, **self._describe_source(seed)}
+        train = make_examples(split="train", num_examples=self.train_examples, **options)
         info = dict(train.info)
+        pixels = PixelFormat.from_info(info)
+        val = make_examples(split="val", num_examples=self.val_examples, pixels=pixels, **options)
         text = (
             f"{self.dataset}, {train.num_examples} training and {val.num_examples} validation "
             f"examples of {size}, {len(info['class_names'])} classes"
@@ -218,12 +238,13 @@ class Segmentation(Task):
         """Returns the network, which maps images in [0, 255] to logits."""
         from tfdist.models.stages import freeze_encoder
 
-        num_classes = len(info["class_names"])
+        num_classes, channels = len(info["class_names"]), PixelFormat.from_info(info).channels
         if ":" in self.model:
             build: Any = import_named("model", self.model)
-            model = build(image_size=self.image_size, num_classes=num_classes)
+            more = {} if channels == 3 else {"channels": channels}
+            model = build(image_size=self.image_size, num_classes=num_classes, **more)
         else:
-            model = self._make_model(num_classes, seed)
+            model = self._make_model(num_classes, channels, seed)
         if self.freeze_encoder:
             try:
                 freeze_encoder(model)
@@ -324,7 +345,7 @@ class Segmentation(Task):
 
         return to_keras_layers(model)
 
-    def _make_model(self, num_classes: int, seed: int) -> "keras.Model":
+    def _make_model(self, num_classes: int, channels: int, seed: int) -> "keras.Model":
         from tfdist import models
 
         try:
@@ -332,6 +353,7 @@ class Segmentation(Task):
                 self.model,
                 image_size=self.image_size,
                 num_classes=num_classes,
+                channels=channels,
                 base_filters=self.base_filters,
                 depth=self.depth,
                 norm=self.norm,
@@ -352,6 +374,8 @@ class Segmentation(Task):
             "class_names": self.class_names or None,
             "val_fraction": self.val_fraction,
             "seed": seed,
+            "value_range": self.value_range,
+            "tile": self.tile,
             "on_bad_example": self.on_bad_example,
         }
 
@@ -365,16 +389,16 @@ def parse_label_map(pairs: Sequence[str]) -> dict[int | str, int]:
     {'#ff0000': 1}
 
     Raises:
-      TfdistError: an entry is not FROM:TO, a number is not in 0 .. 255, FROM is given twice, or
-        values and colors are mixed.
+      TfdistError: an entry is not FROM:TO, FROM is above 65535 or TO above 255, FROM is given
+        twice, or values and colors are mixed.
     """
     label_map: dict[int | str, int] = {}
     for pair in pairs:
-        match = re.fullmatch(r"(\d{1,3}|#[0-9a-fA-F]{6}):(\d{1,3})", pair.strip())
-        numbers = [int(text) for text in match.groups() if text.isdigit()] if match else [256]
-        if match is None or max(numbers) > 255:
+        match = re.fullmatch(r"(\d{1,5}|#[0-9a-fA-F]{6}):(\d{1,3})", pair.strip())
+        is_value = match is not None and match[1].isdigit()
+        if match is None or int(match[2]) > 255 or (is_value and int(match[1]) > 65535):
             raise TfdistError(
-                f"--label_map={pair} is not FROM:TO, a value from 0 to 255 or a color, and then "
+                f"--label_map={pair} is not FROM:TO, a value from 0 to 65535 or a color, and then "
                 "its class. Write --label_map=255:1, or --label_map=#000000:0,#ff0000:1."
             )
         found: int | str = match[1].lower() if match[1].startswith("#") else int(match[1])

@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 
 from tfdist.data.source import SequentialSource, Source
+from tfdist.errors import TfdistError
 from tfdist.models.portable import to_fused_layers
 from tfdist.tasks.segmentation.inference.options import (
     EvaluateRunOptions,
@@ -77,6 +78,12 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
     if num_examples is None:
         num_examples = task.train_examples if options.split == "train" else task.val_examples
     dataset = options.dataset or task.dataset
+    if not run.pixels.is_plain and dataset != "folder":
+        raise TfdistError(
+            f"Cannot evaluate on `dataset={dataset}`: the run was trained on images of "
+            f"{run.pixels.channels} channels of {run.pixels.dtype}. Give images like these, as "
+            "`dataset=folder`."
+        )
     label_map = options.label_map or (task.label_map if dataset == "folder" else ())
     return make_examples(
         dataset,
@@ -91,5 +98,7 @@ def build_examples(run: TrainedRun, options: EvaluateRunOptions) -> Source | Seq
         # Only for the run's own data: other data has splits of its own.
         val_fraction=task.val_fraction if options.data_dir in (None, task.data_dir) else 0.0,
         seed=run.options.training.seed,
+        pixels=run.pixels,
+        tile=0 if options.full_size or dataset != "folder" else task.tile,
         on_bad_example=task.on_bad_example,
     )

@@ -145,6 +145,7 @@ def run_prediction(options: PredictOptions) -> int:
             masks=masks,
             ignore_label=run.ignore_label,
             label_map=label_map,
+            pixels=run.pixels,
             report=report,
         ),
         len(images),

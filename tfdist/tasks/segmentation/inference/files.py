@@ -18,7 +18,8 @@ from tfdist.errors import TfdistError
 from tfdist.reading import parse_object
 from tfdist.records.durable_files import read_file, write_atomically
 from tfdist.tasks.finished_files import describe_write_failure, writing_output
-from tfdist.tasks.images.reading import IMAGE_EXTENSIONS
+from tfdist.tasks.images.reading import ANY_EXTENSIONS
+from tfdist.tasks.segmentation.folder import MASK_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
 
@@ -30,7 +31,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
     """Returns the images to predict: name without directory and extension -> path, sorted.
 
     Args:
-      directory_or_pattern: a directory, whose JPEG, PNG, BMP, GIF and WebP files are listed
+      directory_or_pattern: a directory, whose JPEG, PNG, BMP, GIF, WebP and TIFF files are listed
         while all others are skipped and counted in a warning; or a file; or a pattern of
         `tf.io.gfile.glob`, for which every matching file is listed.
 
@@ -39,8 +40,8 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
     """
     gfile = tf.io.gfile
     if gfile.isdir(directory_or_pattern):
-        listing = list_directory(directory_or_pattern, IMAGE_EXTENSIONS)
-        problem = f"it has no {', '.join(IMAGE_EXTENSIONS)} file"
+        listing = list_directory(directory_or_pattern, ANY_EXTENSIONS)
+        problem = f"it has no {', '.join(ANY_EXTENSIONS)} file"
         if listing.skipped:
             problem += f", only {listing.describe_skipped()}"
         paths = [gfile.join(directory_or_pattern, name) for name in listing.names]
@@ -68,7 +69,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
 
 
 def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Returns the mask of each image: name -> path of DIRECTORY/NAME.png.
+    """Returns the mask of each image: name -> path of DIRECTORY/NAME.png, or .tif or .tiff.
 
     Raises:
       TfdistError: there is no such directory, or an image has no mask.
@@ -79,14 +80,16 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
             "for every image."
         )
     there = set(list_names(directory))
-    lonely = [path for stem, path in images.items() if f"{stem}.png" not in there]
+    found = {stem: [f"{stem}{end}" for end in MASK_EXTENSIONS] for stem in images}
+    masks = {stem: next((n for n in names if n in there), "") for stem, names in found.items()}
+    lonely = [path for stem, path in images.items() if not masks[stem]]
     if lonely:
         more = f" and {len(lonely) - 1} more" if len(lonely) > 1 else ""
         raise TfdistError(
             f"Cannot find the truth of {lonely[0]!r}{more} in `masks={directory}`: it must hold "
             "NAME.png for every image. Leave out `masks` to predict without metrics."
         )
-    return {stem: tf.io.gfile.join(directory, f"{stem}.png") for stem in images}
+    return {stem: tf.io.gfile.join(directory, name) for stem, name in masks.items()}
 
 
 def read_ahead(
@@ -161,7 +164,7 @@ class PredictionDirectory:
 
         Args:
           name: the name of the files, without extension.
-          image: uint8 [height, width, 3].
+          image: [height, width, channels], in [0, 255].
           mask: uint8 [height, width].
         """
         mask_path, overlay_path = self._list_paths(name)

@@ -1,5 +1,6 @@
 """Predicts image files and writes masks, overlays and statistics."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.pixels import PLAIN, PixelFormat
 from tfdist.tasks.images.reading import read_image
 from tfdist.tasks.segmentation.inference.files import PredictionDirectory, read_ahead
 from tfdist.tasks.segmentation.inference.predictor import Predictor
@@ -42,6 +44,7 @@ def predict_files(
     masks: Mapping[str, str] | None = None,
     ignore_label: int | None = None,
     label_map: LabelMap | None = None,
+    pixels: PixelFormat = PLAIN,
     report: Callable[[TfdistError], None],
 ) -> Iterator[Prediction]:
     """Predicts the images that the directory does not hold yet, and yields one result per image.
@@ -53,6 +56,7 @@ def predict_files(
       masks: name -> path of the truth, or None.
       ignore_label: the label in the truth of pixels that do not count.
       label_map: maps the values of the truth; see `tfdist.tasks.segmentation.make_folder`.
+      pixels: the values of the images that the model was trained on.
       report: called with the error of a file that cannot be used. Such an image is left out; such
         a mask is left out of the metrics only.
     """
@@ -87,7 +91,8 @@ def predict_files(
     missing = {name: path for name, path in images.items() if name not in set(done)}
 
     def read() -> Iterator[tuple[tuple[str, np.ndarray], np.ndarray]]:
-        readings = read_ahead(read_image, missing.values())
+        read_one = functools.partial(read_image, pixels=None if pixels.is_plain else pixels)
+        readings = read_ahead(read_one, missing.values())
         for name, reading in zip(missing, readings, strict=True):
             try:
                 image = reading.result()

@@ -30,7 +30,7 @@ class Predictor:
         mask = predictor.predict_mask(image)
 
     Args:
-      model: maps float [batch, height, width, 3], in [0, 255], to logits
+      model: maps float [batch, height, width, channels], in [0, 255], to logits
         [batch, height, width, classes]; created in the strategy's scope.
       window: (height, width) in pixels.
       overlap: the fraction in [0, 1) of a window that the next one overlaps.
@@ -65,6 +65,7 @@ class Predictor:
                 "at least 1."
             )
         self.num_classes = int(model.output_shape[-1])
+        self._channels = int(model.input_shape[-1])
         self._window = window
         self._overlap = overlap
         self._factors = factors
@@ -79,7 +80,7 @@ class Predictor:
         """Returns the most probable class of every pixel: uint8 [height, width].
 
         Args:
-          image: uint8 [height, width, 3].
+          image: uint8 or float32 [height, width, channels], in [0, 255].
         """
         ((_, mask),) = self.predict_masks([(None, image)])
         return mask
@@ -97,7 +98,8 @@ class Predictor:
         """Yields (key, probabilities float32 [height, width, classes]) for each image, in order.
 
         Args:
-          images: (key, image uint8 [height, width, 3]); the key is returned with the result.
+          images: (key, image uint8 or float32 [height, width, channels]); the key is returned with
+            the result.
 
         Raises:
           TfdistError: an image has another dtype.
@@ -120,10 +122,15 @@ class Predictor:
             yield self._finish(*started.popleft())
 
     def _make_canvas(self, image: np.ndarray) -> Canvas:
-        if image.dtype != np.uint8:
+        if image.dtype not in (np.uint8, np.float32):
             raise TfdistError(
-                f"Cannot predict an image of {image.dtype}: the model expects uint8, 0 to 255. "
-                "Scale and convert it."
+                f"Cannot predict an image of {image.dtype}: the model expects uint8 or float32, 0 "
+                "to 255. Scale and convert it."
+            )
+        if image.shape[-1] != self._channels:
+            raise TfdistError(
+                f"Cannot predict an image of {image.shape[-1]} channels: the model expects "
+                f"{self._channels}."
             )
         size = self._window
         if self._factors is not None:
@@ -139,7 +146,8 @@ class Predictor:
         )
 
     def _run(self, waiting: list[tuple[Canvas, tuple[int, int]]]) -> None:
-        windows = np.zeros((self._batch, *self._window, 3), np.uint8)
+        dtype = np.result_type(*(canvas.dtype for canvas, _ in waiting))
+        windows = np.zeros((self._batch, *self._window, self._channels), dtype)
         for row, (canvas, place) in enumerate(waiting):
             windows[row] = canvas.cut(place)
         values = self._strategy.experimental_distribute_values_from_function(

@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.tasks.finished import FinishedRun, read_finished
+from tfdist.tasks.images.pixels import PixelFormat
 from tfdist.tasks.segmentation.task import Segmentation
 
 
@@ -13,8 +14,8 @@ from tfdist.tasks.segmentation.task import Segmentation
 class TrainedRun(FinishedRun):
     """A finished segmentation run of `tfdist.train`; `tfdist.load_run` reads it.
 
-    Its model maps float [batch, height, width, 3], in [0, 255], to logits [batch, height, width,
-    classes].
+    Its model maps float [batch, height, width, channels], in [0, 255], to logits
+    [batch, height, width, classes].
 
     Attributes:
       class_names: one name per class.
@@ -29,6 +30,11 @@ class TrainedRun(FinishedRun):
     def image_size(self) -> tuple[int, int]:
         """(height, width) in pixels of the images that the model was trained on."""
         return self.task.image_size
+
+    @property
+    def pixels(self) -> PixelFormat:
+        """The values of the images that the model was trained on."""
+        return PixelFormat.from_info(self.info)
 
     @property
     def num_classes(self) -> int:
@@ -60,7 +66,7 @@ def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
             "not of segmentation. Name another run."
         )
     names, info = run.summary.get("per_class_iou"), run.summary.get("info", {})
-    if not isinstance(names, dict) or not isinstance(info, dict) or not _is_size(info):
+    if not isinstance(names, dict) or not isinstance(info, dict) or not _is_whole(info):
         raise TfdistError(
             f"Cannot use the run in `run_dir={path}`: its summary.json is incomplete or was "
             "changed. Run its tfdist.train command again, which writes that file."
@@ -68,7 +74,11 @@ def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
     return TrainedRun(**vars(run), class_names=tuple(names), info=info)
 
 
-def _is_size(info: Mapping[str, Any]) -> bool:
-    """Returns whether the size of the training images is a size, if it is known."""
+def _is_whole(info: Mapping[str, Any]) -> bool:
+    """Returns whether the size and the values of the training images can be read, if known."""
+    try:
+        PixelFormat.from_info(info)
+    except (KeyError, TypeError, ValueError):
+        return False
     size = info.get("original_size")
     return size is None or (isinstance(size, list) and list(map(type, size)) == [int, int])

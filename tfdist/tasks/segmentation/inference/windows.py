@@ -1,10 +1,9 @@
 """Cuts an image into overlapping windows, and blends windows back into an image."""
 
-import math
-
 import numpy as np
 
 from tfdist.errors import TfdistError
+from tfdist.tasks.segmentation.tiles import plan_starts
 
 
 def check_overlap(overlap: float) -> None:
@@ -15,24 +14,6 @@ def check_overlap(overlap: float) -> None:
     """
     if not 0 <= overlap < 1:
         raise TfdistError(f"Cannot overlap windows by {overlap}: give an `overlap` in [0, 1).")
-
-
-def plan_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Returns where windows start along one axis: evenly spaced, the last one at the end.
-
-    Args:
-      length: the length of the axis in pixels, at least `window`.
-      window: the length of a window in pixels.
-      overlap: the fraction in [0, 1) of a window that the next one overlaps at least.
-
-    >>> plan_starts(360, 128, 0.5)
-    [0, 58, 116, 174, 232]
-    >>> plan_starts(128, 128, 0.5)
-    [0]
-    """
-    stride = max(1, math.floor(window * (1 - overlap)))
-    count = math.ceil((length - window) / stride) + 1
-    return [round(i * (length - window) / max(count - 1, 1)) for i in range(count)]
 
 
 def make_weights(window: tuple[int, int]) -> np.ndarray:
@@ -53,7 +34,7 @@ class Canvas:
     An image smaller than a window is padded with its mirror image.
 
     Args:
-      image: uint8 [height, width, 3].
+      image: [height, width, channels].
       window: (height, width) in pixels.
       overlap: see `plan_starts`.
       num_classes: the number of probabilities per pixel.
@@ -76,12 +57,17 @@ class Canvas:
         self._weight = np.zeros((*padded, 1), np.float32)
 
     @property
+    def dtype(self) -> np.dtype:
+        """The type of the image's values."""
+        return self._image.dtype
+
+    @property
     def is_complete(self) -> bool:
         """Whether every window has been added."""
         return self._missing == 0
 
     def cut(self, place: tuple[int, int]) -> np.ndarray:
-        """Returns the window at a position: uint8 [height, width, 3]."""
+        """Returns the window at a position: [height, width, channels]."""
         return self._image[self._slices(place)]
 
     def add(self, place: tuple[int, int], values: np.ndarray, weights: np.ndarray) -> None:
