@@ -68,7 +68,7 @@ def test_what_local_sgd_alone_is_told_belongs_to_its_result_alone():
     ("pairs", "message"),
     [
         (["255"], "--label_map=255 is not FROM:TO"),
-        (["256:1"], "--label_map=256:1 is not FROM:TO, a value from 0 to 255"),
+        (["65536:1"], "--label_map=65536:1 is not FROM:TO, a value from 0 to 65535"),
         (["255:256"], "is not FROM:TO"),
         (["#ff00:1"], "is not FROM:TO"),
         (["-1:1"], "is not FROM:TO"),

@@ -116,17 +116,17 @@ def test_an_image_stands_as_its_exif_orientation_says(path_with_spaces):
 
 
 def test_other_files_are_skipped_aloud(data_dir, caplog):
-    for name in ("x.tif", "Y.TIF", "notes.txt", "readme", "old/a.png"):
+    for name in ("x.jp2", "Y.JP2", "notes.txt", "readme", "old/a.png"):
         write(f"{data_dir}/train/images/{name}", b"")
     write(f"{data_dir}/train/masks/x.png", png(make_mask(0)))
     write(f"{data_dir}/train/images/z.png", png(make_image(0)))
-    write(f"{data_dir}/train/masks/z.tiff", b"")
+    write(f"{data_dir}/train/masks/z.jxl", b"")
     source = make_folder(data_dir, "train", (12, 16), 3)
     assert (source.num_examples, source.num_skipped) == (3, 2)
     assert [record.message for record in caplog.records] == [
-        f"Skipped 5 files in '{data_dir}/train/images': 2 .tif, 1 .txt, 1 without an extension, "
+        f"Skipped 5 files in '{data_dir}/train/images': 2 .jp2, 1 .txt, 1 without an extension, "
         "1 directory; left out with them: 1 mask.",
-        f"Skipped 1 file in '{data_dir}/train/masks': 1 .tiff; left out with them: 1 image.",
+        f"Skipped 1 file in '{data_dir}/train/masks': 1 .jxl; left out with them: 1 image.",
     ]
     for name in ("a.jpg", "b.JPEG", "c c.png", "z.png"):
         tf.io.gfile.remove(f"{data_dir}/train/images/{name}")
@@ -183,7 +183,6 @@ def test_a_label_of_a_mask_may_be_transparent(color, transparent):
         (b"\xff\xd8\xff", "not a PNG"),
         (png(make_image(0)), "RGB PNG"),
         (png(np.dstack([make_image(0), make_mask(0)])), "RGB PNG with alpha"),
-        (tf.io.encode_png(np.zeros((4, 4, 1), np.uint16)).numpy(), "16 bits"),
         (png(make_mask(0))[:-30], "truncated"),
     ],
 )
@@ -250,10 +249,10 @@ def test_missing_directories_are_named(data_dir):
     with pytest.raises(TfdistError, match=r"the split 'x' in .* it has no directory"):
         read(f"{data_dir}/train/images", "x")
     tf.io.gfile.makedirs(f"{data_dir}/val/images")
-    with pytest.raises(TfdistError, match=r"any \.jpg, .*, \.gif, \.webp file in '.*images'\. Put"):
+    with pytest.raises(TfdistError, match=r"any \.jpg, .*, \.tiff file in '.*images'\. Put"):
         read(data_dir, "val")
-    write(f"{data_dir}/val/images/a.tif", b"")
-    with pytest.raises(TfdistError, match=r"any \.jpg, .* file in '.*images', only 1 \.tif\. Put"):
+    write(f"{data_dir}/val/images/a.jp2", b"")
+    with pytest.raises(TfdistError, match=r"any \.jpg, .* file in '.*images', only 1 \.jp2\. Put"):
         read(data_dir, "val")
     write(f"{data_dir}/val/images/a.png", png(make_image(0)))
     with pytest.raises(TfdistError, match=r"find the directory '.*val/masks'"):
