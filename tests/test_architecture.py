@@ -163,7 +163,7 @@ def test_one_module_touches_the_environment_and_one_reads_flags():
 
 
 # What users call with keyword arguments may take many.
-PUBLIC = {"fit", "make_source", "run_local_cluster", "unet", "make_backbone_unet"}
+PUBLIC = {"fit", "make_folder", "make_source", "run_local_cluster", "unet", "make_backbone_unet"}
 
 
 @pytest.mark.parametrize("package", ["tfdist", "models"])

@@ -267,7 +267,7 @@ SERVE = [
     "--model=none --max_batch_size=0",
     "--model=none --allowed_batch_sizes=1,4",
     "--model=none --max_pixels=0",
-    "--model=none --devices=GPU:0",
+    "--model=single --devices=GPU:0",
     "--model=none --tune --tune_request=none.json",
     "--model=single --write_tf_serving=jobs",
     "--model=none --write_tf_serving=gs://bucket/serving",

@@ -36,6 +36,7 @@ ERRORS = {
     "evaluate --run_dir=/nowhere": RUN,
     "evaluate --run_dir=run --dataset=nosuch": "Unknown --dataset 'nosuch'",
     "evaluate --run_dir=run --dataset=folder --data_dir=absent": "--data_dir=absent: there is no",
+    "evaluate --run_dir=moved": "--data_dir=/moved: there is no such directory",
     "export": "Cannot export without --output",
     "export --output=x --format=onnx": "must end with .onnx",
     "export --output=x --run_dir=/nowhere": RUN,
@@ -111,9 +112,15 @@ def outcomes(tmp_path_factory):
     (path / "inside").mkdir()
     (path / "inside" / "__init__.py").touch()
     (path / "inside" / "lazy.py").write_text("def __getattr__(name): ...")
-    for run, task in {"run": "segmentation", "own": "classification"}.items():
+    folder = {"dataset": "folder", "data_dir": "/moved"}
+    runs = {
+        "run": {"task": "segmentation"},
+        "own": {"task": "classification"},
+        "moved": {"task": "classification", **folder},
+    }
+    for run, task in runs.items():
         (path / run).mkdir()
-        (path / run / "options.json").write_text(json.dumps({"task": {"task": task}}))
+        (path / run / "options.json").write_text(json.dumps({"task": task}))
         (path / run / "model.keras").touch()
         (path / run / "summary.json").write_text("{}")
     done = subprocess.run(

@@ -12,7 +12,7 @@ from tfdist.cli.arguments import find_flag
 from tfdist.errors import TfdistError
 from tfdist.imports import check_named
 from tfdist.named_code import CODE_OPTIONS
-from tfdist.options import PATHS, CommandOptions
+from tfdist.options import PATHS, CommandOptions, OptionGroup
 
 _MISSING = {
     "DIR": "there is no such directory",
@@ -54,16 +54,23 @@ def check_inputs(options: CommandOptions) -> None:
     """
     if not options.reads_inputs():
         return
-    for group in (getattr(options, item.name) for item in dataclasses.fields(options)):
-        for item in dataclasses.fields(group):
-            holds, value = item.metadata.get("must_exist"), getattr(group, item.name)
-            name, wanted = item.metadata.get("must_exist_if", (item.name, value))
-            if holds and value and getattr(group, name) == wanted:
-                kind = item.metadata["metavar"]
-                if not _may_exist(value, kind):
-                    raise TfdistError(
-                        f"Cannot read `{item.name}={value}`: {_MISSING[kind]}. {holds}"
-                    )
+    for item in dataclasses.fields(options):
+        check_paths(getattr(options, item.name))
+
+
+def check_paths(group: OptionGroup) -> None:
+    """Checks that the files and directories of this machine that a group's options name are there.
+
+    Raises:
+      TfdistError: one of them is not.
+    """
+    for item in dataclasses.fields(group):  # type: ignore[arg-type]
+        holds, value = item.metadata.get("must_exist"), getattr(group, item.name)
+        name, wanted = item.metadata.get("must_exist_if", (item.name, value))
+        if holds and value and getattr(group, name) == wanted:
+            kind = item.metadata["metavar"]
+            if not _may_exist(value, kind):
+                raise TfdistError(f"Cannot read `{item.name}={value}`: {_MISSING[kind]}. {holds}")
 
 
 def _may_exist(path: str, kind: str) -> bool:

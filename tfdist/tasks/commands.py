@@ -3,6 +3,7 @@
 A task can replace these commands with its own in `Task.commands`.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli.arguments import find_flag, is_set
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, name_flags
+from tfdist.cli.inputs import check_paths
 from tfdist.cli.output import lenient_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.options import CommandOptions
+from tfdist.reading import parse_options
+from tfdist.records.durable_files import read_file
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import AUTO
 from tfdist.tasks.command_options import (
@@ -91,6 +95,8 @@ def _run_task_command(name: str, arguments: Sequence[str]) -> int:
         path = os.path.expanduser(options.run.run_dir)
         if "://" not in path:
             check_finished(path)
+            if name == "evaluate":
+                _check_data(path, options)
 
     return run_command(
         f"tfdist.{name}",
@@ -264,6 +270,22 @@ def _load(
     with strategy.scope():
         run = read_finished(options.run.run_dir, trust_task=options.run.trust_task)
         return run, strategy
+
+
+def _check_data(path: str, options: Any) -> None:
+    """Checks that the files of the run's data, or of the options', are on this machine.
+
+    Raises:
+      TfdistError: they are not.
+    """
+    given = {name: getattr(options.run, name, None) for name in ("dataset", "data_dir")}
+    try:
+        recorded = parse_options(read_file(f"{path}/options.json"))
+        task = TrainOptions.from_dict(recorded or {}).task
+        task = dataclasses.replace(task, **{name: value for name, value in given.items() if value})
+    except Exception:  # The command itself reports what is wrong.
+        return
+    check_paths(task)
 
 
 def _read_task(run_dir: str) -> str:

@@ -185,7 +185,7 @@ def test_tiff_files_of_other_kinds(tifffile, tmp_path):
     tifffile.imwrite(path, rgba, photometric="rgb", extrasamples=["unassalpha"])
     assert find_format(path) == PixelFormat()
     np.testing.assert_array_equal(read_image(path, PixelFormat()), rgba[..., :3])
-    with pytest.raises(TfdistError, match="it has 3 channels, not 5 as the others"):
+    with pytest.raises(TfdistError, match="it has 3 channels, not 5 as the data set"):
         read_image(path, PixelFormat(channels=5))
     tifffile.imwrite(path, np.zeros((3, 4, 5), np.uint8), imagej=True, metadata={"axes": "ZYX"})
     with pytest.raises(TfdistError, match="its axes are ZYX of 3x4x5; an image has"):

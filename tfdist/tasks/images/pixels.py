@@ -57,10 +57,10 @@ class PixelFormat:
         if channels == 1 and self.channels == 3:
             values = np.repeat(values, 3, axis=-1)
         elif channels != self.channels:
-            raise PixelError(f"it has {channels} channels, not {self.channels} as the others")
+            raise PixelError(f"it has {channels} channels, not {self.channels} as the data set")
         if values.dtype.name != self.dtype and not self.is_given:
             raise PixelError(
-                f"its values are {values.dtype.name}, not {self.dtype} as those of the others; "
+                f"its values are {values.dtype.name}, not {self.dtype} as in the data set; "
                 "convert it, or train with the range of all, as in `value_range=0,4095`"
             )
         if self.is_kept:

@@ -89,8 +89,6 @@ class EvaluateRunOptions(FinishedRunOptions):
         None,
         "directory of the data set; the run's own by default",
         metavar="DIR",
-        must_exist="It must hold SPLIT/images and SPLIT/masks.",
-        must_exist_if=("dataset", "folder"),
     )
     label_map: tuple[str, ...] = inherit(
         Segmentation, "label_map", help=f"folder: {_LABEL_MAP_HELP}"

@@ -91,7 +91,7 @@ def predict_files(
     missing = {name: path for name, path in images.items() if name not in set(done)}
 
     def read() -> Iterator[tuple[tuple[str, np.ndarray], np.ndarray]]:
-        read_one = functools.partial(read_image, pixels=None if pixels.is_plain else pixels)
+        read_one = functools.partial(read_image, pixels=pixels)
         readings = read_ahead(read_one, missing.values())
         for name, reading in zip(missing, readings, strict=True):
             try:
