@@ -102,7 +102,9 @@ def make_format(dtype: str, channels: int, value_range: Sequence[float] = ()) ->
 
     Raises:
       PixelError: the type has no range, and none is given.
+      TfdistError: see `check_value_range`.
     """
+    check_value_range(value_range)
     channels = 3 if channels == 1 else channels
     if value_range:
         return PixelFormat(dtype, channels, (value_range[0], value_range[1]), is_given=True)
@@ -115,7 +117,7 @@ def make_format(dtype: str, channels: int, value_range: Sequence[float] = ()) ->
     return PixelFormat(dtype, channels, (float(limits.min), float(limits.max)))
 
 
-def parse_value_range(value_range: Sequence[float]) -> None:
+def check_value_range(value_range: Sequence[float]) -> None:
     """Checks a value range.
 
     Raises:

@@ -208,8 +208,8 @@ def _decode_any(data: bytes) -> np.ndarray:
         image = tf.io.decode_png(data, dtype=tf.uint16).numpy()
     except tf.errors.InvalidArgumentError as error:
         raise ImageFormatError("it is truncated or damaged") from error
-    channels = image.shape[-1] // 2 * 2 - 1 if image.shape[-1] in (2, 4) else image.shape[-1]
-    return apply_orientation(image[..., :channels], find_orientation(data))
+    has_alpha = image.shape[-1] in (2, 4)
+    return apply_orientation(image[..., :-1] if has_alpha else image, find_orientation(data))
 
 
 def resize_image(image: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:

@@ -12,7 +12,7 @@ from tfdist.models import MODELS
 from tfdist.options import option
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import Data, DataPlan
-from tfdist.tasks.images.pixels import PixelFormat, parse_value_range
+from tfdist.tasks.images.pixels import PixelFormat, check_value_range
 from tfdist.tasks.segmentation.dataset_name import check_dataset
 from tfdist.tasks.segmentation.presets import PRESETS
 
@@ -162,7 +162,7 @@ class Segmentation(Task):
         """Checks the label map, the size of stored images, and the logit adjustment."""
         parse_label_map(self.label_map)
         check_dataset(self.dataset, data_dir=self.data_dir, num_classes=self.num_classes)
-        parse_value_range(self.value_range)
+        check_value_range(self.value_range)
         if (self.value_range or self.tile) and self.dataset != "folder":
             name = "value_range" if self.value_range else "tile"
             raise TfdistError(f"`{name}` is only for `dataset=folder`. Leave it out.")

@@ -65,7 +65,7 @@ class Predictor:
                 "at least 1."
             )
         self.num_classes = int(model.output_shape[-1])
-        self._channels = int(model.input_shape[-1])
+        self._channels = model.inputs[0].shape[-1] or 3
         self._window = window
         self._overlap = overlap
         self._factors = factors
