@@ -60,7 +60,7 @@ def _make_error(option: str, text: str, problem: Any) -> TfdistError:
 def _find_problem(place: str, name: str) -> str | None:
     if place.endswith(".py"):
         path = os.path.expanduser(place)
-        if not os.path.exists(path):
+        if not os.path.isfile(path):
             return f"there is no file {place!r}"
         return None if _may_define(path, name) else f"the file {place!r} has no {name!r}"
     parts = place.split(".")
@@ -72,8 +72,9 @@ def _find_problem(place: str, name: str) -> str | None:
         inside = spec.submodule_search_locations if spec else None
         found = _find_spec(".".join(parts[:end]), inside)
         if found is None:
-            # The code of a package may make modules that are no files.
-            is_made = spec is not None and _may_define(spec.origin, parts[end - 1])
+            # Code may make modules that are no files.
+            is_made = ".".join(parts[:end]) in sys.modules
+            is_made = is_made or (spec is not None and _may_define(spec.origin, parts[end - 1]))
             return None if is_made else f"No module named {'.'.join(parts[:end])!r}"
         if found.submodule_search_locations is None and end < len(parts):
             return None
@@ -105,7 +106,7 @@ def _may_define(path: str | None, name: str) -> bool:
         assert path is not None
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
-    except (AssertionError, OSError, SyntaxError, ValueError):
+    except (AssertionError, OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return True  # the import says what is wrong, or there is no source
     for node in ast.walk(tree):
         words = [word for _, value in ast.iter_fields(node) for word in _list_words(value)]

@@ -56,6 +56,11 @@ def test_a_file_of_flags_is_read_here(tmp_path):
     assert "--epochs=7 \\\n  --seed=3 \\\n  '--run_dir=a b'\n" in text
 
 
+def test_a_model_that_only_the_container_has_is_taken():
+    text = make_texts("--target=slurm", "--", "--model=absent:build")["train.sbatch"]
+    assert "--model=absent:build" in text
+
+
 def test_help_names_what_follows():
     done = run_jobs("--help")
     assert done.stdout.startswith("usage: python -m tfdist.jobs [--flag=value ...] -- ")
