@@ -127,7 +127,7 @@ def test_says_what_did_not_fit(error, begin):
 
 def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
     # The weights of the second convolution need more bytes than a process has addresses.
-    model = "--image_size=8,8 --depth=1 --norm=none --base_filters=2500000"
+    model = "--image_size=16,16 --depth=1 --norm=none --base_filters=2500000"
     examples = "--train_examples=8 --val_examples=8 --global_batch_size=8"
     done = subprocess.run(
         [

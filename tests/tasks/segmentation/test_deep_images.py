@@ -259,7 +259,8 @@ def test_a_run_is_used_on_the_values_that_it_was_trained_on(kind, path_with_spac
         for name, values in (("images", images[f"{index}"]), ("masks", mask)):
             path = path_with_spaces / "train" / name / f"{index}.tif"
             path.parent.mkdir(parents=True, exist_ok=True)
-            tifffile.imwrite(path, values, photometric="minisblack")
+            layout = {"planarconfig": "contig"} if values.ndim == 3 else {}
+            tifffile.imwrite(path, values, photometric="minisblack", **layout)
     run_dir = path_with_spaces / "run"
     flags = [
         *("--strategy=one_device", "--dataset=folder", f"--data_dir={path_with_spaces}"),
