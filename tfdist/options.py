@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 
-PATHS = (
+_PATHS = (
     "DIR",
     "FILE",
     "DIR_OR_FILE",
@@ -36,7 +36,7 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
         `choices`, the valid values, and with `is_open` also `package.module:NAME`;
         `minimum`, the lowest valid value; `above` and `below`, limits that values must not reach
         (these four apply to each member of a list); `auto`, the whole number that the word auto
-        stands for; `metavar`, the form of the value, one of `PATHS` for a path; `result=False` if
+        stands for; `metavar`, the form of the value, one of `_PATHS` for a path; `result=False` if
         the option does not affect the result, so that it may change when a run is continued;
         `must_match=True` if all workers must nevertheless agree on it; `may_increase=True` if it
         may grow when a finished run is continued.
@@ -67,7 +67,7 @@ class OptionGroup:
             value = _convert(item, getattr(self, item.name))
             object.__setattr__(self, item.name, value)
             _check_value(item, value)
-            if value and item.metadata.get("metavar") in PATHS:
+            if value and item.metadata.get("metavar") in _PATHS:
                 value = os.path.expanduser(value)
                 if item.metadata["metavar"] in ("DIR", "DIR_OR_FILE"):
                     # In a bucket, "run//model" and "run/model" are different files.

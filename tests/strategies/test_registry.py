@@ -81,7 +81,7 @@ class Backwards(Strategy):
     traits = Traits(copies_variables=True)
     replicas: int = tfdist.option(2, "how many", minimum=1)
 
-    def build(self, *, alike=None):
+    def build(self, *, must_match=None):
         devices = [f"CPU:{index}" for index in range(self.replicas)]
         return tf.distribute.MirroredStrategy(
             devices[::-1], tf.distribute.ReductionToOneDevice()

@@ -81,7 +81,8 @@ def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dic
     items = _list_items(command.list_groups())
     given = {item.name: find_flag(arguments, item.name) for item in items}
     check_code(items, arguments, names=_IMPORTED)
-    if any(item.name in _IMPORTED and ":" in (given[item.name] or "") for item in items):
+    imported = [i.name for i in items if i.name in _IMPORTED and i.metadata.get("is_open")]
+    if any(":" in (given[name] or "") for name in imported):
         start_tensorflow_quietly()  # the user's module imports it
     return command.list_groups({name: text for name, text in given.items() if text is not None})
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from tfdist.cli.arguments import find_flag
 from tfdist.errors import TfdistError
 from tfdist.imports import check_named
-from tfdist.named_code import CODE_OPTIONS
-from tfdist.options import PATHS, CommandOptions, OptionGroup
+from tfdist.options import CommandOptions, OptionGroup
 
 _MISSING = {
     "DIR": "there is no such directory",
@@ -27,23 +26,29 @@ def check_code(
     items: Iterable[dataclasses.Field],
     arguments: Sequence[str],
     *,
-    names: Sequence[str] = CODE_OPTIONS,
+    names: Sequence[str] | None = None,
 ) -> None:
     """Checks that the modules, files and objects that the flags name as code are there.
 
     Args:
       items: the options.
       arguments: the command line.
-      names: the names of the options to check.
+      names: the names of the options to check; all by default.
 
     Raises:
       TfdistError: one of them is not.
     """
     for item in items:
-        if item.name in names and item.metadata.get("metavar") not in PATHS:
+        if _is_code(item) and (names is None or item.name in names):
             for name in (find_flag(arguments, item.name) or "").split(","):
                 if ":" in name:
                     check_named(item.name, name)
+
+
+def _is_code(item: dataclasses.Field) -> bool:
+    """Returns whether an option may name code; --task=worker:0 of a cluster names none."""
+    form = item.metadata.get("metavar") or ""
+    return bool(item.metadata.get("is_open")) or ":Class" in form or ":function" in form
 
 
 def check_inputs(options: CommandOptions) -> None:

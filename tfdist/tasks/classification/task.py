@@ -61,6 +61,7 @@ class Classification(Task):
         "small_cnn",
         "small_cnn, a network of keras.applications such as MobileNetV2, or "
         "package.module:function, which is called with image_size and num_classes",
+        metavar="NAME|package.module:function",
     )
     pretrained: bool = option(False, "start from ImageNet weights (keras.applications only)")
     cache: str = option(
