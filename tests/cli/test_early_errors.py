@@ -68,7 +68,6 @@ ERRORS = {
     "jobs --target=slurm --patch=absent.yaml": "Cannot read --patch=absent.yaml",
     "jobs --target=slurm -- --task=absent.py:Task": "there is no file 'absent.py'",
     "launch --hosts=a:1,b:x --task=worker:0": "b:x",
-    "doctor --hosts=a:1,b:x --task=worker:0": "b:x",
     "launch": "Nothing to start",
     "run nosuch.py": "Cannot find the script",
     "run --strategy=mine:Absent mine.py": "module 'mine' has no attribute 'Absent'",
