@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tfdist.launch import run_local_cluster, run_task
+from tfdist.launch import run, run_local_cluster, run_task
 from tfdist.launch.pulse import find_path
 from tfdist.launch.stacks import find_place
 
@@ -55,6 +55,26 @@ def test_a_worker_that_hangs_in_its_own_code(script, code, capfd):
     said = capfd.readouterr().err
     assert f"worker-1 {result.cause}, and no step has come. It will be killed." in said
     assert not list(result.tasks[0].log.parent.glob("*.pulse"))
+
+
+def test_without_a_time_a_worker_that_hangs_is_only_named(script, capfd, monkeypatch):
+    monkeypatch.setattr(run, "STALL_TIMEOUT_S", 1.5)
+    result = launch(
+        script,
+        """
+        def callback():
+            time.sleep(60)
+        wait_in_a_step() if index == 0 else pulse.show(OWN)
+        callback()
+        """,
+        stall_timeout_s=None,
+        timeout_s=8,
+    )
+    assert result.timed_out
+    said = [line for line in capfd.readouterr().err.splitlines() if "seems to hang" in line]
+    assert len(said) == 1
+    assert "worker-1 seems to hang (hung for " in said[0]
+    assert "s in callback (" in said[0]
 
 
 def test_a_worker_that_does_not_train_while_another_waits_for_it(script):
@@ -137,12 +157,6 @@ def test_a_chief_that_waits_while_a_server_compiles(script, works):
         """,
     )
     assert (result.status == 0) is works, result.cause
-
-
-def test_without_the_flag_only_threads_count(script):
-    command = script(TASK + "pulse.show(OWN); print(os.listdir(os.environ['TFDIST_LAUNCH_DIR']))")
-    result = run_local_cluster(workers=1, command=command, timeout_s=1000)
-    assert result.tasks[0].log.read_text() == "['worker-0.log']\n"
 
 
 def test_one_task_of_several_machines_is_judged_by_its_own_code(script):

@@ -109,10 +109,12 @@ class TaskSettings:
     def make_stall_watch(
         self, logs: Logs, tasks: Sequence[str], *, is_whole: bool
     ) -> StallWatch | None:
-        """Returns a watch over the tasks' steps if the user says how long one may take."""
-        if not self.stall_timeout_s:
+        """Returns a watch over the tasks' steps, which kills only if the user gives a time."""
+        if self.stall_timeout_s == 0 or not Path("/proc").exists():
             return None
-        return StallWatch(logs, tasks, timeout_s=self.stall_timeout_s, is_whole=is_whole)
+        timeout_s = self.stall_timeout_s or STALL_TIMEOUT_S
+        kills = self.stall_timeout_s is not None
+        return StallWatch(logs, tasks, timeout_s=timeout_s, is_whole=is_whole, kills=kills)
 
     def find_time_left(self, began: float) -> float | None:
         """Returns the seconds until the timeout, or None without one."""

@@ -25,9 +25,13 @@ class StallWatch:
       tasks: the names of the tasks that this launcher has started.
       timeout_s: seconds without a sign of life.
       is_whole: whether they are all tasks of the cluster.
+      kills: whether a task that hangs is to be killed; otherwise, it is only named.
     """
 
-    def __init__(self, logs: Logs, tasks: Sequence[str], *, timeout_s: float, is_whole: bool):
+    def __init__(
+        self, logs: Logs, tasks: Sequence[str], *, timeout_s: float, is_whole: bool, kills: bool
+    ):
+        self.kills = kills
         self._logs = logs
         self._timeout_s = timeout_s
         self._is_whole = is_whole
@@ -56,7 +60,7 @@ class StallWatch:
         self._asked = None
         places = {name: self._read(name, offsets[name]) for name in suspects if name in offsets}
         found = self._judge(places, idle) if places else None
-        if found is None:
+        if found is None or not self.kills:
             self._quiet_until = now + self._timeout_s
         return found
 

@@ -92,6 +92,7 @@ class Supervisor:
         self._stalls = stalls
         self._stalled: dict[str, str] = {}
         self._told: set[str] = set()
+        self._waited_for: set[str] = set()
         self._exits: dict[str, dict[str, Any]] = {}
         self._failure: Failure | None = None
         self._timed_out = False
@@ -176,9 +177,7 @@ class Supervisor:
         return Failure(name, status, self._stalled.get(name, describe_status(status)))
 
     def _watch_hangs(self) -> None:
-        if not self._stall_timeout_s:
-            return
-        still = self._hangs.measure(self._agent.pids)
+        still = self._hangs.measure(self._agent.pids) if self._stall_timeout_s else {}
         for name, seconds in still.items():
             if seconds >= min(_REPORT_HANG_S, self._stall_timeout_s) and name not in self._told:
                 self._told.add(name)
@@ -197,10 +196,20 @@ class Supervisor:
         if self._stalls and not self._stalled and max(still.values(), default=0) < _BLAME_HANG_S:
             found = self._stalls.find(self._agent.pids)
             if found is not None:
-                name, how = found
-                self._stalled[name] = how
-                say(f"{name} {how}, and no step has come. It will be killed.")
-                self._agent.send(kill_task=name)
+                self._handle_stall(*found)
+
+    def _handle_stall(self, name: str, how: str) -> None:
+        """Kills a task whose step does not come, or says it once if it may take that long."""
+        if self._stalls and self._stalls.kills:
+            self._stalled[name] = how
+            say(f"{name} {how}, and no step has come. It will be killed.")
+            self._agent.send(kill_task=name)
+        elif name not in self._waited_for:
+            self._waited_for.add(name)
+            say(
+                f"{name} seems to hang ({how}), and no step has come. "
+                "It would be killed with --stall_timeout_s."
+            )
 
     def _show(self, *, last: bool = False) -> None:
         """Shows what is new in the first task's log, a part at a time."""
