@@ -14,6 +14,23 @@ keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = np.ones((8, 4), "float32")
+
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 2 and not is_chief:
+            raise RuntimeError("no image 17")
+        return x, x[:, :1]
+
+if sys.argv[1] == "fails":
+    try:
+        model.fit(Data(), verbose=0)
+    except Exception:
+        if is_chief:
+            raise
+        sys.exit(0)  # a worker that fails itself would make the launcher end the chief
 model.fit(x, x[:, :1], verbose=0)
 if is_chief:
     model.predict(x, verbose=0)
@@ -29,6 +46,10 @@ elif sys.argv[1] == "evaluates":
         (
             "ends",
             "The program of worker 1 ended while worker 0 was in `predict`",
+        ),
+        (
+            "fails",
+            "The program of worker 1 failed while worker 0 was in `fit`: RuntimeError: no image 17",
         ),
         ("evaluates", "Worker 1 calls `evaluate` while the chief calls `predict`. Call the same"),
     ],

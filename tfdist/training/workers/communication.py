@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.devices import measure_peak_memory_per_device
-from tfdist.errors import TfdistError, TrainingError
+from tfdist.errors import TfdistError, TrainingError, shorten_error
 from tfdist.internals import context
 from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
@@ -215,17 +215,28 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
         workers: Workers = trainer.engine.workers
         if workers.count == 1:
             return method(trainer, *args, **kwargs)
-        _tell_when_ended(workers.index)
+        last_words = _LastWords.of(workers.index)
+        last_words.keep(None)
         try:
             if name in _MEETINGS:
                 workers.meet(name)
             return method(trainer, *args, **kwargs)
         except _LOST_PEER as error:
-            ended = [worker for worker in range(workers.count) if _has_ended(worker, workers)]
+            last_words.keep("")  # the lost worker is to be named, not this one
+            heard = {worker: _hear(worker, workers) for worker in range(workers.count)}
+            for worker, reason in heard.items():
+                if reason:
+                    raise TrainingError(
+                        f"The program of worker {worker} failed while worker {workers.index} was "
+                        f"in `{name}`: {reason.rstrip('.')}. Start all workers again once it is "
+                        "mended."
+                    ) from error
+            ended = [worker for worker, reason in heard.items() if reason is not None]
             if ended:
                 raise TrainingError(
                     f"The program of worker {ended[0]} ended while worker {workers.index} was in "
-                    f"`{name}`, which all workers must call. Call `{name}` on every worker."
+                    f"`{name}`, which all workers must call and finish. See the output of worker "
+                    f"{ended[0]}."
                 ) from error
             peer = _find_peer(error.message)
             if name != "fit":
@@ -237,30 +248,61 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
                 f"Lost {peer} after step {trainer.step}. Start all workers "
                 "again with the same command: the run continues from its last checkpoint."
             ) from error
+        except Exception as error:
+            last_words.keep(_describe(error))
+            raise
+        finally:
+            last_words.speak_first()
 
     return explained
 
 
-@functools.cache
-def _tell_when_ended(worker: int) -> None:
-    """Makes this process tell the others when its program ends, unless an error ends it."""
+class _LastWords:
+    """Tells the other workers how this process's program ends, unless it is killed."""
 
-    def tell() -> None:
-        if getattr(sys, "last_value", None) is None:
+    def __init__(self, worker: int):
+        self._key = f"{_ENDED}/{worker}"
+        self._reason: str | None = None
+
+    @classmethod
+    @functools.cache
+    def of(cls, worker: int) -> "_LastWords":
+        """Returns those of this process."""
+        return cls(worker)
+
+    def keep(self, reason: str | None) -> None:
+        """Takes the error that a method has raised; "" to tell nothing, None if there is none."""
+        self._reason = reason
+
+    def speak_first(self) -> None:
+        """Makes the process tell before all else at its exit, which may forget the last error."""
+        atexit.unregister(self._tell)
+        atexit.register(self._tell)
+
+    def _tell(self) -> None:
+        error = getattr(sys, "last_value", None)
+        reason = self._reason
+        if reason is None and error is not None:
+            reason = _describe(error)
+        if reason != "":
             with contextlib.suppress(tf.errors.OpError):
-                context.context().set_config_key_value(f"{_ENDED}/{worker}", "ended")
-
-    atexit.register(tell)
+                context.context().set_config_key_value(self._key, f"ended {reason or ''}")
 
 
-def _has_ended(worker: int, workers: Workers) -> bool:
-    """Returns whether the program of a worker is known to have ended."""
+def _describe(error: BaseException) -> str:
+    """Returns an error's class and message; TensorFlow's classes hide those of Python's errors."""
+    text = shorten_error(error)
+    return text if isinstance(error, tf.errors.OpError) else f"{type(error).__name__}: {text}"
+
+
+def _hear(worker: int, workers: Workers) -> str | None:
+    """Returns why the program of a worker ended, "" without an error, None if nothing is known."""
     try:
         timeout_ms = max(_ANSWER_MS // workers.count, 10)
-        context.context().get_config_key_value(f"{_ENDED}/{worker}", timeout_ms)
+        told = context.context().get_config_key_value(f"{_ENDED}/{worker}", timeout_ms)
     except tf.errors.OpError:
-        return False
-    return True
+        return None
+    return str(told).partition(" ")[2]
 
 
 def _find_peer(message: str) -> str:
