@@ -75,7 +75,8 @@ class TaskOptions(OptionGroup):
         None,
         "kill a task that hangs: none of its threads has run for this many seconds, or no step, "
         "batch of an evaluation or callback of a trainer has ended; 0: never; by default, only "
-        f"threads count, for {STALL_TIMEOUT_S:g} seconds, or 0 with --command, which may sleep",
+        f"threads count, for {STALL_TIMEOUT_S:g} seconds, or 0 with --command, which may sleep, "
+        "and a step that does not come is only reported",
         metavar="S",
     )
     command: str = option(
