@@ -1,10 +1,12 @@
 """The table of hardware, and files."""
 
 import dataclasses
+import re
 
 import pytest
 
 from tfdist.errors import TfdistError
+from tfdist.jobs.job import TPU_RUNTIMES
 from tfdist.plan.hardware import Measured, _read_kinds, format_hardware, load_hardware
 
 
@@ -14,6 +16,13 @@ def test_a_kind(name):
     assert hardware.source
     assert hardware.flops_per_s["float32"] <= max(hardware.flops_per_s.values())
     assert hardware.inside.bytes_per_s < hardware.memory_bytes_per_s
+
+
+@pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])
+def test_a_tpu_that_a_job_can_have_is_there(accelerator):
+    assert any(re.fullmatch(kind, accelerator) for kind in TPU_RUNTIMES)
+    name = f"tpu-{accelerator.partition('-')[0].replace('litepod', 'e')}"
+    assert load_hardware(name).is_tpu
 
 
 def test_a_file_is_read_as_it_was_written(path_with_spaces):
