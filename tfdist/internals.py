@@ -5,6 +5,7 @@ A name that has moved between versions is found by what it is, and only here.
 attributes that other modules read of objects they are given are listed in `PRIVATE_ATTRIBUTES`.
 """
 
+import functools
 import sys
 
 import keras
@@ -92,8 +93,7 @@ except (ImportError, AttributeError, StopIteration) as error:
         "pip install --upgrade --force-reinstall tfdist."
     ) from error
 
-# Whose layers are known to be divisible. Before Keras 3.14, an activity regularizer sums over the
-# batch, which is no mean of replicas; so others are guarded. Nothing else asks for a version.
+# Whose layers are known to be divisible; others are guarded. Nothing else asks for a version.
 TESTED = {"Keras": (keras, (3, 15)), "TensorFlow": (tf, (2, 21))}
 
 
@@ -110,6 +110,18 @@ def find_untested() -> str:
         if found
         else ""
     )
+
+
+@functools.cache
+def adds_up_activities() -> bool:
+    """Returns whether the penalty of an activity regularizer is a sum over the examples.
+
+    Keras 3.14 and later divide it by their number.
+    """
+    with tf.init_scope():
+        layer = keras.layers.ActivityRegularization(l2=1.0, name="penalized")
+        layer(tf.ones([2, 1]))
+        return float(layer.losses[0]) > 1
 
 
 # Owner -> the private attributes that are read or set of its instances. The test looks for them in
@@ -201,6 +213,7 @@ __all__ = [
     "TensorFlowTrainer",
     "TrackableSaver",
     "UpdateContext",
+    "adds_up_activities",
     "array_data_adapter",
     "array_slicing",
     "compute_output_spec",

@@ -145,9 +145,9 @@ PATCHES = (
     Patch(
         "step",
         keras.Layer,
-        "_losses",
+        "_losses activity_regularizer",
         "training.replicas.added_losses",
-        "the losses of layers are each replica's own",
+        "the losses of layers are each replica's own; those of a sum are scaled",
     ),
     # Metrics.
     Patch(

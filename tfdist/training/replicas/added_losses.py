@@ -2,12 +2,12 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from tfdist.internals import TensorFlowTrainer
+from tfdist.internals import TensorFlowTrainer, adds_up_activities
 from tfdist.replacing import find_function, replaced
 
 
@@ -63,3 +63,29 @@ def losses_by_thread(model: keras.Model) -> Iterator[None]:
     finally:
         for attributes, losses in before:
             attributes["_losses"] = losses
+
+
+@contextlib.contextmanager
+def penalties_of_global_batch(model: keras.Model, scale: Callable[[Any], Any]) -> Iterator[None]:
+    """Scales penalties on activities, in versions of Keras that add them up over the examples.
+
+    Args:
+      model: the model.
+      scale: makes the weighted mean of the replicas' sums the total.
+    """
+    layers = [each for each in model._flatten_layers() if each.activity_regularizer is not None]
+    if not (layers and adds_up_activities()):
+        yield
+        return
+    before = [(vars(layer), layer.activity_regularizer) for layer in layers]
+
+    def make_scaled(penalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda activities: scale(penalize(activities))
+
+    for attributes, penalize in before:
+        attributes["activity_regularizer"] = make_scaled(penalize)
+    try:
+        yield
+    finally:
+        for attributes, penalize in before:
+            attributes["activity_regularizer"] = penalize

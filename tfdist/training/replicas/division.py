@@ -7,7 +7,8 @@ global batch.** A plain mean over examples obeys it. The rest is changed while t
 
 - a Keras loss that is normalized by a mask or by sample weights uses the global batch's count;
   a sum is scaled, so that the weighted mean of the replicas' sums is the total;
-- an added loss with one value per example is summed over the global batch;
+- an added loss with one value per example is summed over the global batch, and so is the penalty of
+  an activity regularizer, if this Keras adds it up over the examples;
 - other sums over examples are scaled likewise, where the guard found that this is right
   (`example_sums`);
 - batch normalization uses the moments of the global batch;
@@ -41,7 +42,7 @@ from tfdist.internals import (
 )
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
-from tfdist.training.replicas.added_losses import losses_by_thread
+from tfdist.training.replicas.added_losses import losses_by_thread, penalties_of_global_batch
 from tfdist.training.replicas.batch_share import BatchShare
 from tfdist.training.replicas.example_sums import list_sum_replacements
 from tfdist.training.replicas.global_norm import list_norm_replacements
@@ -183,6 +184,7 @@ class Division:
             for place in places:
                 stack.enter_context(replaced(*place))
             stack.enter_context(losses_by_thread(self._model))
+            stack.enter_context(penalties_of_global_batch(self._model, self._scale_penalty))
             stack.enter_context(self.draws.intercept())
             yield
 
@@ -291,6 +293,10 @@ class Division:
         if not self._scales_sums:
             return total
         return total * tf.cast(self._of_thread.part.sum_scale, total.dtype)
+
+    def _scale_penalty(self, penalty: Any) -> Any:
+        part = self.part
+        return penalty if part is None else penalty * tf.cast(part.sum_scale, penalty.dtype)
 
     def _make_apply_mask(self) -> Any:
         original = find_function(loss_module, "apply_mask")
