@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
-.PHONY: setup train smoke test test-cluster test-all test-versions test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
+.PHONY: setup train smoke test test-cluster test-all test-versions test-colab test-vertex errors faults random-programs keras-tests compare docs docs-links lint format types check clean
 
 # For training and serving, for the tests, and for the documentation.
 RUN  := $(VENV)/with-serve
@@ -68,6 +68,10 @@ compare: $(TEST)
 # A virtual environment of 2 GB for each pair of TensorFlow and Keras; needs python3.11, python3.12 and python3.13.
 test-versions: $(TEST)
 	$(BIN)/python -m benchmarks.versions --write-docs
+
+# Colab's versions alone, without what takes long; left out in one line where python3.13 is missing.
+test-colab:
+	$(PYTHON) -m benchmarks.versions --pairs=colab --quick
 
 # Installs Google's client library, which takes 190 MB.
 test-vertex: $(TEST)

@@ -1,6 +1,7 @@
 """Tests tfdist with pairs of TensorFlow and Keras, each in a virtual environment of its own.
 
     python -m benchmarks.versions [--pairs=oldest,colab] [--directory=build/versions] [--write-docs]
+    python -m benchmarks.versions --pairs=colab --quick
 
 An environment takes about 2 GB and is kept in the directory for the next time, beside the output of
 each check and the results; the table has those of all pairs that were ever tested there. The exit
@@ -70,9 +71,9 @@ TESTS = {
     "internals": ("tests/test_internals.py",),
     "zoo": (
         "tests/training/test_trainer.py",
-        "tests/training/test_step.py",
         "tests/training/test_synchronous.py",
     ),
+    "step": ("tests/training/test_step.py",),
     "state": ("tests/training/test_checkpoints.py", "tests/training/test_randomness.py"),
     "tpu": ("tests/strategies/test_tpu.py",),
     "placement": ("tests/placement/test_graph.py", "tests/placement/test_contract.py"),
@@ -81,6 +82,7 @@ SHAPES = (
     *("--image_size=16,16", "--train_examples=40", "--base_filters=4", "--depth=1"),
     *("--global_batch_size=8", "--dataset=shapes", "--val_examples=10"),
 )
+QUICK = ("internals", "step")
 VERIFY = (
     *("--strategies=one_device,mirrored,central_storage", "--steps=3"),
     *("--model=unet", "--image_size=16,16"),
@@ -98,14 +100,20 @@ class Environment:
         self._logs = directory / "logs" / name
 
     def prepare(self) -> None:
-        """Installs the packages that are missing."""
+        """Installs the packages that are missing.
+
+        Raises:
+          FileNotFoundError: there is no such Python.
+        """
         pair, marker = self.pair, self._path / "installed"
         wanted = " ".join(pair.requirements)
         if marker.exists() and marker.read_text() == wanted:
             return
         # With pyenv, `python3.13` fails unless one of the chosen versions is 3.13.
         environ = {**os.environ, "PYENV_VERSION": pair.python.removeprefix("python")}
-        subprocess.run([pair.python, "-m", "venv", "--clear", self._path], check=True, env=environ)
+        made = subprocess.run([pair.python, "-m", "venv", "--clear", self._path], env=environ)
+        if made.returncode:
+            raise FileNotFoundError(f"{pair.python} makes no virtual environment")
         constraints = ["--constraint", ROOT / pair.constraints] if pair.constraints else []
         install = [self._python, "-m", "pip", "install", "--quiet", *constraints]
         subprocess.run([*install, *pair.requirements, *_list_requirements()], check=True)
@@ -114,17 +122,19 @@ class Environment:
         subprocess.run([*install[:5], "pytest==9.2.0", "pytest-timeout==2.4.0"], check=True)
         marker.write_text(wanted)
 
-    def check(self, first: "Environment") -> Iterator[tuple[str, str]]:
+    def check(self, first: "Environment | None" = None) -> Iterator[tuple[str, str]]:
         """Yields the name of each check and its result, `pass` or what went wrong.
 
         Args:
-          first: began a run that is continued here.
+          first: began a run that is continued here; without it, only `QUICK` is checked.
         """
         program = "import tfdist.run.routing, tfdist.runs.processes"
         yield "import", _describe(self._run("import", "-c", program))
-        for name, tests in TESTS.items():
+        for name in TESTS if first else QUICK:
             flags = ("-m", "not cluster", "--quick", "-p", "no:cacheprovider")
-            yield name, _count(self._run(name, "-m", "pytest", *flags, *tests))
+            yield name, _count(self._run(name, "-m", "pytest", *flags, *TESTS[name]))
+        if first is None:
+            return
         yield "verify", _describe(self._run("verify", "-m", "tfdist.verify", *VERIFY))
         yield "the same bits", self._compare(self)
         if self.pair != first.pair:
@@ -180,32 +190,54 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", default=",".join(PAIRS), help="to test (default: all)")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "versions")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"check {', '.join(QUICK)} only, and leave pairs out whose Python is missing",
+    )
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE.name}")
     flags = parser.parse_args()
+    names = flags.pairs.split(",")
+    if not PAIRS.keys() >= set(names):
+        parser.error(f"the pairs are {', '.join(PAIRS)}")
     directory = flags.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, str]] = {}
-    names = flags.pairs.split(",")
-    first = Environment(next(iter(PAIRS)), directory)
-    first.prepare()
+    first = None if flags.quick else Environment(next(iter(PAIRS)), directory)
     for name in names:
-        environment = first if name == first.name else Environment(name, directory)
-        environment.prepare()
+        environment = first if first and name == first.name else Environment(name, directory)
+        try:
+            for each in filter(None, (first, environment)):
+                each.prepare()
+        except FileNotFoundError as error:
+            if not flags.quick:
+                parser.error(str(error))
+            print(f"{name}: left out: {error}", flush=True)
+            continue
         found[name] = {}
         for check, result in environment.check(first):
             found[name][check] = result
             print(f"{name}: {check}: {result}", flush=True)
-        (directory / f"{name}.json").write_text(json.dumps(found[name], indent=1))
+        if first:
+            (directory / f"{name}.json").write_text(json.dumps(found[name], indent=1))
+    failed = [
+        name
+        for name, results in found.items()
+        if PAIRS[name].is_supported and not passes(results.values())
+    ]
+    if first:
+        _show_table(directory, write_docs=flags.write_docs)
+    return 1 if failed else 0
+
+
+def _show_table(directory: Path, *, write_docs: bool) -> None:
+    """Prints the results of all pairs that were tested in a directory, and maybe writes them."""
     kept = {name: directory / f"{name}.json" for name in PAIRS}
     table = format_table({n: json.loads(p.read_text()) for n, p in kept.items() if p.exists()})
     print(table)
-    if flags.write_docs:
+    if write_docs:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2])
-    failed = [
-        name for name in names if PAIRS[name].is_supported and not passes(found[name].values())
-    ]
-    return 1 if failed else 0
 
 
 def format_table(found: dict[str, dict[str, str]]) -> str:
