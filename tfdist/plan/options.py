@@ -15,8 +15,8 @@ class MachineOptions(OptionGroup):
 
     hardware: str = option(
         "cpu",
-        "h100, a100, v100, p100, p40, k80, t4, l4, tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e, tpu7x, cpu, or "
-        "a TOML file, such as --calibrate writes",
+        "h100, a100, v100, p100, p40, k80, t4, l4, tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e, tpu7x, cpu, "
+        "or a TOML file, such as --calibrate writes",
         metavar="NAME|FILE.toml",
     )
     workers: int = option(4, "largest number of machines", minimum=1)
