@@ -128,6 +128,8 @@ class Environment:
         Args:
           first: began a run that is continued here; without it, only `QUICK` is checked.
         """
+        if self.pair.constraints:
+            yield "pip install tfdist", self._install()
         program = "import tfdist.run.routing, tfdist.runs.processes"
         yield "import", _describe(self._run("import", "-c", program))
         for name in TESTS if first else QUICK:
@@ -139,6 +141,15 @@ class Environment:
         yield "the same bits", self._compare(self)
         if self.pair != first.pair:
             yield f"a run of {first.name}", self._compare(first)
+
+    def _install(self) -> str:
+        """Returns whether pip would install tfdist and change nothing else."""
+        flags = ("--dry-run", "--quiet", "--report=-", "--constraint", ROOT / self.pair.constraints)
+        done = self._run("pip install tfdist", "-m", "pip", "install", *flags, ROOT)
+        if done.returncode:
+            return _describe(done)
+        names = [each["metadata"]["name"] for each in json.loads(done.stdout)["install"]]
+        return "pass" if names == ["tfdist"] else f"it changes {', '.join(names)}"
 
     def _compare(self, first: "Environment") -> str:
         """Returns whether a run that another environment began ends as one of this environment."""
