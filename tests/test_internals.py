@@ -1,8 +1,11 @@
 """What is private in Keras and TensorFlow still has the signatures that tfdist relies on."""
 
+import ast
 import inspect
+import pathlib
 import pkgutil
 import re
+import types
 
 import keras
 import pytest
@@ -114,6 +117,32 @@ def test_private_attributes_are_there(owner):
     modules = [found] if inspect.ismodule(found) else map(inspect.getmodule, found.__mro__[:-1])
     text = "".join(map(inspect.getsource, modules))
     missing = [n for n in internals.PRIVATE_ATTRIBUTES[owner] if not re.search(rf"\b{n}\b", text)]
+    assert not missing
+
+
+def list_public_names():
+    """Returns the names of Keras and TensorFlow that the modules of tfdist use, such as tf.data."""
+    found = set()
+    for path in pathlib.Path(internals.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and re.match(r"(tf|keras)\.", ast.unparse(node)):
+                found.add(ast.unparse(node))
+    return {name for name in found if re.fullmatch(r"[\w.]+", name)}
+
+
+def test_public_names_that_are_used_are_there():
+    names = list_public_names()
+    assert len(names) > 300
+    missing = []
+    for name in sorted(names):
+        owner = {"tf": tf, "keras": keras}[name.partition(".")[0]]
+        for part in name.split(".")[1:]:
+            if not isinstance(owner, types.ModuleType | type):
+                break
+            if not hasattr(owner, part):
+                missing.append(name)
+                break
+            owner = getattr(owner, part)
     assert not missing
 
 

@@ -22,6 +22,7 @@ from tfdist.data.source import ArraySource, Source
 from tfdist.data.sparse_source import SparseSource
 from tfdist.errors import TfdistError
 from tfdist.internals import (
+    NoneTensorSpec,
     array_data_adapter,
     array_slicing,
     make_class_weight_map_fn,
@@ -279,7 +280,7 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
 
     return DataAdapter(
         batch_spec=keras.tree.map_structure(
-            lambda spec: None if isinstance(spec, tf.NoneTensorSpec) else spec,
+            lambda spec: None if isinstance(spec, NoneTensorSpec) else spec,
             dataset.element_spec,
         ),
         num_steps=cardinality if cardinality >= 0 else None,
