@@ -80,7 +80,7 @@ TESTS = {
 }
 SHAPES = (
     *("--image_size=16,16", "--train_examples=40", "--base_filters=4", "--depth=1"),
-    *("--global_batch_size=8", "--dataset=shapes", "--val_examples=10"),
+    *("--global_batch_size=8", "--dataset=shapes", "--val_examples=10", "--schedule=constant"),
 )
 QUICK = ("internals", "step")
 VERIFY = (
