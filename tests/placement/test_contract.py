@@ -23,6 +23,7 @@ OPTIONS = {
     "three": {},
     "loop": {"steps_per_loop": 2},
     "micro-batches": {"micro_batches": 3},
+    "guarded": {"micro_batches": 3, "check": "on"},
     "recomputed": {"rematerialize": True},
     "all": {"micro_batches": 3, "rematerialize": True, "steps_per_loop": 2},
 }
@@ -45,7 +46,7 @@ FIRST = [
     ("three", "convolutional", "strips"),
     ("loop", "two_inputs", "shards"),
     ("recomputed", "random", "layers"),
-    ("micro-batches", "dense", "shards"),
+    ("guarded", "dense", "shards"),
     ("all", "two_inputs", "layers"),
     ("loop", "unet", "strips"),
 ]

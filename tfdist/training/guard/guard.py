@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.placement.shards.divided import find_divided
 from tfdist.replacing import replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.guard.compare_steps import (
@@ -297,7 +298,8 @@ class Guard:
         return {
             id(copy.handle): (copy.handle, variable.path)
             for variable in variables
-            for copy in self._strategy.experimental_local_results(variable.value)
+            for part in getattr(find_divided(variable), "parts", [variable.value])
+            for copy in self._strategy.experimental_local_results(part)
         }
 
     def _refuse(self, found: str, culprit: Culprit) -> TfdistError:
