@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import keras
 import pytest
 
 from tfdist.cli.command import run_command
@@ -51,6 +52,18 @@ def test_a_finished_run_goes_on_for_more_epochs(one_epoch, tmp_path, capsys):
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
     train(tmp_path / "parts", "--epochs=2", status=2)
     assert "--epochs=2 (there: 3)" in capsys.readouterr().err
+
+
+def test_a_run_that_other_versions_began_is_named_as_such(one_epoch, tmp_path, capsys):
+    run = shutil.copytree(one_epoch, tmp_path / "run")
+    options = json.loads((run / "options.json").read_text())
+    options["versions"]["keras"] = "3.13.2"
+    (run / "options.json").write_text(json.dumps(options))
+    train(run, "--epochs=1")  # a repeated command changes nothing
+    assert "Continuing a run" not in capsys.readouterr().err
+    train(run, "--epochs=2")
+    said = f"Continuing a run of keras 3.13.2 with {keras.__version__}: equal to within rounding"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_a_run_that_is_not_finished_keeps_its_length(one_epoch, tmp_path, capsys):

@@ -102,7 +102,7 @@ class TrainingRun:
                 before = self._run.read_options() or {}
                 description = self._describe(before)
                 changed = describe_change(before.get("versions", {}), description["versions"])
-                if changed and not self._run.is_finished:
+                if changed:
                     print(changed, file=sys.stderr)
                 held.enter_context(
                     self._run.claim(
@@ -129,18 +129,24 @@ class TrainingRun:
 
     def _describe(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of `options.json`, given that of an earlier start."""
-        result, about = self._options.select_result(), before.get("about")
+        about = before.get("about")
+        versions = {
+            "tfdist": tfdist.__version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+        }
         # A finished command that is repeated changes nothing.
-        if not (about and self._run.is_finished and before.get("result") == result):
+        is_repeated = (
+            self._run.is_finished and before.get("result") == self._options.select_result()
+        )
+        if is_repeated:
+            versions = before.get("versions", versions)
+        if not (about and is_repeated):
             about = self._describe_start_of_run(about)
         cluster = self._plan.cluster
         return {
             **self._options.to_dict(),
-            "versions": {
-                "tfdist": tfdist.__version__,
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-            },
+            "versions": versions,
             "commit": find_commit(),
             "about": about,
             "devices": processes.list_worker_devices(self._trainer.strategy),
