@@ -276,3 +276,10 @@ def test_private_attributes_of_others_are_listed():
 def test_importing_does_not_load_tensorflow(module):
     code = f"import sys, {module}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=1000)
+
+
+def test_tensorflow_datasets_is_loaded_on_first_use():
+    for path in (ROOT / "tfdist").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert "tensorflow_datasets" not in ast.unparse(node), path
