@@ -171,8 +171,9 @@ class Environment:
         losses = [end["loss"] for end in ends]
         apart = abs(losses[0] - losses[1]) / abs(losses[0])
         said = "Continuing a run of" in done.stderr
-        holds = apart < ROUNDING and said
-        return f"pass ({apart:.0e} apart)" if holds else f"{apart:.0e} apart, said: {said}"
+        if said != (first.pair.requirements != self.pair.requirements):
+            return f"{apart:.0e} apart; said that versions differ: {said}"
+        return f"pass ({apart:.0e} apart)" if apart < ROUNDING else f"{apart:.0e} apart"
 
     @property
     def _python(self) -> Path:
