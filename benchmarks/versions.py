@@ -1,6 +1,6 @@
 """Tests tfdist with pairs of TensorFlow and Keras, each in a virtual environment of its own.
 
-    python -m benchmarks.versions [--pairs=oldest,colab] [--directory=build/versions] [--write-docs]
+    python -m benchmarks.versions [--pairs=oldest,colab] [--checks=zoo] [--write-docs]
     python -m benchmarks.versions --pairs=colab --quick
 
 An environment takes about 2 GB and is kept in the directory for the next time, beside the output of
@@ -11,13 +11,14 @@ status is 1 if a supported pair fails.
 import argparse
 import configparser
 import dataclasses
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +83,7 @@ SHAPES = (
     *("--image_size=16,16", "--train_examples=40", "--base_filters=4", "--depth=1"),
     *("--global_batch_size=8", "--dataset=shapes", "--val_examples=10", "--schedule=constant"),
 )
-QUICK = ("internals", "step")
+QUICK = ("import", "internals", "step")
 VERIFY = (
     *("--strategies=one_device,mirrored,central_storage", "--steps=3"),
     *("--model=unet", "--image_size=16,16"),
@@ -122,25 +123,28 @@ class Environment:
         subprocess.run([*install[:5], "pytest==9.2.0", "pytest-timeout==2.4.0"], check=True)
         marker.write_text(wanted)
 
-    def check(self, first: "Environment | None" = None) -> Iterator[tuple[str, str]]:
-        """Yields the name of each check and its result, `pass` or what went wrong.
+    def list_checks(self, first: "Environment | None") -> dict[str, Callable[[], str]]:
+        """Returns the names of checks, and functions that return `pass` or what went wrong.
 
         Args:
-          first: began a run that is continued here; without it, only `QUICK` is checked.
+          first: begins a run that is continued here, if given.
         """
+        checks: dict[str, Callable[[], str]] = {}
         if self.pair.constraints:
-            yield "pip install tfdist", self._install()
+            checks["pip install tfdist"] = self._install
         program = "import tfdist.run.routing, tfdist.runs.processes"
-        yield "import", _describe(self._run("import", "-c", program))
-        for name in TESTS if first else QUICK:
-            flags = ("-m", "not cluster", "--quick", "-p", "no:cacheprovider")
-            yield name, _count(self._run(name, "-m", "pytest", *flags, *TESTS[name]))
-        if first is None:
-            return
-        yield "verify", _describe(self._run("verify", "-m", "tfdist.verify", *VERIFY))
-        yield "the same bits", self._compare(self)
-        if self.pair != first.pair:
-            yield f"a run of {first.name}", self._compare(first)
+        checks["import"] = lambda: _describe(self._run("import", "-c", program))
+        for name in TESTS:
+            checks[name] = functools.partial(self._test, name)
+        checks["verify"] = lambda: _describe(self._run("verify", "-m", "tfdist.verify", *VERIFY))
+        checks["the same bits"] = lambda: self._compare(self)
+        if first and first.pair != self.pair:
+            checks[f"a run of {first.name}"] = lambda: self._compare(first)
+        return checks
+
+    def _test(self, name: str) -> str:
+        flags = ("-m", "not cluster", "--quick", "-p", "no:cacheprovider")
+        return _count(self._run(name, "-m", "pytest", *flags, *TESTS[name]))
 
     def _install(self) -> str:
         """Returns whether pip would install tfdist and change nothing else."""
@@ -202,10 +206,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", default=",".join(PAIRS), help="to test (default: all)")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "versions")
+    parser.add_argument("--checks", default="", help="to make (default: all), such as zoo,verify")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"check {', '.join(QUICK)} only, and leave pairs out whose Python is missing",
+        help=f"make the checks {', '.join(QUICK)}, and leave pairs out whose Python is missing",
     )
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE.name}")
     flags = parser.parse_args()
@@ -214,6 +219,7 @@ def main() -> int:
         parser.error(f"the pairs are {', '.join(PAIRS)}")
     directory = flags.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    checks = QUICK if flags.quick else [*filter(None, flags.checks.split(","))]
     found: dict[str, dict[str, str]] = {}
     first = None if flags.quick else Environment(next(iter(PAIRS)), directory)
     for name in names:
@@ -226,12 +232,14 @@ def main() -> int:
                 parser.error(str(error))
             print(f"{name}: left out: {error}", flush=True)
             continue
-        found[name] = {}
-        for check, result in environment.check(first):
-            found[name][check] = result
-            print(f"{name}: {check}: {result}", flush=True)
+        kept = directory / f"{name}.json"
+        found[name] = json.loads(kept.read_text()) if flags.checks and kept.exists() else {}
+        for check, make in environment.list_checks(first).items():
+            if not checks or check in checks:
+                found[name][check] = make()
+                print(f"{name}: {check}: {found[name][check]}", flush=True)
         if first:
-            (directory / f"{name}.json").write_text(json.dumps(found[name], indent=1))
+            kept.write_text(json.dumps(found[name], indent=1))
     failed = [
         name
         for name, results in found.items()
