@@ -24,7 +24,7 @@ _TOGETHER = {
         "replacing",
     ),
     "step options": ("training.options", "training.optimizers", "training.step_options"),
-    "machine": ("cgroups", "devices", "memory", "stopping"),
+    "machine": ("cgroups", "devices", "memory", "processor", "stopping"),
     "commands": ("__main__", "train", "predict", "evaluate", "export"),
     # What is done with finished runs, and needs their options.
     "use": (

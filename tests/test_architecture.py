@@ -21,7 +21,7 @@ LAYERS = [
     {"placement.options"},
     {"cluster", "devices", "memory", "models"},
     {"records"},
-    {"stopping"},
+    {"processor", "stopping"},
     {"cli"},
     {"strategies"},
     {"launch"},

@@ -6,7 +6,6 @@ tensor is made. The factories in `tfdist.strategies` only look devices up.
 
 import ctypes
 import os
-import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import memory
 from tfdist.errors import TfdistError
+from tfdist.processor import name_processor
 
 ACCELERATORS = ("GPU", "TPU")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
@@ -114,7 +114,7 @@ def describe_arithmetic() -> str:
         tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
         for gpu in tf.config.list_physical_devices("GPU")
     }
-    name = ", ".join(sorted(kinds)) or _read_processor_name()
+    name = ", ".join(sorted(kinds)) or name_processor()
     return f"{name}; TensorFlow {tf.__version__}; Keras {keras.__version__}"
 
 
@@ -354,16 +354,6 @@ def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
 def shorten(name: str) -> str:
     """Returns `GPU:0` for `/job:localhost/replica:0/task:0/device:GPU:0` and for `gpu:0`."""
     return name.rpartition("device:")[2].lstrip("/").upper()
-
-
-def _read_processor_name() -> str:
-    """Returns the name of the CPU, or of its kind if the system does not say."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    line = next((line for line in text.splitlines() if line.startswith("model name")), "")
-    return line.partition(":")[2].strip() or platform.machine()
 
 
 def _read_cpu_flags() -> set[str]:

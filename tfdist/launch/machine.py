@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tfdist.cluster import ClusterConfig
 from tfdist.errors import TfdistError
 from tfdist.launch.report import say
 from tfdist.launch.tasks import computes
+from tfdist.processor import name_processor
 
 Environment = tuple[dict[str, str], list[int] | None]
 
@@ -193,6 +193,4 @@ def parse_nvidia_smi(text: str) -> list[str]:
 
 def describe_machine() -> str:
     """Returns the name of the processor and the number of cores that this process may use."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor())}, {count_cores()} cores"
+    return f"{name_processor()}, {count_cores()} cores"

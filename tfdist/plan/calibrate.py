@@ -43,12 +43,13 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
       arguments: the same as flags.
 
     Raises:
-      TfdistError: the command is invalid, or an accelerator is visible.
+      TfdistError: the command is invalid, this system cannot, or an accelerator is visible.
       TrainingError: a measurement failed.
     """
     from tfdist.devices import ACCELERATORS, list_devices
     from tfdist.plan.subject import make_workload
 
+    check_core_choice()
     found = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
     if found:
         raise TfdistError(
@@ -209,7 +210,6 @@ def run(
 
 def find_half() -> float:
     """Returns the share of the cores that each process of `run_on_halves` has."""
-    check_core_choice()
     cores = list_cores()
     return len(divide_cores(cores, 2)[-1]) / len(cores)
 

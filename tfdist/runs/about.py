@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.launch.machine import count_cores
+from tfdist.processor import name_processor
 
 _SECRET = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _USER_OF_URL = re.compile(r"(://)[^/@\s]+@")
@@ -78,12 +79,7 @@ def format_command(arguments: Sequence[str]) -> str:
 
 def describe_machine() -> str:
     """Returns the system, the processor, the cores and the GPUs of this machine."""
-    name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        name = next(names, name)
-    parts = [f"{name}, {count_cores()} cores"]
+    parts = [f"{name_processor()}, {count_cores()} cores"]
     gpus = [
         tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
         for gpu in tf.config.list_physical_devices("GPU")
