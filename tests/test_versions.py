@@ -56,6 +56,11 @@ def test_a_release_is_installed_on_each_python_that_can():
     assert named == pythons
 
 
+def test_the_pair_for_tpus_is_what_the_extra_installs():
+    extra = filter(None, read_setup()["options.extras_require"]["tpu"].splitlines())
+    assert set(extra) <= set(versions.PAIRS["tpu"].requirements)
+
+
 def test_nothing_that_colab_has_must_change():
     pins = read_pins((ROOT / versions.PAIRS["colab"].constraints).read_text().splitlines())
     assert pins["tensorflow"] == read_pins(versions.PAIRS["colab"].requirements)["tensorflow"]
