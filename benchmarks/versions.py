@@ -58,7 +58,7 @@ PAIRS = {
     # TensorFlow for Cloud TPUs as docs/jobs.md installs it, here on CPUs.
     "tpu": Pair(
         "python3.12",
-        ("tensorflow==2.20.0", "keras==3.15.1", "tensorflow-tpu==2.20.0", "libtpu<0.0.42"),
+        ("tensorflow==2.20.0", "keras==3.15.1", "tensorflow-tpu==2.20.0", "libtpu<0.0.31"),
         over="tensorflow-tpu==2.20.0",
     ),
     "next": Pair(
