@@ -264,11 +264,16 @@ def format_table(found: dict[str, dict[str, str]]) -> str:
     """Returns the results as a table, a column for each pair."""
     checks = list(dict.fromkeys(check for results in found.values() for check in results))
     lines = [
-        ["", *(f"{name}: {', '.join(PAIRS[name].requirements)}" for name in found)],
+        ["", *map(_describe_pair, found)],
         ["---"] * (len(found) + 1),
         *([check, *(results.get(check, "") for results in found.values())] for check in checks),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _describe_pair(name: str) -> str:
+    pair = PAIRS[name]
+    return f"{name}: {', '.join([pair.python, *pair.requirements])}"
 
 
 def passes(results: Iterable[str]) -> bool:
