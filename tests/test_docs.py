@@ -39,7 +39,7 @@ COMMANDS = (
     DoctorOptions,
 )
 OF_A_TASK_OF_THE_READERS = {"units"}
-OF_BENCHMARKS = {"batch", "limit_mib"}
+OF_BENCHMARKS = {"pairs", "write", "batch", "limit_mib"}
 OF_OTHER_TOOLS = {
     "tf_xla_auto_jit",
     "build",
