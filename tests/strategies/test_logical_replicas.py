@@ -66,6 +66,16 @@ def test_what_has_no_logical_replicas_is_refused():
     assert OneDevice(logical_replicas=2).resolve() == Mirrored(logical_replicas=2)
 
 
+def test_the_default_strategy_of_a_command_may_have_logical_replicas(tmp_path):
+    command = [sys.executable, "-m", "tfdist.train", *zoo.SMALL_RUN, "--strategy=auto"]
+    command += ["--logical_replicas=3", f"--run_dir={tmp_path}", "--epochs=1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["strategy"], summary["replicas"]) == ("mirrored", 3)
+    assert summary["numerics"]["logical_replicas"] == 3
+
+
 def test_a_run_that_continues_says_what_may_change_its_bits():
     now = {"logical_replicas": 4, "arithmetic": "CPU; TensorFlow 2.21.0"}
     assert not describe_change(now, dict(now))

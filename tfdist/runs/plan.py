@@ -82,6 +82,8 @@ def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]
 
 def _allows_trials(options: TrainOptions) -> bool:
     """Returns whether several strategies of one process are possible, all with the same result."""
+    if options.strategy.logical_replicas:  # type: ignore[attr-defined]
+        return False
     named = options.strategy.devices or list_devices()  # type: ignore[attr-defined]
     return (
         len(named) > 1

@@ -95,7 +95,8 @@ def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> 
     """
     if options.strategy.strategy != AUTO:
         return options
-    name = choose_cluster_strategy(config) or choose_local_strategy()
+    is_logical = bool(getattr(options.strategy, "logical_replicas", 0))
+    name = choose_cluster_strategy(config) or choose_local_strategy(has_logical_replicas=is_logical)
     chosen = dataclasses.replace(options.strategy, strategy=name)
     return dataclasses.replace(options, strategy=chosen)  # type: ignore[type-var]
 

@@ -191,7 +191,10 @@ def to_strategy(
 def _add_logical_replicas(given: Any, count: int) -> Strategy:
     """Returns the options of a strategy with logical replicas."""
     if isinstance(given, str):
-        given = find_strategy(choose_strategy() if given == AUTO else given)()
+        if given == AUTO:
+            in_cluster = choose_cluster_strategy(cluster.find_tf_config())
+            given = in_cluster or choose_local_strategy(has_logical_replicas=True)
+        given = find_strategy(given)()
     if not isinstance(given, Strategy):
         raise TfdistError(
             f"`logical_replicas={count}` needs the name or the options of a strategy, and not a "
@@ -202,8 +205,15 @@ def _add_logical_replicas(given: Any, count: int) -> Strategy:
     return dataclasses.replace(given, logical_replicas=count)
 
 
-def choose_local_strategy() -> str:
-    """Returns the name that `auto` stands for on one machine."""
+def choose_local_strategy(*, has_logical_replicas: bool = False) -> str:
+    """Returns the name that `auto` stands for on one machine.
+
+    Args:
+      has_logical_replicas: whether the devices are still to be divided among logical replicas, so
+        that they cannot be listed.
+    """
+    if has_logical_replicas:
+        return Mirrored.name
     from tfdist.devices import ACCELERATORS, list_devices
 
     accelerators = [name for name in list_devices() if name.partition(":")[0] in ACCELERATORS]
