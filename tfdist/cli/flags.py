@@ -22,7 +22,7 @@ from tfdist.reading import read_text
 
 Options = TypeVar("Options", bound=CommandOptions)
 
-_IMPORTED = ("task", "strategy")  # options whose code says which flags there are
+_IMPORTED = ("task", "strategy", "strategies")  # options whose code is imported with the flags
 
 
 def parse_flags(
