@@ -8,11 +8,16 @@ replicas, where integers are cut. What is missing is added here, by the rule: **
 variable's value, and a write reaches all copies.**
 
 What TensorFlow supports stays as it is, so the additions remain for the rest of the process.
+
+A handle is that of one copy, and nobody notices what `tf.raw_ops` write through it. So the copies
+whose handles a program has asked for are copied to the others before each step.
 """
 
 import functools
 import operator
 import re
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +41,8 @@ from tfdist.internals import (
 from tfdist.replacing import replace_always
 
 _IS_SHARED = "_tfdist_is_shared"
+_COPY = "_tfdist_copy"  # the copy whose handle the program has
+_LIBRARIES = "keras.", "tensorflow.", "tfdist."  # they write by methods of variables
 # Of `tf.Variable`, in addition to what `DistributedVariable` defines.
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "__float__": float,
@@ -56,6 +63,8 @@ _WRITES = (
 _SCATTERS = tuple(
     f"scatter_{kind}" for kind in ("add", "sub", "mul", "div", "min", "max", "update")
 )
+# The variables whose handles the program has asked for, by their ids, because they have no hash.
+_with_handles: dict[int, weakref.ref[Any]] = {}
 
 
 def make_variables_ordinary() -> None:
@@ -91,6 +100,17 @@ def make_variables_ordinary() -> None:
         tf.GradientTape, "watched_variables", _make_watched(tf.GradientTape.watched_variables)
     )
     replace_always(LoadedFunction, "_call_flat", _make_call(LoadedFunction._call_flat))
+
+
+def spread_raw_writes() -> None:
+    """Makes the copies of variables equal to the one whose handle the program has."""
+    for reference in list(_with_handles.values()):
+        variable = reference()
+        if variable is not None:
+            copy = vars(variable)[_COPY]
+            for other in variable.values:
+                if other is not copy:
+                    values_util.assign_on_device(other.device, other, copy.read_value())
 
 
 def _is_outside() -> bool:
@@ -135,11 +155,24 @@ def _make_handle(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def handle(variable: Any) -> Any:
         is_sum = isinstance(variable, SyncOnReadVariable)  # the handle of a part would be wrong
-        if not is_sum and values_util.get_current_replica_id_as_int() is None:
-            return variable._get_on_device_or_primary().handle
+        if not is_sum and _is_outside():
+            copy = variable._get_on_device_or_primary()
+            if not _is_read_by_library():
+                key = id(variable)
+                vars(variable)[_COPY] = copy
+                _with_handles[key] = weakref.ref(variable, lambda _: _with_handles.pop(key, None))
+            return copy.handle
         return original(variable)
 
     return handle
+
+
+def _is_read_by_library() -> bool:
+    """Returns whether Keras or TensorFlow reads a handle, rather than the user's own code."""
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name == "handle" and frame.f_back:  # of `keras.Variable`
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "").startswith(_LIBRARIES)
 
 
 def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,6 +52,32 @@ def test_a_script_reads_and_writes_a_trained_model(strategy):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+class _WritesByHandle(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        kernel = self.model.trainable_weights[0]
+        new = tf.constant([[0.5 * batch], [1.0], [2.0]])
+        tf.raw_ops.AssignVariableOp(resource=kernel.value.handle, value=new)
+
+
+@pytest.mark.parametrize("of", ["tf", "keras"])
+def test_a_write_through_a_handle_reaches_all_copies(of):
+    def use(model, fit, predict):
+        kernel = model.layers[0].kernel
+        handle = (kernel.value if of == "tf" else kernel).handle
+        new = tf.constant([[3.0], [2.0], [1.0]])
+        tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+        found = [predict(X, verbose=0)]
+        options = {"batch_size": 4, "shuffle": False, "verbose": 0}
+        losses = fit(X, Y, epochs=2, callbacks=[_WritesByHandle()], **options).history["loss"]
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=new)
+        return [*found, losses, predict(X, verbose=0), kernel.numpy()]
+
+    trainer, model = tfdist.Trainer(_make, strategy="mirrored"), _make()
+    found = use(trainer.model, trainer.fit, trainer.predict)
+    for ours, theirs in zip(found, use(model, model.fit, model.predict), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_the_steps_live_as_long_as_the_functions_of_keras():
     def answer(model, trainer):
         found = [trainer.predict(X, verbose=0)]

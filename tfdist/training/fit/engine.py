@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdist.announcing import announce
-from tfdist.distributed_variables import make_variables_ordinary
+from tfdist.distributed_variables import make_variables_ordinary, spread_raw_writes
 from tfdist.errors import TfdistError
 from tfdist.internals import find_untested
 from tfdist.placement.groups import find_groups
@@ -346,8 +346,8 @@ class Engine:
     def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:
         """Checks that a divided batch has the same result as a whole one on one device.
 
-        Call it before each batch: it checks the first one that can be divided, of the batches 1, 2,
-        3, 5, 9 and so on.
+        Call it before each batch. It makes the copies of each variable equal, and checks the first
+        batch that can be divided, of the batches 1, 2, 3, 5, 9 and so on.
 
         Args:
           kind: the kind of step, `train`, `test` or `predict`.
@@ -357,6 +357,7 @@ class Engine:
         Returns:
           An iterator that continues like the given one.
         """
+        spread_raw_writes()
         if kind in self._checked:
             return iterator
         is_in_parts = kind == "train" and self.options.micro_batches > 1 and not self.local_updates

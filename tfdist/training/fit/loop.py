@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.distributed_variables import spread_raw_writes
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch.pulse import BUSY, OWN, STEP
 from tfdist.strategies.logical_replicas import describe_change
@@ -437,6 +438,7 @@ class FitLoop:
         Raises:
           StopIteration, tf.errors.OutOfRangeError: no data are left.
         """
+        spread_raw_writes()  # of a callback, too
         done, end = 0, number + self._at_a_time - 1 if self._at_a_time > 1 else None
         while done < size:
             num_steps = min(self._most_steps, size - done)
