@@ -88,6 +88,40 @@ def test_a_refusal_names_the_culprit(name):
     assert "\n" not in str(error.value)
 
 
+def test_sums_that_no_scale_makes_right_are_refused_after_one_trace():
+    traces = []
+
+    def product_of_sums(y_true, y_pred):
+        if not tf.executing_eagerly() and tf.distribute.has_strategy():
+            traces.append(tf.distribute.get_replica_context())
+        return tf.reduce_sum((y_true - y_pred) ** 2) * tf.reduce_sum(y_true**2)
+
+    def build():
+        model = dense()
+        model.compile("sgd", product_of_sums)
+        return model
+
+    with pytest.raises(TfdistError, match="depends on which examples are together"):
+        _train(build)
+    assert len(list(filter(None, traces))) == 2  # one trace of two replicas
+
+
+def test_a_count_that_is_alike_in_all_parts_is_refused():
+    """Scaled, each part's count is almost that of the batch, and the gradient almost right."""
+
+    def divided_by_a_count(y_true, y_pred):
+        return tf.reduce_sum((y_true - y_pred) ** 2, 1) / tf.reduce_sum(y_true)
+
+    def build():
+        model = dense()
+        model.compile("sgd", divided_by_a_count)
+        return model
+
+    y = 1 + 3e-3 * np.random.default_rng(0).normal(size=Y.shape).astype("float32")
+    with pytest.raises(TfdistError, match="depends on which examples are together"):
+        _train(build, X, y)
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sums_over_examples_are_not_confused_with_others(is_known):
     """Over a length that is unknown in the step only, a sum would look like one over examples."""

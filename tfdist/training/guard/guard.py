@@ -9,7 +9,7 @@ the outputs of a prediction likewise.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -56,6 +56,7 @@ _DRAWS = {
 _STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
 # The part of the tolerance by which weights are moved to measure the effect of rounding.
 _ROUNDING = 1e-4
+_OF_SUMS = 1e-5  # the tolerance for scaled sums in float32
 
 
 def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
@@ -102,6 +103,24 @@ def list_operations(graph: Any) -> list[Any]:
     return [*definition.node, *functions]
 
 
+class _Trace(NamedTuple):
+    """A step that was traced once, for any number of examples.
+
+    Attributes:
+      run: the step, as `Steps.show` returns it.
+      run_whole: the step without micro-batches.
+      handles: those of the variables that it uses.
+      names: names of the states to compare, by the places of their handles.
+      operations: the types of its operations; none if it runs eagerly.
+    """
+
+    run: Any
+    run_whole: Any
+    handles: list[Any]
+    names: dict[int, str]
+    operations: list[str]
+
+
 class Guard:
     """Checks that replicas and micro-batches give the result of one device and one batch.
 
@@ -129,6 +148,7 @@ class Guard:
         self._steps = steps
         self._kind = kind
         self._generators = generators
+        self._scales_sums = steps.scales_sums(kind)
         self._micro_batches = steps.options.micro_batches if kind == "train" else 1
         replicas = strategy.num_replicas_in_sync
         own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
@@ -141,8 +161,8 @@ class Guard:
     def check(self) -> None:
         """Runs the step with the divided and with the whole batch. All workers must call it.
 
-        If the results differ, it does the same with scaled sums (`example_sums`), and the step
-        scales them from then on if that is right.
+        If the results differ, it scales sums (`example_sums`), and the step does so from then on
+        if that is right. The same trace serves both, because tracing takes most of the time.
 
         Raises:
           TfdistError: the results differ; the message names what depends on which examples are
@@ -152,6 +172,7 @@ class Guard:
             culprit = find_loss_of_batch(self._model)
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
+        self._step = self._trace()
         found, states = self._compare()
         if found is None or self._is_right_with_scaled_sums():
             return
@@ -159,28 +180,36 @@ class Guard:
 
     def _compare(self) -> tuple[str | None, list[str]]:
         """Describes a difference, None if there is none, and lists the states that differ."""
-        tolerance = find_tolerance(self._model, self._trace())
+        self._tolerance = tolerance = find_tolerance(self._model, self._step.operations)
         divided, whole = self._compute(self._parts), self._compute(self._whole)
         found = find_difference(divided, whole, tolerance)
         if found is None:
             return None, []
         moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
+        # Sums over the whole batch need no scale, so scaled ones are compared with these, too.
+        self._expected = whole, moved
         clear = find_clear_difference(divided, whole, tolerance, moved)
         found = clear or self._compare_in_float64(divided, whole, tolerance, moved)
         return found, list_different_states(divided, whole, tolerance)
 
     def _is_right_with_scaled_sums(self) -> bool:
-        steps, kind, is_right = self._steps, self._kind, False
+        """Returns whether scaled sums make it right, and scales them from then on if so."""
+        steps, kind = self._steps, self._kind
         if kind == "predict" or steps.scales_sums(kind) or not steps.can_scale_sums:
             return False
-        steps.scale_sums(kind, scales=True)
+        self._scales_sums, is_right = True, False
         try:
-            is_right = self._compare()[0] is None
+            divided = self._compute(self._parts)
+            # Scaled counts of similar parts are almost right, so only rounding may remain. That is
+            # not computed in float64, which takes most of the time: in doubt, it is refused.
+            (whole, moved), tolerance = self._expected, self._tolerance
+            tolerance = min(tolerance, max(_OF_SUMS, tolerance * 1e-2))
+            is_right = find_difference(divided, whole, tolerance, moved) is None
         except TfdistError:
             pass  # the first difference says more
         finally:
-            if not is_right:
-                steps.scale_sums(kind, scales=False)
+            self._scales_sums = False
+        steps.scale_sums(kind, scales=is_right)
         return is_right
 
     def _compare_in_float64(
@@ -194,7 +223,7 @@ class Guard:
         if tolerance >= FLOAT32_TOLERANCE:
             # The user's code may be unable to compute in float64.
             with contextlib.suppress(Exception), self._in_float64():
-                self._trace()
+                self._step = self._trace()
                 exact = self._compute(self._parts), self._compute(self._whole)
                 return find_difference(*exact, FLOAT32_TOLERANCE)
         return find_difference(divided, whole, tolerance, moved)
@@ -206,25 +235,25 @@ class Guard:
             for layer in self._model._flatten_layers():
                 if tf.as_dtype(layer.compute_dtype).is_floating:
                     stack.enter_context(replaced(layer, "_dtype_policy", _Float64()))
-            batch = self._batch
-            self._batch = keras.tree.map_structure(_to_float64, batch)
-            stack.callback(setattr, self, "_batch", batch)
+            for name in ("_batch", "_step"):
+                stack.callback(setattr, self, name, getattr(self, name))
+            self._batch = keras.tree.map_structure(_to_float64, self._batch)
             yield
 
-    def _trace(self) -> list[str]:
-        """Traces the step, and returns the types of its operations; none if it runs eagerly."""
-        self._run = self._run_whole = self._steps.show(self._kind)
+    def _trace(self) -> _Trace:
+        """Traces the step, unless it runs eagerly."""
+        run = run_whole = self._steps.show(self._kind)
         if self._micro_batches > 1:
-            self._run_whole = self._steps.show(self._kind, is_plain=True)
+            run_whole = self._steps.show(self._kind, is_plain=True)
         graphs: list[Any] = []
         nodes: list[Any] = []
-        if hasattr(self._run, "get_concrete_function"):
+        if hasattr(run, "get_concrete_function"):
             # One trace for any number of examples. It also creates what only tracing creates.
             spec = keras.tree.map_structure(_hide_rows, self._batch)
             bounds = self._to_bounds(self._parts)
             with self._explaining():
-                functions = dict.fromkeys((self._run, self._run_whole))
-                graphs = [f.get_concrete_function(spec, bounds).graph for f in functions]
+                functions, scales = dict.fromkeys((run, run_whole)), tf.constant(False)
+                graphs = [f.get_concrete_function(spec, bounds, scales).graph for f in functions]
             nodes = [node for graph in graphs for node in list_operations(graph)]
             check_draws(nodes, self._model)
         of_model, of_metrics, of_generators = (
@@ -236,14 +265,14 @@ class Guard:
             )
         )
         known = of_model | of_metrics | of_generators
-        self._handles = _list_handles(graphs) if graphs else [h for h, _ in known.values()]
+        handles = _list_handles(graphs) if graphs else [h for h, _ in known.values()]
         others = of_metrics | of_generators
-        self._names = {
+        names = {
             place: f"{of_model.get(id(handle), (None, 'of the step'))[1]}#{place}"
-            for place, handle in enumerate(self._handles)
+            for place, handle in enumerate(handles)
             if id(handle) not in others and _get_dtype(handle) != tf.string
         }
-        return [node.op for node in nodes]
+        return _Trace(run, run_whole, handles, names, [node.op for node in nodes])
 
     def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
@@ -252,18 +281,19 @@ class Guard:
           bounds: for each replica, its first example and the one after its last.
           moved_by: the fraction of its value by which each weight and input is moved before.
         """
-        run = self._run_whole if bounds is self._whole else self._run
-        batch = self._batch
+        step, batch = self._step, self._batch
+        run = step.run_whole if bounds is self._whole else step.run
         with self._without_effect():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
                 batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
             self._steps.reset_metrics()
             with self._explaining():
-                logs, gradients = run(batch, self._to_bounds(bounds))
+                scales = tf.constant(self._scales_sums)
+                logs, gradients = run(batch, self._to_bounds(bounds), scales)
             states = {
-                name: np.asarray(_read(self._handles[place]), "float64")
-                for place, name in self._names.items()
+                name: np.asarray(_read(step.handles[place]), "float64")
+                for place, name in step.names.items()
             }
         named = {str(place): np.asarray(g, "float64") for place, g in enumerate(gradients)}
         return Outcome(to_numbers(logs), named, states)
@@ -286,11 +316,12 @@ class Guard:
     @contextlib.contextmanager
     def _without_effect(self) -> Iterator[None]:
         """Restores the values of all variables of the step on exit."""
-        before = [_read(handle) for handle in self._handles]
+        handles = self._step.handles
+        before = [_read(handle) for handle in handles]
         try:
             yield
         finally:
-            for handle, value in zip(self._handles, before, strict=True):
+            for handle, value in zip(handles, before, strict=True):
                 _write(handle, value)
 
     def _find_handles(self, variables: Sequence[keras.Variable]) -> dict[int, tuple[Any, str]]:

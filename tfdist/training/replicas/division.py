@@ -77,7 +77,8 @@ class Division:
         is_compiled: bool = False,
     ):
         self.draws = RowDraws(is_compiled=is_compiled)
-        self.num_sums, self._scales_sums = 0, False
+        self.num_sums = 0
+        self._scales_sums: bool | tf.Tensor = False
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
         self._batch_norm = batch_norm
@@ -153,11 +154,12 @@ class Division:
         return [tf.cast(t, n.dtype) for t, n in zip(tf.unstack(total), found, strict=True)]
 
     @contextlib.contextmanager
-    def intercept(self, *, scales_sums: bool = False) -> Iterator[None]:
+    def intercept(self, *, scales_sums: bool | tf.Tensor = False) -> Iterator[None]:
         """Replaces Keras's functions. Must be opened once, around all replicas.
 
         Args:
-          scales_sums: whether sums over examples are scaled; see `example_sums`.
+          scales_sums: whether sums over examples are scaled; see `example_sums`. A boolean scalar
+            decides it in each run of what is traced.
         """
         places = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
@@ -290,9 +292,12 @@ class Division:
 
     def _scale_sum(self, total: tf.Tensor) -> tf.Tensor:
         self.num_sums += 1
-        if not self._scales_sums:
+        scale = self._of_thread.part.sum_scale
+        if isinstance(self._scales_sums, tf.Tensor):
+            scale = tf.where(self._scales_sums, scale, tf.ones_like(scale))
+        elif not self._scales_sums:
             return total
-        return total * tf.cast(self._of_thread.part.sum_scale, total.dtype)
+        return total * tf.cast(scale, total.dtype)
 
     def _scale_penalty(self, penalty: Any) -> Any:
         part = self.part

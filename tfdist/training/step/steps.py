@@ -215,9 +215,10 @@ class Steps:
     def show(self, kind: str, *, is_plain: bool = False) -> Any:
         """Returns a compiled function that shows what a `train`, `test` or `predict` step would do.
 
-        It takes a global batch and int64 [replicas, 2], the bounds of each replica's examples. It
-        returns the logs, or the outputs for these examples, and the reduced gradients of every
-        update that each replica makes, in order; no optimizer updates anything.
+        It takes a global batch, int64 [replicas, 2], the bounds of each replica's examples, and
+        whether to scale sums over examples, a boolean scalar. It returns the logs, or the outputs
+        for these examples, and the reduced gradients of every update that each replica makes, in
+        order; no optimizer updates anything.
 
         Args:
           kind: the kind of step.
@@ -234,9 +235,11 @@ class Steps:
         if kind == "train":
             step = self._model.train_step if is_plain else self._train
 
-        def run(data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+        def run(data: Any, bounds: Any, scales: Any = None) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
-            logs, *_ = self._run(kind, step, data, bounds, take=_take, record=record)
+            logs, *_ = self._run(
+                kind, step, data, bounds, take=_take, record=record, scales_sums=scales
+            )
             return logs, list(gradients)
 
         return self._compile(run)
@@ -254,7 +257,6 @@ class Steps:
     def scale_sums(self, kind: str, *, scales: bool) -> None:
         """Begins or stops to scale sums over examples in what is traced from now on."""
         self._scales_sums[kind] = scales
-        self._num_sums.clear()
 
     def _check_sums(self, kind: str, divided: Any) -> None:
         """Checks that a trace of a step scales as many sums as the one that the guard has seen.
@@ -270,7 +272,10 @@ class Steps:
                 "tf.nn.compute_average_loss, train on one device, or make all batches of one shape."
             )
 
-    def _show_outputs(self, data: Any, bounds: Any) -> tuple[Logs, list[tf.Tensor]]:
+    def _show_outputs(
+        self, data: Any, bounds: Any, scales: Any = None
+    ) -> tuple[Logs, list[tf.Tensor]]:
+        del scales  # a prediction has no losses
         draws_rows = self._predicts_draws()
 
         def predict(data: Any, bounds: Any) -> list[tf.Tensor]:
@@ -369,6 +374,7 @@ class Steps:
         take: Any = None,
         record: Record | None = None,
         after: Sequence[tf.Tensor] = (),
+        scales_sums: tf.Tensor | None = None,
     ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
         def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.control_dependencies(list(after)):
@@ -388,8 +394,8 @@ class Steps:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(aggregating(self._division.agree, self._model))
-            scales_sums = self._scales_sums[kind]
-            stack.enter_context(self._division.intercept(scales_sums=scales_sums))
+            scales = self._scales_sums[kind] if scales_sums is None else scales_sums
+            stack.enter_context(self._division.intercept(scales_sums=scales))
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(self._with_placement())
             stack.enter_context(
@@ -401,8 +407,10 @@ class Steps:
                 )
             )
             results = self._strategy.run(replica_step, args=(data, place))
-        if scales_sums:
+        if self._scales_sums[kind]:
             self._check_sums(kind, divided)
+        elif scales_sums is not None:
+            self._num_sums[kind, divided] = self._division.num_sums
         vector, rows = (self._strategy.experimental_local_results(r)[0] for r in results)
         return self.metrics.compute_logs(kind, vector), vector, rows
 
