@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +38,7 @@ class Pair:
       is_supported: whether everything must pass.
       constraints: a file of versions that must not change.
       over: a package whose files take the places of another's, installed last.
+      environ: what to set.
     """
 
     python: str
@@ -45,6 +46,7 @@ class Pair:
     is_supported: bool = True
     constraints: str = ""
     over: str = ""
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 PAIRS = {
@@ -60,6 +62,8 @@ PAIRS = {
         "python3.12",
         ("tensorflow==2.20.0", "keras==3.15.1", "tensorflow-tpu==2.20.0", "libtpu<0.0.31"),
         over="tensorflow-tpu==2.20.0",
+        # Elsewhere than on a TPU VM, its library asks for one for minutes.
+        environ={"TPU_SKIP_MDS_QUERY": "1"},
     ),
     "next": Pair(
         "python3.12",
@@ -184,7 +188,8 @@ class Environment:
         return self._path / "bin" / "python"
 
     def _run(self, check: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        own = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ = {**os.environ, **own, **self.pair.environ}
         command = [self._python, *arguments]
         try:
             done = subprocess.run(
