@@ -247,8 +247,7 @@ class Steps:
     @property
     def can_scale_sums(self) -> bool:
         """Whether the last trace has sums over examples, and may be made again with other ones."""
-        can_trace = self._draws_rows and not isinstance(self._shards, OptimizerShards)
-        return can_trace and self._division.num_sums > 0
+        return self._draws_rows and self._division.num_sums > 0
 
     def scales_sums(self, kind: str) -> bool:
         """Returns whether a kind of step scales sums over examples; see `example_sums`."""
