@@ -83,6 +83,7 @@ TESTS = {
         "tests/training/test_synchronous.py",
     ),
     "step": ("tests/training/test_step.py",),
+    "programs": ("tests/training/test_programs.py",),
     "state": ("tests/training/test_checkpoints.py", "tests/training/test_randomness.py"),
     "tpu": ("tests/strategies/test_tpu.py",),
     "placement": ("tests/placement/test_graph.py", "tests/placement/test_contract.py"),

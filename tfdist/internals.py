@@ -124,6 +124,11 @@ def adds_up_activities() -> bool:
         return float(layer.losses[0]) > 1
 
 
+def renormalizes(layer: keras.layers.Layer) -> bool:
+    """Returns whether batch normalization renormalizes, which Keras 3.13 cannot."""
+    return bool(getattr(layer, "renorm", False))
+
+
 # Owner -> the private attributes that are read or set of its instances. The test looks for them in
 # the source of the modules of the owner's class and of the classes it derives from.
 PRIVATE_ATTRIBUTES = {
@@ -245,6 +250,7 @@ __all__ = [
     "py_checkpoint_reader",
     "random_ops",
     "record",
+    "renormalizes",
     "saving_lib",
     "set_keras_mask",
     "slice_variable",

@@ -65,10 +65,13 @@ def files(path_with_spaces):
     return {path.name: path.read_text() for path in output.iterdir()} | {"model": model}
 
 
-def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(capfd):
-    arguments = ["--model=/models/e[1]"]
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, capfd):
+    model = tmp_path / "e[1]"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "saved_model.pb").touch()
+    arguments = [f"--model={model}"]
     assert run_command("tfdist.serve", run_serving, arguments, options_class=ServeOptions) == 2
-    assert "--model=/models/e[1]: TensorFlow cannot load" in capfd.readouterr().err
+    assert f"--model={model}: TensorFlow cannot load" in capfd.readouterr().err
 
 
 def test_the_server_reads_its_configuration(files):

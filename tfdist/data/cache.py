@@ -336,6 +336,12 @@ def _put_in_place(partial: Path, folder: Path, sizes_bytes: dict[str, int]) -> N
         shutil.rmtree(damaged, ignore_errors=True)
 
 
+def _to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return os.fspath(value)
+
+
 def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
     """Returns a text that changes when the source, its code or the files that it reads change."""
     what: Any
@@ -344,7 +350,7 @@ def _make_key(source: Source | SequentialSource, origin: dict[str, Any]) -> str:
     else:
         fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
         try:
-            what = [json.dumps(fields, sort_keys=True, default=os.fspath)]
+            what = [json.dumps(fields, sort_keys=True, default=_to_json)]
             if not type(source).__module__.startswith("tfdist."):  # none of ours has a path
                 what.append(_list_files(fields))
         except TypeError as error:

@@ -281,6 +281,8 @@ def _check_data(path: str, options: Any) -> None:
     given = {name: getattr(options.run, name, None) for name in ("dataset", "data_dir")}
     try:
         recorded = parse_options(read_file(f"{path}/options.json"))
+        if not options.run.trust_task:
+            check_recorded_code(recorded or {}, where=path, cure=TRUST)
         task = TrainOptions.from_dict(recorded or {}).task
         task = dataclasses.replace(task, **{name: value for name, value in given.items() if value})
     except Exception:  # The command itself reports what is wrong.

@@ -18,7 +18,7 @@ from tfdist.tasks.images import tiff
 from tfdist.tasks.images.pixels import PixelFormat
 from tfdist.tasks.images.reading import find_format, open_image, read_image
 from tfdist.tasks.segmentation.folder import make_folder
-from tfdist.tasks.segmentation.inference.commands import run_export
+from tfdist.tasks.segmentation.inference.commands import EXPORT
 from tfdist.tasks.segmentation.masks import decode_mask, read_mask
 from tfdist.tasks.segmentation.registry import make_source
 from tfdist.tasks.segmentation.task import Segmentation
@@ -293,7 +293,7 @@ def test_a_run_is_used_on_the_values_that_it_was_trained_on(kind, path_with_spac
 
     exported = path_with_spaces / "exported"
     options = [f"--run_dir={run_dir}", f"--output={exported}", "--quiet"]
-    assert run_command("tfdist.export", run_export, options, options_class=ExportOptions) == 0
+    assert run_command("tfdist.export", EXPORT.run, options, options_class=ExportOptions) == 0
     servable = tf.saved_model.load(str(exported / "1"))
     image = images["0"][:, :16]
     expected = keras.ops.argmax(run.model(image[None].astype(np.float32) * (255 / 4095)), -1)

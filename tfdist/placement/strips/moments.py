@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals import renormalizes
 from tfdist.models.batch_norm import Moments, measure_part, normalize_part
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.placement.graph import Operation
@@ -19,7 +20,7 @@ def normalize_batch(run: StripForward, operation: Operation, taken: Values) -> l
     (image,), layer = taken, operation.layer
     if not (run.is_training(operation) and layer.trainable):
         return compute_elements(run, operation, taken)
-    if getattr(layer, "axis", -1) not in (-1, 3) or getattr(layer, "renorm", False):
+    if getattr(layer, "axis", -1) not in (-1, 3) or renormalizes(layer):
         return None
     image = _cast(run, image, layer.compute_dtype)
     dtype = tf.float64 if image.parts[0].dtype == tf.float64 else tf.float32

@@ -90,7 +90,8 @@ def open_tiff(source: str | bytes) -> TiffImage:
 
     try:
         with tifffile.TiffFile(source if isinstance(source, str) else io.BytesIO(source)) as file:
-            series, page = file.series[0], file.pages[0]
+            page: Any = file.pages[0]
+            series = file.series[0]
             axes, shape = _check_axes(series)
             return TiffImage(
                 _arrange(_read(file, source), axes, shape),

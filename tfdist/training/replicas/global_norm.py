@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals import renormalizes
 from tfdist.models.batch_norm import (
     Moments,
     Replicas,
@@ -81,7 +82,7 @@ def _fits(layer: Any, inputs: Any) -> bool:
     """Returns whether a layer normalizes the last axis, in a precision of the kernel."""
     has_kernel = inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
     is_last = layer.axis in (-1, inputs.shape.rank - 1)
-    return has_kernel and is_last and not layer.renorm
+    return has_kernel and is_last and not renormalizes(layer)
 
 
 def _make_moments(original: Any, find_part: Callable[[], BatchShare | None]) -> Any:
