@@ -84,6 +84,8 @@ try:
     # Whether a layer's `training` in the definition of a functional model wins over that of the
     # model's call. It does from Keras 3.16 on.
     DEFINITION_WINS = not hasattr(functional, "operation_fn")
+    # Whether a method for a single batch forgets those before. Keras 3.13 does not.
+    RESETS_ON_BATCH = "reset_metrics" in TensorFlowTrainer.train_on_batch.__code__.co_names
     # The name under which Keras stores its global generator, which Keras 3.12 spells out.
     GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 except (ImportError, AttributeError, StopIteration) as error:
@@ -192,6 +194,7 @@ __all__ = [
     "DEFINITION_WINS",
     "GLOBAL_SEED_GENERATOR",
     "PRIVATE_ATTRIBUTES",
+    "RESETS_ON_BATCH",
     "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.internals import RESETS_ON_BATCH
 from tfdist.launch.pulse import BUSY, OWN, STEP, Pulse
 from tfdist.training.fit.averaging import exchange_divided
 from tfdist.training.fit.callback_list import CallbackList
@@ -98,7 +99,8 @@ def evaluate(
         engine.compare_weights()
     reading, adapter = _begin_reading(steps, adapter, model)
     callbacks = make_callbacks(steps or adapter.num_steps)
-    of_model.reset_metrics()
+    if RESETS_ON_BATCH or not adapter.is_single:
+        of_model.reset_metrics()
     adapter.on_epoch_end()
     model.stop_evaluating = False
     callbacks.on_test_begin()

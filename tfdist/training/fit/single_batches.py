@@ -9,6 +9,7 @@ import keras
 
 from tfdist.data.digests import digest_batch
 from tfdist.data.graph_errors import show_user_errors
+from tfdist.internals import RESETS_ON_BATCH
 from tfdist.training.fit import evaluation
 from tfdist.training.fit.engine import Engine
 from tfdist.training.fit.model_files import ModelFiles
@@ -75,7 +76,7 @@ class SingleBatches(ModelFiles):
         steps = self.engine.build(adapter)
         if self._is_due(adapter):
             self.engine.compare_weights()
-        if resets:
+        if resets and RESETS_ON_BATCH:
             steps.reset_metrics()
         iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
         iterator = self.engine.check_division("train", iterator, adapter)
