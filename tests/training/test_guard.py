@@ -190,6 +190,20 @@ def test_a_prediction_that_depends_on_the_batch_is_refused():
     assert trainer.predict(X, batch_size=8).shape == (32, 2)
 
 
+@pytest.mark.parametrize("predicts", [True, False])
+def test_a_prediction_within_an_epoch_leaves_its_metrics(predicts):
+    trainer = zoo.make_trainer(dense, strategy=zoo.STRATEGIES["mirrored-2"](), check="on")
+
+    class Predicts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and predicts:
+                trainer.predict(X, batch_size=8, verbose=0)
+
+    history = trainer.fit(X, Y, **FIT, callbacks=[Predicts()]).history
+    expected = zoo.trace_once(dense()).fit(X, Y, **FIT).history
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+
+
 def test_batches_smaller_than_the_replicas_do_not_hide_the_others():
     def make_batches():
         yield X[:1], Y[:1]

@@ -287,7 +287,8 @@ class Guard:
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
                 batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
-            self._steps.reset_metrics()
+            if self._kind != "predict":  # which uses none, so that they would not be restored
+                self._steps.reset_metrics()
             with self._explaining():
                 scales = tf.constant(self._scales_sums)
                 logs, gradients = run(batch, self._to_bounds(bounds), scales)
