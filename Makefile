@@ -31,16 +31,15 @@ train: $(RUN)
 smoke: $(TEST)
 	$(BIN)/python -m pytest -m smoke
 
-# On two cores. Clusters and the other variants of thorough tests are in test-all.
+# On two cores. The other variants of thorough tests are in test-all, and clusters in test-cluster.
 test: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster" --quick
 
 test-cluster: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster --quick
 
 test-all: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster"
-	$(MAKE) test-cluster
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4
 
 errors: $(TEST)
 	$(BIN)/python -m pytest --write-docs tests/test_errors.py
