@@ -70,7 +70,10 @@ def _find_problem(place: str, name: str) -> str | None:
     spec: Any = None
     for end in range(1, len(parts) + 1):
         inside = spec.submodule_search_locations if spec else None
-        found = _find_spec(".".join(parts[:end]), inside)
+        try:
+            found = _find_spec(".".join(parts[:end]), inside)
+        except KeyError:  # of a directory without __init__.py in another: the import says more
+            return None
         if found is None:
             # Code may make modules that are no files.
             is_made = ".".join(parts[:end]) in sys.modules

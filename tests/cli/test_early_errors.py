@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from tfdist import TfdistError
+from tfdist.imports import check_named, import_named
+
 RUN = "Cannot find a run in --run_dir=/nowhere"
 ERRORS = {
     "train --strategy=nosuch": "Unknown --strategy",
@@ -159,3 +162,16 @@ def test_a_run_that_is_not_finished_is_refused_at_once(tmp_path):
     [(status, printed, said)] = json.loads(done.stdout)
     assert (status, printed) == (2, "")
     assert "is not finished: it has no model.keras" in said
+
+
+def test_code_in_directories_without_init_is_left_to_the_import(tmp_path, monkeypatch):
+    (tmp_path / "outer_dir" / "inner_dir").mkdir(parents=True)
+    (tmp_path / "outer_dir" / "inner_dir" / "made.py").write_text("def build(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_named("model", "outer_dir.inner_dir.made:build")
+    assert import_named("model", "outer_dir.inner_dir.made:build").__name__ == "build"
+    with pytest.raises(TfdistError, match="has no attribute 'nothing'"):
+        import_named("model", "outer_dir.inner_dir.made:nothing")
+    with pytest.raises(TfdistError, match="No module named 'outer_dir.inner_dir.absent'"):
+        import_named("model", "outer_dir.inner_dir.absent:build")
