@@ -58,17 +58,12 @@ class Workers:
         self._sum = tf.function(self.sum_in_graph, reduce_retracing=True)
 
     @property
-    def first_replica(self) -> int:
-        """The index of the first replica of this process's strategy among those of all workers."""
-        return self.index * (self.num_replicas // self.count) if self._has_own_strategy else 0
-
-    @property
     def replicas(self) -> range:
         """The replicas of this process among those of all workers."""
         if not self._has_own_strategy:
             return self._own
         each = self.num_replicas // self.count
-        return range(self.first_replica, self.first_replica + each)
+        return range(self.index * each, (self.index + 1) * each)
 
     @property
     def is_chief(self) -> bool:
