@@ -419,10 +419,24 @@ PATCHES = (
     ),
     Patch(
         "script",
+        tf.nn,
+        "compute_average_loss scale_regularization_loss",
+        "run.scope",
+        "TensorFlow refuses them where no replica computes, and so in a script's own loop",
+    ),
+    Patch(
+        "script",
         BaseOptimizer,
         "apply",
-        "run.scope",
+        "run.own_steps",
         "a script that applies gradients by itself is told that replicas have no part in it",
+    ),
+    Patch(
+        "script",
+        tf,
+        "function",
+        "run.own_steps",
+        "replicas compute the steps of a script's own loops",
     ),
     Patch(
         "script",

@@ -73,6 +73,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
 
     from tfdist import devices
     from tfdist.launch.pulse import SERVE, open_pulse
+    from tfdist.run.own_steps import OwnSteps
     from tfdist.run.routing import Routing
     from tfdist.run.scope import keeping_scope
     from tfdist.runs import processes
@@ -106,7 +107,12 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
                 stack.enter_context(tf.variable_creator_scope(creator))
             yield
 
-    with keeping_scope(strategy, open_scope), routing.open(), ScriptStop():
+    def show(text: str) -> None:
+        if routing.workers.is_chief:
+            print(f"tfdist.run: {text}", file=sys.stderr, flush=True)
+
+    own_steps = OwnSteps(strategy, options.step, show, quiet=quiet)
+    with keeping_scope(strategy, open_scope), routing.open(), own_steps.open(), ScriptStop():
         routing.set_seed(options.run.seed)
         with ordinary_output():
             runpy.run_path(script, run_name="__main__")

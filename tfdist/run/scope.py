@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import BaseOptimizer, GraphStack, loss_module
+from tfdist.internals import GraphStack, loss_module
 from tfdist.replacing import find_function, replace_always, replaced
 from tfdist.strategies.registry import find_traits
 
@@ -48,33 +48,34 @@ def _computing_whole(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     Keras divides a loss by the number of replicas, which here compute nothing of it.
     """
-    is_told = False
+
+    is_outside = tf.distribute.in_cross_replica_context
+    average = find_function(tf.nn, "compute_average_loss")
+    add = find_function(tf.nn, "scale_regularization_loss")
 
     def in_step(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda v: v if tf.distribute.in_cross_replica_context() else scale(v)
+        return lambda v: v if is_outside() else scale(v)
 
-    apply = find_function(BaseOptimizer, "apply")
+    @functools.wraps(average)
+    def compute_average_loss(
+        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> Any:
+        if global_batch_size is None and is_outside():
+            global_batch_size = tf.shape(per_example_loss)[0]
+        return average(per_example_loss, sample_weight, global_batch_size)
 
-    def apply_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_told
-        if not is_told and tf.distribute.in_cross_replica_context():
-            is_told = True
-            print(
-                "tfdist.run: the script applies gradients by itself. The replicas have no part in "
-                "these steps: their results are those of one device, and so is their speed. "
-                "tfdist.Loop divides them.",
-                file=sys.stderr,
-            )
-        return apply(optimizer, *args, **kwargs)
+    @functools.wraps(add)
+    def scale_regularization_loss(regularization_loss: Any) -> Any:
+        return tf.reduce_sum(regularization_loss) if is_outside() else add(regularization_loss)
 
     with contextlib.ExitStack() as stack:
+        for function in (compute_average_loss, scale_regularization_loss):
+            place = tf.nn, function.__name__, function
+            stack.enter_context(replaced(*place, in_all_threads=True))
         if strategy.num_replicas_in_sync > 1:
             for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
                 scale = in_step(find_function(loss_module, name))
                 stack.enter_context(replaced(loss_module, name, scale, in_all_threads=True))
-            stack.enter_context(
-                replaced(BaseOptimizer, "apply", apply_and_tell, in_all_threads=True)
-            )
         yield
 
 

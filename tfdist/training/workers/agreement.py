@@ -11,7 +11,7 @@ from tfdist.data.fingerprint import describe_difference
 from tfdist.errors import TfdistError
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.replicas.loss_scaling import get_inner_optimizer
-from tfdist.training.workers.communication import Workers
+from tfdist.training.workers.communication import UnlikeWorkersError, Workers
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -28,7 +28,7 @@ def agree(
       read: the digests of the batches that this worker has read since the last call.
 
     Raises:
-      TfdistError: the workers' learning rates differ, because a callback changed the rate on some
+      UnlikeWorkersError: the learning rates differ, because a callback changed the rate on some
         of them only; or they have read different batches.
     """
     own = np.zeros([2, workers.count])
@@ -38,7 +38,7 @@ def agree(
     _refuse_different_batches(workers, hashes, read)
     for worker, rate in enumerate(rates):
         if rate != rates[0]:
-            raise TfdistError(
+            raise UnlikeWorkersError(
                 f"The learning rate is {rate:g} on worker {worker} and {rates[0]:g} on the chief. "
                 "Pass the callback that changes it on every worker."
             )
@@ -49,7 +49,7 @@ def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
     """Returns the fingerprint of the data, after checking that it is the same on all workers.
 
     Raises:
-      TfdistError: the data of a worker differ from the chief's.
+      UnlikeWorkersError: the data of a worker differ from the chief's.
     """
     own = adapter.make_fingerprint()
     if workers.count == 1:
@@ -58,7 +58,7 @@ def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
     for worker, other in enumerate(others):
         difference = describe_difference(others[0], other)
         if difference is not None:
-            raise TfdistError(
+            raise UnlikeWorkersError(
                 f"The data of worker {worker} differ from the chief's: {difference}. Give all "
                 "workers the same data."
             )
@@ -73,7 +73,7 @@ def compare_batches(workers: Workers, read: Mapping[str, Any]) -> None:
       read: the digests of the batches that this worker has read since the last call.
 
     Raises:
-      TfdistError: they have not.
+      UnlikeWorkersError: they have not.
     """
     if workers.count == 1:
         return
@@ -92,7 +92,7 @@ def _refuse_different_batches(
         for number in sorted({*chief, *other}, key=int):
             ours, theirs = chief.get(number), other.get(number)
             if ours != theirs:
-                raise TfdistError(
+                raise UnlikeWorkersError(
                     f"Batch {number} of worker {worker} {_describe_batch(ours, theirs)}. Give all "
                     "workers the same data in the same order, with a seed for all that shuffles or "
                     "samples them. If examples are augmented at random, give "

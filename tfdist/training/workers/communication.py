@@ -26,6 +26,10 @@ _ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination servic
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
+class UnlikeWorkersError(TfdistError):
+    """Workers that must be alike have different data, weights or settings."""
+
+
 class Workers:
     """The workers of a strategy; a single process if the strategy has no others.
 

@@ -9,9 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import TfdistError
 from tfdist.placement.shards.divided import find_divided
-from tfdist.training.workers.communication import Workers
+from tfdist.training.workers.communication import UnlikeWorkersError, Workers
 
 _PIECE = 1 << 20  # elements that are summed at a time, so that no copy of a table is made
 # The share of a variable's sum of absolute values by which sums may differ. The workers' weights
@@ -29,7 +28,7 @@ def compare_weights(workers: Workers, variables: Sequence[keras.Variable]) -> No
       variables: variables of which each worker has a copy; those that have none are skipped.
 
     Raises:
-      TfdistError: they have not.
+      UnlikeWorkersError: they have not.
     """
     if workers.count == 1:
         return
@@ -43,7 +42,7 @@ def compare_weights(workers: Workers, variables: Sequence[keras.Variable]) -> No
         chief, *others = table[:, place]
         for worker, other in enumerate(others, start=1):
             if not np.allclose(other, chief, rtol=0, atol=tolerance * chief[1], equal_nan=True):
-                raise TfdistError(
+                raise UnlikeWorkersError(
                     f"The variable {variable.path} of worker {worker} differs from the chief's: "
                     "one of them has changed it alone, or drawn it with another seed. Make every "
                     "worker load or change weights, also in callbacks, and set one seed."

@@ -1,0 +1,103 @@
+"""The training loops of tutorials, under `python -m tfdist.run`: the numbers of one device."""
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "run" / "own_loops.py"
+WHOLE = {
+    "guide_s_class_without_a_function": "applies gradients, but is no tf.function of a batch",
+    "outputs_of_examples": "returns a tensor of shape",
+    "loss_that_cannot_be_divided": "Cannot divide a batch over",
+    "function_of_an_epoch": "applies gradients, but is no tf.function of a batch",
+    "loop_in_the_open": "applies gradients, but is no tf.function of a batch",
+}
+DIVIDED = [
+    "guide_s_class",
+    "methods_with_the_decorator",
+    "models_as_arguments",
+    "dcgan",
+    "accumulated_gradients",
+    "learning_rate_finder",
+    "after_a_fit",
+]
+
+
+def _run(*flags, names):
+    command = [sys.executable, *(("-m", "tfdist.run", *flags) if flags else ()), str(SCRIPT)]
+    run = subprocess.run(
+        [*command, *names], cwd=ROOT, capture_output=True, text=True, timeout=1000, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    line = next(line for line in run.stdout.splitlines() if '{"' in line)
+    return json.loads(line[line.index("{") :]), run.stdout + run.stderr  # a cluster mixes them
+
+
+@functools.cache
+def _run_alone(names):
+    return _run(names=names)[0]
+
+
+def _check(found, names):
+    expected = _run_alone(names)
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def _find_lines(errors):
+    lines = [line for line in errors.splitlines() if "tfdist.run: " in line]
+    return {
+        what: [line for line in lines if text in line]
+        for what, text in (("divided", "is divided over"), ("whole", "It is computed whole"))
+    }
+
+
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategy=mirrored", "--virtual_devices=2"),
+        ("--strategy=mirrored", "--virtual_devices=3"),
+        ("--strategy=central_storage", "--virtual_devices=2"),
+    ],
+    ids=["mirrored-2", "mirrored-3", "central_storage-2"],
+)
+def test_loops_end_as_without_tfdist_and_most_are_divided(flags):
+    names = tuple(DIVIDED + [name for name in WHOLE if name != "guide_s_class_without_a_function"])
+    found, errors = _run(*flags, names=names)
+    _check(found, names)
+    lines = _find_lines(errors)
+    # Two functions each in `methods_with_the_decorator` and `accumulated_gradients`.
+    assert len(lines["divided"]) == len(DIVIDED) + 2
+    assert len(lines["whole"]) == len(WHOLE) - 1
+
+
+@pytest.mark.parametrize("name", ["guide_s_class_without_a_function"])
+def test_a_step_that_is_no_function_is_computed_whole(name):
+    found, errors = _run("--strategy=mirrored", "--virtual_devices=2", names=[name])
+    _check(found, (name,))
+    (line,) = _find_lines(errors)["whole"]
+    assert WHOLE[name] in line
+    assert "tfdist.run: train_step (" in line
+
+
+@pytest.mark.cluster
+def test_loops_on_two_workers_end_as_without_tfdist():
+    names = (*DIVIDED, "outputs_of_examples", "loss_that_cannot_be_divided", "loop_in_the_open")
+    found, errors = _run("--workers=2", names=names)
+    _check(found, names)
+    assert "is divided over 2 replicas" in errors
+
+
+def test_one_device_leaves_functions_as_they_are():
+    names = ("guide_s_class",)
+    found, errors = _run("--strategy=one_device", names=names)
+    _check(found, names)
+    assert not _find_lines(errors)["divided"]
