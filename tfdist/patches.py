@@ -375,26 +375,13 @@ PATCHES = (
         "run.routing",
         "each worker saves by itself, and only the chief to the real path",
     ),
-    Patch(
-        "script",
-        keras.export.ExportArchive,
-        "write_out",
-        "run.routing",
-        "each worker saves by itself",
-    ),
-    Patch(
-        "script",
-        saving_lib,
-        "save_model save_weights_only load_weights_only",
-        "run.routing",
-        "each worker saves by itself",
-    ),
-    Patch(
-        "script",
-        legacy_h5_format,
-        "save_model_to_hdf5 save_weights_to_hdf5_group",
-        "run.routing",
-        "each worker saves by itself",
+    *(
+        Patch("script", owner, names, "run.routing", "each worker saves by itself")
+        for owner, names in (
+            (keras.export.ExportArchive, "write_out"),
+            (saving_lib, "save_model save_weights_only load_weights_only"),
+            (legacy_h5_format, "save_model_to_hdf5 save_weights_to_hdf5_group"),
+        )
     ),
     Patch(
         "script",

@@ -62,6 +62,11 @@ def describe_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     return {"tensors": tensors, "shuffle": shuffles, "operations": operations}
 
 
+def list_shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets within a dataset that draw an order: each pass has the next one."""
+    return [part for part in _list_parts(dataset) if hasattr(part, "_seed2")]
+
+
 def _list_parts(dataset: Any) -> Iterator[Any]:
     """Yields a dataset, then the datasets from which it reads."""
     yield dataset

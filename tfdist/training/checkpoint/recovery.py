@@ -103,8 +103,23 @@ class Recovery:
           Its step, state and arrays, or None if there is none.
 
         Raises:
-          TfdistError: it belongs to another model or optimizer, a worker cannot find it, none can
-            be read, or the directory is in use.
+          TfdistError: as `find`; or it belongs to another model or optimizer.
+        """
+        found = self.find(begun_from)
+        if found is None:
+            return None
+        self._assign(found, variables, optimizer)
+        self._best_step = found.best_step
+        return found.step, found.state, found.arrays
+
+    def find(self, begun_from: str | None = None) -> Checkpoint | None:
+        """Returns the newest checkpoint that the chief finds intact, if there is one.
+
+        Args:
+          begun_from: see `restore`.
+
+        Raises:
+          TfdistError: a worker cannot find it, none can be read, or the directory is in use.
         """
         found, refusal = None, None
         self._begun_from = begun_from
@@ -125,11 +140,7 @@ class Recovery:
             )
         if step == _NOTHING:
             return None
-        if found is None:
-            found = self._read(step)
-        self._assign(found, variables, optimizer)
-        self._best_step = found.best_step
-        return found.step, found.state, found.arrays
+        return found or self._read(step)
 
     def restore_best(
         self,

@@ -171,6 +171,11 @@ class Engine:
         seconds = self._steps.input_s if self._steps else 0.0
         return None if seconds is None or math.isnan(seconds) else seconds
 
+    @property
+    def steps(self) -> Any:
+        """The compiled steps, once `build` has made them."""
+        return self._steps
+
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step was traced: more than once if an input's shape changed."""
         return self._steps.count_traces() if self._steps else {}

@@ -7,13 +7,21 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.distributed_variables import make_variables_ordinary
+from tfdist.errors import TfdistError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
-from tfdist.training.fit.arguments import BatchArguments, TrainerArguments, check_kind
+from tfdist.training.checkpoint.recovery import Recovery
+from tfdist.training.fit.arguments import (
+    BatchArguments,
+    FitArguments,
+    TrainerArguments,
+    check_kind,
+)
 from tfdist.training.fit.engine import opening_scope
+from tfdist.training.fit.loop_progress import LoopProgress
 from tfdist.training.fit.own_step import OwnStep
 from tfdist.training.inputs.example_order import find_order
-from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.inputs.make_adapter import check_order, make_data_adapter
 from tfdist.training.step.model_variables import make_creator
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import Workers
@@ -48,12 +56,17 @@ class Loop:
 
     Args:
       strategy: as in `Trainer`.
+      checkpoint_dir: the directory of the checkpoints from which `epochs` continues; None for none.
+        All workers must see it.
+      keep_checkpoints: how many of the newest checkpoints to keep.
+      checkpoint_every: batches between checkpoints, besides one after each epoch.
       seed: as in `Trainer`.
       step_options: how steps are computed; see `tfdist.StepOptions`.
 
     Attributes:
       strategy: the strategy.
       is_chief: whether this process writes files.
+      state: a dictionary of your own, of what JSON can hold, which is saved and restored as well.
 
     Raises:
       TfdistError: the strategy is unknown.
@@ -63,17 +76,35 @@ class Loop:
         self,
         *,
         strategy: tf.distribute.Strategy | Strategy | str | None = None,
+        checkpoint_dir: str | None = None,
+        keep_checkpoints: int = 3,
+        checkpoint_every: int | None = None,
         seed: int | None = None,
         step_options: StepOptions | None = None,
     ):
         check_kind("step_options", step_options, StepOptions)
-        self._seed = TrainerArguments(seed=seed).seed
+        given = TrainerArguments(
+            checkpoint_dir=checkpoint_dir or None, keep_checkpoints=keep_checkpoints, seed=seed
+        )
+        self._seed = given.seed
         self._step_options = step_options or StepOptions()
         self.strategy = to_strategy(strategy)
         make_variables_ordinary()
         self._create_variable = make_creator(self.strategy, self._step_options)
-        self.is_chief = Workers(self.strategy).is_chief
-        self._num_epochs: dict[Any, int] = {}
+        workers = Workers(self.strategy)
+        self.is_chief = workers.is_chief
+        self.state: dict[str, Any] = {}
+        recovery = None
+        if given.checkpoint_dir:
+            recovery = Recovery(given.checkpoint_dir, keep=given.keep_checkpoints, workers=workers)
+        self._steps: list[OwnStep] = []
+        self._progress = LoopProgress(
+            recovery,
+            workers,
+            every=FitArguments(checkpoint_every=checkpoint_every).checkpoint_every or None,
+            steps=self._steps,
+            state=self.state,
+        )
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -100,7 +131,38 @@ class Loop:
           TfdistError: the function uses no model or optimizer; or, when it is called, the strategy
             cannot divide it.
         """
-        return OwnStep(function, self.strategy, self._step_options)
+        return OwnStep(
+            function,
+            self.strategy,
+            self._step_options,
+            steps=self._steps,
+            on_ready=self._progress.claim if self._progress.is_saved else None,
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the numbers of the epochs, and continues from the newest checkpoint, if any.
+
+        The program that continues must be the same. In the epoch of the checkpoint, `batches`
+        yields what was not read yet; before the first of these batches, all variables of the
+        steps, `state`, and the generators of Keras, NumPy and Python get the checkpoint's values.
+        At SIGTERM under `tfdist.run`, and after `request_stop`, the program ends with status 143
+        after the next batch and its checkpoint.
+
+        Args:
+          count: the number of epochs.
+
+        Yields:
+          The numbers of the epochs that are left, the first of all being 0. A second loop over
+          `epochs` has its own.
+
+        Raises:
+          TfdistError: the checkpoint is of another program or other data, or cannot be read.
+        """
+        yield from self._progress.iterate_epochs(count)
+
+    def request_stop(self) -> None:
+        """Ends the program after the next batch of `batches`, once a checkpoint is written."""
+        self._progress.request_stop()
 
     def batches(
         self,
@@ -127,11 +189,18 @@ class Loop:
           TfdistError: the arrays do not fit one another.
         """
         size = BatchArguments(batch_size=batch_size).size
-        if not hasattr(x, "shape") and hasattr(x, "__iter__") and not isinstance(x, (list, dict)):
+        is_iterable = not hasattr(x, "shape") and hasattr(x, "__iter__")
+        is_batched = is_iterable and not isinstance(x, (list, tuple, dict))
+        if is_batched and not (self._progress.is_saved and isinstance(x, tf.data.Dataset)):
+            if self._progress.is_saved:
+                raise TfdistError(
+                    f"Cannot continue a loop over a {type(x).__name__}: give `batches` arrays or a "
+                    "tf.data.Dataset, or the loop no checkpoint_dir."
+                )
             yield from x
             return
-        epoch = self._num_epochs.get(id(x), 0)
-        self._num_epochs[id(x)] = epoch + 1
+        if is_batched:
+            check_order(x)
         adapter = make_data_adapter(
             x,
             y,
@@ -141,9 +210,16 @@ class Loop:
             shuffle=shuffle,
             order=find_order(self._seed, num_fits=0, by_python=False),
         )
-        assert adapter.num_steps is not None
-        context = tf.distribute.InputContext()
-        for batch, _ in adapter.make_train(context, epoch * adapter.num_steps).take(
-            adapter.num_steps
-        ):
-            yield batch[0] if y is None and isinstance(batch, tuple) else batch
+        this_pass = self._progress.begin_pass(x, adapter)
+        if this_pass is None:
+            return
+        context, first = tf.distribute.InputContext(), this_pass.first
+        if is_batched:
+            dataset = adapter.make_train(context, first)
+        else:
+            assert adapter.num_steps is not None
+            dataset = adapter.make_train(context, this_pass.number * adapter.num_steps + first)
+            dataset = dataset.take(adapter.num_steps - first)
+        for number, (batch, _) in enumerate(dataset, first):
+            yield batch[0] if not is_batched and y is None and isinstance(batch, tuple) else batch
+            self._progress.end_batch(number)

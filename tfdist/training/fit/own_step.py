@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
@@ -14,6 +15,8 @@ from tfdist.internals import BaseOptimizer
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
 
+_METRICS = "metrics"
+_VARIABLES = (keras.Variable, tf.Variable, keras.random.SeedGenerator)
 _PARTS = (keras.Layer, BaseOptimizer, keras.metrics.Metric)
 # What is not searched for the models, optimizers and metrics of a function.
 LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfdist")
@@ -30,6 +33,8 @@ class OwnStep:
       step_options: how the step is computed.
       constants: arguments that every call has, by place or name; see `_split_arguments`.
       converts: whether AutoGraph converts the control flow; by default that of a `tf.function`.
+      steps: every step with models is added to it.
+      on_ready: called with a step once all its variables exist, before it is computed.
       returns_tensors: whether results are tensors, as those of a `tf.function`, else numbers.
     """
 
@@ -41,6 +46,8 @@ class OwnStep:
         *,
         constants: Mapping[str, Any] | None = None,
         converts: bool | None = None,
+        steps: "list[OwnStep] | None" = None,
+        on_ready: "Callable[[OwnStep], None] | None" = None,
         returns_tensors: bool = False,
     ):
         self.function = getattr(function, "python_function", function)
@@ -54,6 +61,10 @@ class OwnStep:
         self._key = _identify(self._constants)
         self._returns_tensors = returns_tensors
         self._trainer: Trainer | None = None
+        self._steps, self._on_ready = steps, on_ready
+        self._saved_metrics: tuple[Mapping[str, Any], dict[int, np.ndarray]] = {}, {}
+        if steps is not None:
+            steps.append(self)
         self._others: dict[Any, OwnStep] = {}  # with other constants
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
@@ -80,7 +91,7 @@ class OwnStep:
             return self._others[key](*args, **kwargs)
         rows = _to_rows(data)
         if self._trainer is None:
-            self._trainer = self._make_trainer()
+            self._trainer = self._make_ready(rows)
         program: Any = self._trainer.model
         return program.unpack(self._trainer.run_step(rows), rows, self._returns_tensors)
 
@@ -88,6 +99,49 @@ class OwnStep:
         """Returns the models, layers, optimizers and metrics that a call uses, each once."""
         _, constants = _split_arguments(args, kwargs or {})
         return _find_parts(self.function, self._constants | constants)
+
+    def list_variables(self) -> dict[str, Any]:
+        """Returns the variables of everything that the function uses, as far as they exist."""
+        found = _find_parts(self.function, self._constants, kinds=(*_PARTS, *_VARIABLES))
+        variables: list[Any] = []
+        for part in found:
+            if isinstance(part, keras.random.SeedGenerator):
+                part = part.state
+            variables += [part] if isinstance(part, _VARIABLES) else part.variables
+        if self._trainer is not None:
+            variables += self._trainer.engine.list_state()
+        named: dict[str, Any] = {}
+        for variable in {id(v): v for v in variables}.values():
+            # Keras gives each variable a path of its own; those of TensorFlow may be alike.
+            name = getattr(variable, "path", None) or f"{self._name}/{variable.name}"
+            while name in named and not hasattr(variable, "path"):
+                name += "_"
+            if name in named:
+                raise make_alike_error(name)
+            named[name] = variable
+        return named
+
+    def read_metrics(self) -> dict[str, np.ndarray]:
+        """Returns each replica's part of the metrics, by name; all workers must call it."""
+        if self._trainer is None:
+            return {}
+        states = self._trainer.engine.steps.read_states()
+        return {f"{_METRICS}/{self._name}/{place}": state for place, state in enumerate(states)}
+
+    def write_metrics(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Sets the metrics to what `read_metrics` returned, if that is saved.
+
+        Before the first step, there is only their sum; it takes its parts if it is as now by then.
+        """
+        if self._trainer is None:
+            self._saved_metrics = saved, self._read_values()
+        elif (names := self.read_metrics().keys()) <= saved.keys():
+            self._trainer.engine.steps.write_states([saved[name] for name in names])
+
+    def compare_weights(self) -> None:
+        """Checks that all workers have the same weights; all must call it."""
+        if self._trainer is not None:
+            self._trainer.engine.compare_weights()
 
     def bind(self, owner: Any) -> "OwnStep":
         """Returns the step of an object in whose class the function is a method."""
@@ -100,6 +154,8 @@ class OwnStep:
             self._step_options,
             constants=constants,
             converts=self._converts,
+            steps=self._steps,
+            on_ready=self._on_ready,
             returns_tensors=self._returns_tensors,
         )
 
@@ -111,6 +167,38 @@ class OwnStep:
             return tf.autograph.to_graph(self.function)
         converted = tf.autograph.to_graph(self.function.__func__)
         return types.MethodType(converted, self.function.__self__)
+
+    def _make_ready(self, rows: dict[str, Any]) -> Trainer:
+        """Returns the trainer, with the values that metrics have before its first step.
+
+        From then on, each replica has its own part of them.
+        """
+        now = self._read_values()
+        trainer = self._make_trainer()
+        if self._on_ready is None and not any(np.any(value) for value in now.values()):
+            return trainer
+        trainer.prepare_step(rows)
+        self._trainer = trainer
+        if self._on_ready is not None:
+            self._on_ready(self)
+        saved, then = self._saved_metrics
+        if saved and now.keys() == then.keys() and all((now[k] == then[k]).all() for k in now):
+            self.write_metrics(saved)
+            return trainer
+        steps = trainer.engine.steps
+        variables, states = steps.steps.metrics.list_variables(), steps.read_states()
+        steps.write_states(
+            [
+                now[id(variable)][None] if id(variable) in now else state
+                for variable, state in zip(variables, states, strict=True)
+            ]
+        )
+        return trainer
+
+    def _read_values(self) -> dict[int, np.ndarray]:
+        """Returns the values of the metrics' variables that exist, by the ids of these."""
+        metrics = [part for part in self.find_parts() if isinstance(part, keras.metrics.Metric)]
+        return {id(v): np.asarray(v.numpy()) for metric in metrics for v in metric.variables}
 
     def _make_trainer(self) -> Trainer:
         parts = self.find_parts()
@@ -133,6 +221,8 @@ class OwnStep:
 class _Program(keras.Model):
     """The models, optimizers and metrics of a function, which takes the place of `train_step`."""
 
+    keeps_shapes = True  # as `tf.function`; see `Steps`
+
     def __init__(
         self, function: Callable[..., Any], parts: list[Any], constants: Mapping[str, Any]
     ):
@@ -140,7 +230,7 @@ class _Program(keras.Model):
         self.parts = [part for part in parts if not isinstance(part, BaseOptimizer)]
         self.optimizers = [part for part in parts if isinstance(part, BaseOptimizer)]
         self._run = function
-        vars(self)["constants"] = constants  # not an attribute that Keras tracks
+        self.__dict__["constants"] = constants  # not an attribute that Keras tracks
         self._results: dict[tuple[str, ...], Any] = {}  # by the names of the arguments
         self.built = True
 
@@ -222,7 +312,7 @@ def _to_rows(values: dict[str, Any]) -> dict[str, Any]:
     return values or {_NO_ARGUMENT: tf.zeros([1])}
 
 
-def _find_parts(*values: Any) -> list[Any]:
+def _find_parts(*values: Any, kinds: tuple[type, ...] = _PARTS) -> list[Any]:
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # held, so that no id is used twice
     waiting = list(values)
@@ -231,7 +321,7 @@ def _find_parts(*values: Any) -> list[Any]:
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, _PARTS):
+        if isinstance(value, kinds):
             found[id(value)] = value
         elif isinstance(value, OwnStep):
             waiting.append(value.function)
@@ -274,3 +364,11 @@ def list_names(code: types.CodeType) -> list[str]:
     """Returns the names that code uses, those of functions within it included."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return [*code.co_names, *(name for c in inner for name in list_names(c))]
+
+
+def make_alike_error(name: str) -> TfdistError:
+    """Returns the error for two variables of one name, which a checkpoint could not tell apart."""
+    return TfdistError(
+        f"Cannot save the loop: two variables are named {name!r}. Give the models, layers and "
+        "optimizers that its steps use different names."
+    )

@@ -72,6 +72,12 @@ class SingleBatches(ModelFiles):
         """
         return self._train_single(self._make_batch_adapter(batch), resets=False)
 
+    def prepare_step(self, batch: Any) -> None:
+        """Creates all variables that `run_step` uses, without a step."""
+        adapter = self._make_batch_adapter(batch)
+        with self.engine.drawing_alike():
+            self.engine.build(adapter).prepare(adapter)
+
     def _train_single(self, adapter: DataAdapter, *, resets: bool) -> dict[str, Any]:
         steps = self.engine.build(adapter)
         if self._is_due(adapter):

@@ -117,7 +117,9 @@ class SynchronousSteps(TrainingSteps):
     def prepare(self, adapter: DataAdapter) -> None:
         if self._model.run_eagerly:
             return
-        iterator = adapter.iterate_elements(self._strategy, place=self._workers.place_input)
+        iterator = self._give(adapter, of_training=True) or adapter.iterate_elements(
+            self._strategy, place=self._workers.place_input
+        )
         with explain_step_errors(self._model):
             if self._train_loop is None:
                 self.steps.train.get_concrete_function(iterator)

@@ -323,7 +323,10 @@ class Steps:
         if not (self._is_jitted or self._fixes_shapes):
             function = fusing_updates()(function)
         function = _leaving_no_variables(function)
-        return tf.function(function, autograph=False, reduce_retracing=True)
+        # As Keras, unless each shape is to have a trace of its own: what a step computes does then
+        # not depend on the shapes before it.
+        is_relaxed = not getattr(self._model, "keeps_shapes", False)
+        return tf.function(function, autograph=False, reduce_retracing=is_relaxed)
 
     def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], StepResult]:
         def step(iterator: Any) -> StepResult:

@@ -1,0 +1,210 @@
+"""A training loop of one's own continues from its checkpoint with the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests import zoo
+from tfdist.errors import TfdistError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(22, 4)).astype("f4"), RNG.normal(size=(22, 1)).astype("f4")
+DATASET = "dataset"
+
+
+class LostError(Exception):
+    pass
+
+
+def train(strategy, directory=None, *, lost_after=None, data="arrays", lazy=False, every=2):
+    """Trains in two phases, and returns what it ends with; the program is lost after a batch."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    loop = tfdist.Loop(
+        strategy=zoo.STRATEGIES[strategy](), checkpoint_dir=directory, checkpoint_every=every
+    )
+    with loop.scope():
+        first = [] if lazy else [keras.Input((4,))]
+        model = keras.Sequential(
+            [
+                *first,
+                keras.layers.Dense(6, "relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(1e-2)
+        metric, of_test = keras.metrics.MeanAbsoluteError(), keras.metrics.MeanSquaredError()
+        noise = keras.random.SeedGenerator(2)
+        count = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+    loss_fn = keras.losses.MeanSquaredError()
+
+    @loop.distribute
+    def train_step(x, y, scale):
+        x += 0.1 * keras.random.normal(tf.shape(x), seed=noise)
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = loss_fn(y, outputs) * scale
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        metric.update_state(y, outputs)
+        count.assign_add(1.0)
+        return loss
+
+    @loop.distribute
+    def test_step(x, y):
+        of_test.update_state(y, model(x, training=False))
+
+    batches = {"batch_size": 8}
+    train_data, test_data = (X, Y), (X[:16], Y[:16])
+    if data == DATASET:
+        batches = {}
+        both = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=3).batch(8)
+        train_data, test_data = (both,), (both.take(2),)
+    given = 0
+    found = loop.state
+    found.setdefault("losses", [])
+    for phase, epochs in enumerate((2, 1)):
+        for _ in loop.epochs(epochs):
+            metric.reset_state()
+            of_test.reset_state()
+            optimizer.learning_rate = 1e-2 / (1 + len(found["losses"]))
+            for x, y in loop.batches(*train_data, **batches):
+                scale = np.float32(np.random.rand() + random.random() + phase)
+                found["losses"].append(train_step(x, y, scale))
+                given += 1
+                if given == lost_after:
+                    raise LostError
+            found["losses"].append(float(metric.result()))
+            for x, y in loop.batches(*test_data, **batches, shuffle=False):
+                test_step(x, y)
+                given += 1
+                if given == lost_after:
+                    raise LostError
+            found["losses"].append(float(of_test.result()))
+    values = [w.tobytes() for w in model.get_weights()]
+    values += [np.asarray(v).tobytes() for v in optimizer.variables]
+    return found["losses"], values, float(count)
+
+
+def lose_and_continue(points, directory, *args, **kwargs):
+    for point in points:
+        with pytest.raises(LostError):
+            train(*args, directory, lost_after=point, **kwargs)
+    return train(*args, directory, **kwargs)
+
+
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("mirrored-2", {}),
+        ("one_device", {"lazy": True, "data": DATASET}),
+        ("one_device", {}),
+        ("mirrored-2", {"lazy": True, "data": DATASET}),
+        ("mirrored-3", {"every": 1}),
+        ("central_storage-2", {"every": None}),
+    ],
+)
+def test_a_loop_that_is_lost_ends_with_the_same_bits(strategy, options, tmp_path):
+    expected = train(strategy, **options)
+    # In the first epoch's training and evaluation, at an epoch's end, and in the second phase.
+    assert lose_and_continue([3, 2, 7], str(tmp_path), strategy, **options) == expected
+
+
+def test_another_program_or_other_data_are_refused(tmp_path):
+    directory = str(tmp_path)
+    with pytest.raises(LostError):
+        train("one_device", directory, lost_after=3)
+    with pytest.raises(TfdistError, match="Cannot continue after step 2"):
+        train("one_device", directory, data=DATASET)
+    loop = tfdist.Loop(strategy="one_device", checkpoint_dir=directory)
+    with loop.scope():
+        other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="other")])
+
+    @loop.distribute
+    def step(x):
+        return tf.reduce_mean(other(x))
+
+    def run():
+        for _ in loop.epochs(2):
+            for x in loop.batches(X, batch_size=8):
+                step(x)
+
+    with pytest.raises(TfdistError, match="the checkpoint has no variable 'sequential_1/other/kernel'"):
+        run()
+
+
+def test_data_that_cannot_be_read_again_are_refused(tmp_path):
+    loop = tfdist.Loop(strategy="one_device", checkpoint_dir=str(tmp_path))
+    for _ in loop.epochs(1):
+        with pytest.raises(TfdistError, match="a loop over a generator: give `batches` arrays"):
+            next(loop.batches(x for x in [X]))
+        unseeded = tf.data.Dataset.from_tensor_slices(X).shuffle(22).batch(8)
+        with pytest.raises(TfdistError, match="shuffled or sampled without a seed"):
+            next(loop.batches(unseeded))
+
+
+SCRIPT = """
+import hashlib, sys, time, keras, numpy as np, tensorflow as tf, tfdist
+keras.utils.set_random_seed(1)
+loop = tfdist.Loop(checkpoint_dir=sys.argv[1])
+with loop.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(1e-2)
+@loop.distribute
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((y - model(x, training=True)) ** 2)
+    weights = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(64, 4)).astype("f4"), rng.normal(size=(64, 1)).astype("f4")
+for epoch in loop.epochs(4):
+    for batch in loop.batches(x, y, batch_size=8):
+        step(*batch)
+        print("step", flush=True)
+        time.sleep(float(sys.argv[2]))
+print(hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest())
+"""
+
+
+def test_a_script_that_is_told_to_stop_saves_and_continues(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def start(directory, pause):
+        flags = "--strategy=mirrored", "--virtual_devices=2", "--quiet"
+        command = [sys.executable, "-m", "tfdist.run", *flags, str(script), directory, pause]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+
+    def end(process):
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        return output.splitlines()
+
+    whole = start(str(tmp_path / "whole"), "0")
+    expected = end(whole)
+    stopped = start(str(tmp_path / "stopped"), "1")
+    for _ in range(3):
+        assert stopped.stdout.readline() == "step\n"
+    time.sleep(0.1)
+    stopped.send_signal(signal.SIGTERM)
+    rest, _ = stopped.communicate(timeout=300)
+    assert stopped.returncode == 143
+    lines = end(start(str(tmp_path / "stopped"), "0"))
+    assert lines[-1] == expected[-1]
+    assert 3 + rest.count("step") + len(lines) == len(expected)

@@ -1,0 +1,288 @@
+"""Where a training loop of one's own is, and the checkpoints from which it continues there."""
+
+import copy
+import json
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.dataset_graph import list_shuffles
+from tfdist.errors import TfdistError
+from tfdist.stopping import EXIT_TERMINATED, ScriptStop
+from tfdist.training.checkpoint.recovery import Recovery
+from tfdist.training.fit.own_step import OwnStep, make_alike_error
+from tfdist.training.inputs.data_adapter import DataAdapter
+from tfdist.training.workers.agreement import check_data
+from tfdist.training.workers.communication import Workers
+
+_NUMPY = "random/numpy"
+
+
+@dataclass
+class Pass:
+    """A pass over data: one call of `Loop.batches`.
+
+    Attributes:
+      number: the number of passes over the same data before it.
+      first: the number of the first batch to give; the others were given before the checkpoint.
+    """
+
+    number: int
+    first: int = 0
+
+
+@dataclass
+class _Data:
+    """Data that `Loop.batches` was called with.
+
+    Attributes:
+      sources: functions that return what is read, or None when it is gone.
+      passes: the passes over them that have begun.
+      fingerprint: as in a checkpoint, once it is known.
+    """
+
+    sources: list[Callable[[], Any]]
+    passes: int = 0
+    fingerprint: dict[str, Any] | None = None
+
+
+class LoopProgress:
+    """The place of a loop: in which epoch, which call of `batches`, and after which batch.
+
+    A program that continues calls everything as before. What was read before the checkpoint is
+    skipped; then all variables and random generators get the values of the checkpoint, whatever the
+    program did with them meanwhile.
+
+    Args:
+      recovery: writes and reads checkpoints; None to keep none.
+      workers: the processes that run the loop.
+      every: batches between checkpoints, besides one after each epoch; None for none of these.
+      steps: the loop's steps, to which it adds.
+      state: the user's own numbers and texts, which are saved and restored.
+    """
+
+    def __init__(
+        self,
+        recovery: Recovery | None,
+        workers: Workers,
+        *,
+        every: int | None,
+        steps: Sequence[OwnStep],
+        state: dict[str, Any],
+    ):
+        self._recovery, self._workers, self._every = recovery, workers, every
+        self._steps, self._state = steps, state
+        self._phase, self._epoch, self._call = -1, 0, -1
+        self._is_open = False  # within an epoch
+        self._num_batches = 0
+        self._found: Mapping[str, Any] | None = None  # the state of a checkpoint not yet reached
+        self._known: dict[str, dict[str, Any]] = {}  # what a checkpoint says of each call's data
+        self._arrays: Mapping[str, np.ndarray] = {}
+        self._names: Mapping[str, str] = {}
+        self._unclaimed: set[str] = set()
+        self._data: list[_Data] = []
+        self._of_calls: dict[int, _Data] = {}
+        self._is_asked_to_stop = self._was_stopped = False
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether checkpoints are kept."""
+        return self._recovery is not None
+
+    def request_stop(self) -> None:
+        """Ends the program after the next batch, once a checkpoint is written."""
+        self._is_asked_to_stop = True
+
+    def iterate_epochs(self, count: int) -> Iterator[int]:
+        """Yields the numbers of the epochs that are left; see `Loop.epochs`."""
+        self._phase += 1
+        if self._recovery is None:
+            for self._epoch in range(count):
+                yield self._epoch
+            return
+        if not self._phase:
+            self._find(self._recovery)
+        if self._found is not None and self._phase < self._found["phase"]:
+            return
+        try:
+            with ScriptStop.stoppable(self.request_stop, lambda: self._was_stopped):
+                yield from self._iterate(count)
+        finally:
+            self._is_open = False
+            self._recovery.wait()
+
+    def _iterate(self, count: int) -> Iterator[int]:
+        first = 0
+        if self._found is not None and self._phase == self._found["phase"]:
+            first = self._found["epoch"]
+            self._claim_all(self._found)
+            if self._found["call"] is None:
+                self._found = None
+        for self._epoch in range(first, count):
+            self._call, self._is_open = -1, True
+            yield self._epoch
+            if self._found is not None:
+                raise TfdistError(
+                    f"Cannot continue in epoch {self._epoch}: the program reads fewer data in it "
+                    "than before. Call `batches` as before, or give another checkpoint_dir."
+                )
+            self._save(self._epoch + 1, None, 0)
+            self._stop_if_asked()
+
+    def begin_pass(self, x: Any, adapter: DataAdapter) -> Pass | None:
+        """Counts a pass over data, and returns it; None if it was over before the checkpoint."""
+        data = self._find_data(x)
+        found = None
+        if self._is_open:
+            self._call += 1
+            self._of_calls[self._call] = data
+            if self._found is not None:
+                if self._call < self._found["call"]:
+                    return None
+                found, self._found = self._found, None
+                self._claim_all(found)
+            known = self._known.get(str(self._call))
+            if self.is_saved and data.fingerprint is None:
+                data.fingerprint = adapter.make_fingerprint()
+                if known is not None:
+                    now = {"train": data.fingerprint, "batch_size": None}
+                    check_data({"train": known["data"]}, now, step=self._num_batches)
+            if known is not None and not data.passes:
+                data.passes = known["passes"]
+                if adapter.begins_anew:
+                    adapter.read_passes(data.passes, False)
+        data.passes += 1
+        return Pass(data.passes - 1, found["batch"] if found else 0)
+
+    def end_batch(self, number: int) -> None:
+        """Counts a batch, of which the program has computed everything; saves if that is due."""
+        self._num_batches += 1
+        if not self._is_open or not self.is_saved:
+            return
+        is_due = self._every is not None and self._num_batches % self._every == 0
+        if self._workers.count > 1:
+            self._is_asked_to_stop = bool(self._workers.sum(np.array([self._is_asked_to_stop]))[0])
+        if is_due or self._is_asked_to_stop:
+            self._save(self._epoch, self._call, number + 1)
+        self._stop_if_asked()
+
+    def claim(self, step: OwnStep) -> None:
+        """Gives the variables of a step the values that the checkpoint has for them."""
+        for name, variable in step.list_variables().items():
+            key = self._names.get(name)
+            if key is None and self._unclaimed:
+                raise TfdistError(
+                    f"Cannot continue: the checkpoint has no variable {name!r}. Continue with the "
+                    "same program, in a new process or after keras.utils.clear_session(), which "
+                    "numbers its layers from the start; or give another checkpoint_dir."
+                )
+            if key in self._unclaimed:
+                self._unclaimed.discard(key)
+                variable.assign(self._arrays[key])
+
+    def _claim_all(self, found: Mapping[str, Any]) -> None:
+        self._unclaimed = set(self._names.values())
+        for step in self._steps:
+            self.claim(step)
+            step.write_metrics(self._arrays)
+        self._state.clear()
+        self._state.update(copy.deepcopy(found["state"]))
+        version, numbers, gauss = found["random"]
+        random.setstate((version, tuple(numbers), gauss))
+        kind, place, has_gauss, cached = found["numpy_random"]
+        np.random.set_state((kind, self._arrays[_NUMPY], place, has_gauss, cached))
+
+    def _find(self, recovery: Recovery) -> None:
+        checkpoint = recovery.find()
+        if checkpoint is not None:
+            self._num_batches = checkpoint.step
+            self._arrays, self._found = checkpoint.arrays, checkpoint.state
+            self._names = checkpoint.state["names"]
+            self._known = dict(checkpoint.state["calls"])
+
+    def _save(self, epoch: int, call: int | None, batch: int) -> None:
+        assert self._recovery is not None
+        arrays: dict[str, np.ndarray] = {}
+        names: dict[str, str] = {}
+        keys: dict[int, str] = {}
+        owners: dict[str, Any] = {}
+        for step in self._steps:
+            step.compare_weights()
+            for name, variable in step.list_variables().items():
+                key = names[name] = keys.setdefault(id(variable), name)
+                if owners.setdefault(name, variable) is not variable:
+                    raise make_alike_error(name)
+                if key == name:
+                    arrays[name] = np.asarray(variable.numpy())
+            arrays |= step.read_metrics()
+        for name, key in self._names.items():  # what the program has not used yet since then
+            if key in self._unclaimed and name not in names:
+                names[name], arrays[key] = key, self._arrays[key]
+        for number, data in self._of_calls.items():
+            passes = data.passes - (data is self._of_calls.get(call if call is not None else -1))
+            known = self._known.get(str(number), {})  # of what was over before the checkpoint
+            fingerprint = data.fingerprint or known.get("data", {})
+            self._known[str(number)] = {"passes": passes, "data": fingerprint}
+        kind, numbers, place, has_gauss, cached = np.random.get_state(legacy=True)
+        arrays[_NUMPY] = np.asarray(numbers)
+        self._recovery.save(
+            step=self._num_batches,
+            variables=[],
+            arrays=arrays,
+            state={
+                "phase": self._phase,
+                "epoch": epoch,
+                "call": call,
+                "batch": batch,
+                "names": names,
+                "calls": self._known,
+                "state": self._copy_state(),
+                "random": random.getstate(),
+                "numpy_random": [kind, int(place), int(has_gauss), float(cached)],
+            },
+        )
+
+    def _copy_state(self) -> Any:
+        """Returns a copy of the user's state, which may change while it is written."""
+        try:
+            return json.loads(json.dumps(self._state))
+        except (TypeError, ValueError) as error:
+            raise TfdistError(
+                f"Cannot save `loop.state`: {error}. Keep numbers, texts, and lists and "
+                "dictionaries of them in it."
+            ) from error
+
+    def _stop_if_asked(self) -> None:
+        if self._is_asked_to_stop:
+            self._was_stopped = True
+            assert self._recovery is not None
+            self._recovery.wait()
+            sys.exit(EXIT_TERMINATED)
+
+    def _find_data(self, x: Any) -> _Data:
+        """Returns the data that an object reads, which others may read, too.
+
+        Datasets that are made of one shuffled dataset, such as `take` and `skip` of it, are one: a
+        pass over any of them changes its order.
+        """
+        sources = list_shuffles(x) if isinstance(x, tf.data.Dataset) else []
+        references = [_refer(source) for source in sources or [x]]
+        for data in self._data:
+            known = [reference() for reference in data.sources]
+            if any(reference() is other for reference in references for other in known):
+                return data
+        self._data.append(_Data(references))
+        return self._data[-1]
+
+
+def _refer(x: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(x)
+    except TypeError:  # a list or a tuple of arrays
+        return lambda: x
