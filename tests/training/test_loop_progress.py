@@ -141,7 +141,9 @@ def test_another_program_or_other_data_are_refused(tmp_path):
             for x in loop.batches(X, batch_size=8):
                 step(x)
 
-    with pytest.raises(TfdistError, match="the checkpoint has no variable 'sequential_1/other/kernel'"):
+    with pytest.raises(
+        TfdistError, match="the checkpoint has no variable 'sequential_1/other/kernel'"
+    ):
         run()
 
 

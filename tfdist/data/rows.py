@@ -1,5 +1,6 @@
 """Divides the examples of a global batch over replicas."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,12 +95,24 @@ def split_batch(
     is_copied = num_rows < num_replicas
     bounds = [(0, num_rows)] * num_replicas if is_copied else split_rows(num_rows, num_replicas)
 
-    def take(replica: int) -> tuple[Any, tf.Tensor]:
-        start, end = bounds[replica]
-        part = tf.nest.map_structure(lambda t: None if t is None else t[start:end], batch)
-        return part, tf.constant([start, num_rows], tf.int64)
+    def split(leaf: Any) -> list[Any]:
+        if leaf is None or is_copied:
+            return [leaf] * num_replicas
+        return tf.split(leaf, [end - start for start, end in bounds])
 
-    return [take(replica) for replica in replicas]
+    leaves = [split(leaf) for leaf in tf.nest.flatten(batch)]
+    return [
+        (
+            tf.nest.pack_sequence_as(batch, [parts[replica] for parts in leaves]),
+            _make_place(bounds[replica][0], num_rows),
+        )
+        for replica in replicas
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _make_place(start: int, num_rows: int) -> tf.Tensor:
+    return tf.constant([start, num_rows], tf.int64)
 
 
 def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:

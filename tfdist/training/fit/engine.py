@@ -362,8 +362,7 @@ class Engine:
         Returns:
           An iterator that continues like the given one.
         """
-        spread_raw_writes()
-        if kind in self._checked:
+        if self.is_checked(kind):
             return iterator
         is_in_parts = kind == "train" and self.options.micro_batches > 1 and not self.local_updates
         is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
@@ -390,6 +389,14 @@ class Engine:
         finally:
             self.check_s += time.perf_counter() - began
         return iterator
+
+    def is_checked(self, kind: str) -> bool:
+        """Returns whether `check_division` has nothing left to check.
+
+        Call it before each batch, as it makes the copies of each variable equal.
+        """
+        spread_raw_writes()
+        return kind in self._checked
 
     def announce_first(self, kind: str, what: str) -> None:
         """Announces the work that comes before the first step of a kind, once for each trace.
