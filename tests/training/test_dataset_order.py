@@ -178,3 +178,53 @@ def test_a_run_on_data_of_unknown_length_continues(strategy_name, stop_after, tm
     assert stopped.step == stop_after
     check_unknown(fit_unknown(continued), fit_keras_unknown())
     assert continued.progress.resumed_from_step == stop_after
+
+
+class _Lose(keras.callbacks.Callback):
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("strategy_name", "lost_after"), [("one_device", 6), ("one_device", 9), ("mirrored-2", 11)]
+)
+def test_training_and_validation_data_may_be_parts_of_one_shuffled_dataset(
+    strategy_name, lost_after, tmp_path
+):
+    """Each pass over one of them changes the order of both."""
+
+    def run(directory=None, callbacks=()):
+        keras.utils.set_random_seed(1)
+        x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+        whole = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True)))
+        whole = whole.shuffle(40, seed=3)
+
+        def build():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            # It is not known to be divisible, so that the guard looks at a batch.
+            model.compile(keras.optimizers.SGD(0.05), lambda y, p: tf.reduce_mean((y - p) ** 2, -1))
+            return model
+
+        trainer = tfdist.Trainer(
+            build, strategy=zoo.STRATEGIES[strategy_name](), checkpoint_dir=directory
+        )
+        history = trainer.fit(
+            whole.skip(10).batch(8),
+            validation_data=whole.take(10).batch(8),
+            epochs=4,
+            verbose=0,
+            checkpoint_every=2,
+            callbacks=callbacks,
+        )
+        return history.history, trainer.model.get_weights()[0].tobytes()
+
+    expected = run()
+    with pytest.raises(KeyboardInterrupt):
+        run(str(tmp_path), [_Lose(lost_after)])
+    assert run(str(tmp_path)) == expected

@@ -296,5 +296,5 @@ def _end_reading(reading: Reading, adapter: DataAdapter, *, has_ended: bool) -> 
     elif reading.is_at_end and not has_ended:
         if reading.is_cut(reading.seen):
             warn_of_end()
-        adapter.drop_pass()
+        adapter.drop_evaluated()
     adapter.on_epoch_end()

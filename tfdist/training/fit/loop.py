@@ -43,6 +43,7 @@ class FitLoop:
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;
         None for no validation.
+      validation: the data that it reads.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class FitLoop:
         interval: Interval,
         data: Mapping[str, Any],
         evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
+        validation: DataAdapter | None = None,
     ):
         self._engine = engine
         self._adapter = adapter.begin_at(schedule.first_step)
@@ -77,7 +79,7 @@ class FitLoop:
         self._history = find_history(callbacks)
         self._callbacks = callbacks
         self._interval = interval
-        self._evaluate = evaluate
+        self._evaluate, self._validation = evaluate, validation
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
@@ -251,6 +253,8 @@ class FitLoop:
         progress.is_epoch_open = state["is_epoch_open"]
         self._learned_steps = self._learned_steps or state["steps_per_epoch"]
         self._restore_reading(state["reading"])
+        if self._validation is not None:
+            self._validation.replay_evaluated((state["reading"] or {}).get("evaluated", 0))
         num_epochs, batch = self._epoch, progress.step - self._start
         epochs_read = num_epochs - self._schedule.first_epoch + progress.is_epoch_open
         self._adapter.replay(epochs_read, self._learned_steps)
@@ -359,6 +363,7 @@ class FitLoop:
             "is_open": goes_on,
             "passes": adapter.pass_number if goes_on else adapter.num_opened,
             "offset": reading.seen if goes_on else 0,
+            "evaluated": self._validation.num_evaluated if self._validation else 0,
         }
 
     def _is_at_end(self) -> bool:

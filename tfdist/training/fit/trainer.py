@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -376,7 +376,7 @@ class Trainer(SingleBatches):
         schedule: Schedule,
         given: FitArguments,
         callbacks: Any,
-        validation: Callable[[CallbackList], Any] | None,
+        validation: "_Validation | None",
         data: dict[str, Any],
     ) -> keras.callbacks.History:
         verbose = self._find_verbosity(given.verbose)
@@ -403,7 +403,8 @@ class Trainer(SingleBatches):
                 steps=given.checkpoint_every or 0, seconds=given.checkpoint_every_s or 0
             ),
             data=data,
-            evaluate=None if validation is None else validation(callback_list),
+            evaluate=None if validation is None else validation.make(callback_list),
+            validation=None if validation is None else validation.adapter,
         )
         with self._ending_a_stopped_script():
             loop.run(verbose=verbose)
@@ -466,8 +467,8 @@ class Trainer(SingleBatches):
 
     def _make_validation(
         self, data: Any, *, batch_size: int | None, steps: int | None
-    ) -> Callable[[CallbackList], Any]:
-        """Returns a function from callbacks to what validates: the model's own `evaluate`, if any.
+    ) -> "_Validation":
+        """Returns the validation of an epoch, by the model's own `evaluate`, if any.
 
         As in Keras, the data are read once, and `_use_cached_eval_dataset` says so.
         """
@@ -484,7 +485,7 @@ class Trainer(SingleBatches):
 
         own = find_own_method(self.model, "evaluate")
         if own is None:
-            return lambda callbacks: functools.partial(validate, callbacks)
+            return _Validation(adapter, lambda callbacks: functools.partial(validate, callbacks))
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
 
@@ -501,7 +502,7 @@ class Trainer(SingleBatches):
             finally:
                 self.validate_cached = None
 
-        return lambda callbacks: functools.partial(run_own, callbacks)
+        return _Validation(adapter, lambda callbacks: functools.partial(run_own, callbacks))
 
     def make_other(self, model: keras.Model) -> "Trainer":
         """Returns a trainer for another model of the strategy, which the model's methods use."""
@@ -516,3 +517,15 @@ class Trainer(SingleBatches):
             directory, keep=self._keep_checkpoints, workers=self.engine.workers
         )
         return self.recovery
+
+
+class _Validation(NamedTuple):
+    """The validation of an epoch.
+
+    Attributes:
+      adapter: the data.
+      make: callbacks -> what validates.
+    """
+
+    adapter: DataAdapter
+    make: Callable[[CallbackList], Any]

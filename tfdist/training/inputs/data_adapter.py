@@ -98,6 +98,7 @@ class DataAdapter:
     digests: BatchDigests | None = None
     reorder: Callable[[Any], tuple["DataAdapter", dict[str, Any]]] | None = None
     _opened: list[int] = field(default_factory=list)
+    _evaluated: list[int] = field(default_factory=lambda: [0])
 
     def begin_at(self, first_step: int) -> "DataAdapter":
         """Returns the adapter with another `first_step`."""
@@ -154,6 +155,28 @@ class DataAdapter:
     def num_opened(self) -> int:
         """The number of passes that were opened, in this process and before."""
         return self.pass_number + bool(self._opened)
+
+    @property
+    def num_evaluated(self) -> int:
+        """The number of passes of evaluations that were begun, in this process and before."""
+        return self._evaluated[0]
+
+    def count_evaluated(self) -> None:
+        """Counts a pass that an evaluation begins."""
+        self._evaluated[0] += 1
+
+    def drop_evaluated(self) -> None:
+        """Begins and drops a pass, as Keras does at the end of an evaluation."""
+        self.count_evaluated()
+        self.drop_pass()
+
+    def replay_evaluated(self, count: int) -> None:
+        """Begins and drops passes until there are so many.
+
+        Each changes the order of a shuffled dataset, which may also be that of the training data.
+        """
+        while self.num_evaluated < count:
+            self.drop_evaluated()
 
     def read_to_end(self) -> "DataAdapter":
         """Returns the adapter whose passes end when a request finds no batch, of unknown length."""
@@ -212,6 +235,7 @@ class DataAdapter:
 
     def iterate_eval(self, strategy: tf.distribute.Strategy, place: Place = lambda c: c) -> Any:
         """Returns an iterator over an epoch; for the arguments see `iterate_train`."""
+        self.count_evaluated()
         return self._distribute(strategy, lambda context: self._make_eval(place(context)))
 
     def _distribute(

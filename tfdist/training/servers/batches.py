@@ -69,6 +69,7 @@ def iterate_eval(adapter: DataAdapter) -> Iterator[Any]:
     single = adapter.read_single(of_training=False)
     if single is not None:
         return iter([single])
+    adapter.count_evaluated()
     return _iterate(adapter.make_eval(tf.distribute.InputContext()))
 
 
