@@ -49,11 +49,7 @@ class EvaluateRunOptions(FinishedRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(CommandOptions):
-    """The options of `python -m tfdist.evaluate` for a task without its own evaluation.
-
-    Attributes:
-      run, devices: the groups of options.
-    """
+    """The options of `python -m tfdist.evaluate` for a task without its own evaluation."""
 
     run: EvaluateRunOptions = EvaluateRunOptions()
     devices: DeviceOptions = DeviceOptions()
@@ -75,11 +71,7 @@ class PredictRunOptions(FinishedRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CommandOptions):
-    """The options of `python -m tfdist.predict` for a task without its own prediction.
-
-    Attributes:
-      run, devices: the groups of options.
-    """
+    """The options of `python -m tfdist.predict` for a task without its own prediction."""
 
     run: PredictRunOptions = PredictRunOptions()
     devices: DeviceOptions = DeviceOptions()
@@ -130,10 +122,6 @@ class ExportRunOptions(FinishedRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommandOptions):
-    """The options of `python -m tfdist.export`.
-
-    Attributes:
-      run: the only group of options.
-    """
+    """The options of `python -m tfdist.export`."""
 
     run: ExportRunOptions = ExportRunOptions()

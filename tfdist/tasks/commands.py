@@ -51,7 +51,6 @@ class Command:
 
     Attributes:
       options_class: the class of its options, whose group `run` derives from `FinishedRunOptions`.
-      run: a function that takes the options and returns the exit status.
       check: raises a TfdistError if the options are wrong. It runs before TensorFlow is imported,
         so what it needs must not import TensorFlow.
     """
@@ -65,11 +64,7 @@ def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs `evaluate`, `predict` or `export` as defined by the task of the run in `--run_dir`.
 
     Args:
-      name: the name of the command.
       arguments: the command line without the program; `sys.argv` by default.
-
-    Returns:
-      The exit status.
     """
     with lenient_output():
         return _run_task_command(name, sys.argv[1:] if arguments is None else arguments)
@@ -145,13 +140,7 @@ def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: 
     """Writes the metrics of an evaluation, and prints a text about them.
 
     Args:
-      options: the options of the command.
-      path: the run's directory.
-      result: what to write.
       text: what to print, followed by where the metrics are.
-
-    Returns:
-      The exit status.
     """
     from tfdist.records.durable_files import make_directories, write_atomically
 
@@ -166,11 +155,7 @@ def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: 
 
 
 def check_prediction(options: PredictOptions) -> None:
-    """Checks that the examples and the output are given.
-
-    Raises:
-      TfdistError: one of them is not.
-    """
+    """Checks that the examples and the output are given."""
     if not options.run.examples or not options.run.output:
         raise TfdistError("Cannot predict without `examples` and `output`. Give both.")
 
@@ -222,11 +207,7 @@ def run_export(options: ExportOptions, *, write: Callable[[ExportRunOptions, str
     """Writes the run's model as a file, or as the next version of a servable.
 
     Args:
-      options: the options of the command.
       write: writes a servable to a directory on this machine, and returns what it is.
-
-    Returns:
-      The exit status.
     """
     from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.tasks.exporting.command import run_file_export
@@ -273,11 +254,7 @@ def _load(
 
 
 def _check_data(path: str, options: Any) -> None:
-    """Checks that the files of the run's data, or of the options', are on this machine.
-
-    Raises:
-      TfdistError: they are not.
-    """
+    """Checks that the files of the run's data, or of the options', are on this machine."""
     given = {name: getattr(options.run, name, None) for name in ("dataset", "data_dir")}
     try:
         recorded = parse_options(read_file(f"{path}/options.json"))

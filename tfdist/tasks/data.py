@@ -15,11 +15,6 @@ _DATASETS = ("shapes", "folder", "tfds:NAME")
 def find_dataset(dataset: str, *, data_dir: str | None, holds: str) -> tuple[str, str]:
     """Returns the kind of a data set of images, and its name in TensorFlow Datasets.
 
-    Args:
-      dataset: "shapes", "folder" or "tfds:NAME".
-      data_dir: the directory of "folder".
-      holds: what that directory holds, for the message.
-
     Raises:
       TfdistError: there is no such kind, or no directory.
     """

@@ -17,7 +17,6 @@ class DividedSignature:
     is a function as any other.
 
     Args:
-      name: the signature's name.
       read: a `tf.function` with an input signature: one example, without the batch axis -> name ->
         tensor.
       answer: a `tf.function` with an input signature: a batch of what `read` returns -> the
@@ -55,12 +54,7 @@ class DividedSignature:
 
 
 def find_parts(saved: Any, name: str) -> tuple[Any, Any] | None:
-    """Returns both parts of a signature, as concrete functions; None if it is not divided.
-
-    Args:
-      saved: a loaded SavedModel.
-      name: the signature's name.
-    """
+    """Returns both parts of a signature, as concrete functions; None if it is not divided."""
     names = _READ.format(name), _ANSWER.format(name)
     read, answer = (getattr(saved, name, None) for name in names)
     if read is None or answer is None:

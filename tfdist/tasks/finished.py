@@ -23,10 +23,7 @@ class FinishedRun:
     """A finished run, read from its directory.
 
     Attributes:
-      path: the run's directory.
       options: the options that it was trained with.
-      task: the task that it trained.
-      summary: the contents of `summary.json`.
       model: the best model, uncompiled.
       model_sha256: the SHA-256 of the model's file.
     """
@@ -45,7 +42,6 @@ def read_finished(path: str, *, trust_task: bool = False) -> FinishedRun:
     The model's variables are created in the current strategy's scope.
 
     Args:
-      path: the directory.
       trust_task: whether to execute any code that the run's options name.
 
     Raises:

@@ -10,10 +10,6 @@ from tfdist.errors import TfdistError, shorten_error
 def check_finished(path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
     """Checks that a directory holds a finished run.
 
-    Args:
-      path: the directory.
-      exists: returns whether there is a file; one on this machine by default.
-
     Raises:
       TfdistError: there is no run, or it is not finished.
     """

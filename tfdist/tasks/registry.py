@@ -31,9 +31,6 @@ def find_task(name: str) -> type[Task]:
 
     Args:
       name: a key of `TASKS`, `package.module:Class` or `FILE.py:Class`.
-
-    Raises:
-      TfdistError: there is no task of this name.
     """
     if name in TASKS:
         return TASKS[name]
@@ -49,11 +46,7 @@ def find_task(name: str) -> type[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """The task and its options.
-
-    Attributes:
-      presets: name -> the flags that it stands for.
-    """
+    """The task and its options."""
 
     presets: ClassVar[Mapping[str, Sequence[str]]] = {}
 

@@ -22,7 +22,6 @@ def choose_examples(
     Args:
       logits: float [examples, classes].
       truth: int [examples].
-      class_names: one name per class.
     """
     import numpy as np
 

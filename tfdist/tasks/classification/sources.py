@@ -22,12 +22,7 @@ _ADVICE = "Name one with an image and a label, such as tfds:cifar10."
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImagesAndClasses:
-    """A mixin for sources that defines the types and the classes of the examples.
-
-    Attributes:
-      image_size: (height, width) in pixels of every example.
-      class_names: one name per class.
-    """
+    """A mixin for sources that defines the types and the classes of the examples."""
 
     image_size: tuple[int, int]
     class_names: tuple[str, ...]
@@ -54,11 +49,7 @@ class ImagesAndClasses:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DrawnSource(ImagesAndClasses, BatchSource):
-    """The pictures of `tfdist.tasks.segmentation.make_shapes`; the class is the largest shape's.
-
-    Attributes:
-      pictures: the source of the pictures and their masks.
-    """
+    """The pictures of `tfdist.tasks.segmentation.make_shapes`; the class is the largest shape's."""
 
     pictures: ShapesSource
 
@@ -112,7 +103,6 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
     """See `make_class_tfds`; `tfdist.data.cache_source` adds random access.
 
     Attributes:
-      builder: a `tfds.core.DatasetBuilder`.
       split: the data set's own name of the split.
     """
 
@@ -170,9 +160,7 @@ def make_class_folder(
     Args:
       data_dir: a directory on any file system of `tf.io.gfile`, such as gs://.
       split: a directory in it, such as "train", which holds a directory for each class.
-      image_size: (height, width) in pixels of the examples.
       class_names: the directories, in the order of the classes; sorted by name by default.
-      max_examples: the maximum number of examples, spread over the classes.
       val_fraction: the fraction of DATA_DIR/train, or of DATA_DIR itself, that becomes the split
         "val", chosen by a hash of the names; the rest is "train". 0 if each has a directory.
 
@@ -233,12 +221,8 @@ def make_class_tfds(
     The data set is downloaded and prepared if it is not yet in `data_dir`.
 
     Args:
-      name: such as "cifar10" or "cifar10:3.0.2".
       split: such as "train"; "val" stands for the data set's val, validation or test.
-      image_size: (height, width) in pixels of the examples.
       data_dir: the directory of the data sets; ~/tensorflow_datasets by default.
-      max_examples: the maximum number of examples; the first in the stored order are used.
-      download_config: a `tfds.download.DownloadConfig`.
 
     Raises:
       TfdistError: tensorflow_datasets is missing; there is no such data set or split; the data

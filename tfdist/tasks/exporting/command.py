@@ -35,12 +35,6 @@ _SAMPLES = 100  # inputs that represent all others
 def run_file_export(options: ExportRunOptions) -> int:
     """Writes a file and its record, FILE.json, if the file predicts as well as the model.
 
-    Args:
-      options: the options of the command.
-
-    Returns:
-      0.
-
     Raises:
       TfdistError: the input is invalid; the model cannot be converted; the file's outputs differ
         from those of the model, or it loses more of the run's metric than `max_lost`. Nothing
@@ -93,9 +87,7 @@ class _Checked:
     """An accepted file: the scores of the model and of the file.
 
     Attributes:
-      keras, file: the scores.
       lost: by how much the file's metric is worse.
-      output_difference: see `measure_difference`.
     """
 
     keras: Score

@@ -9,11 +9,7 @@ _ENDINGS = {"litert": ".tflite", "onnx": ".onnx"}
 
 
 def check_file_name(path: str, file_format: str) -> None:
-    """Checks that a file's name has the ending of its format.
-
-    Raises:
-      TfdistError: it has another.
-    """
+    """Checks that a file's name has the ending of its format."""
     ending = _ENDINGS[file_format]
     if not path.endswith(ending):
         raise TfdistError(
@@ -23,11 +19,7 @@ def check_file_name(path: str, file_format: str) -> None:
 
 
 def check_installed(file_format: str) -> None:
-    """Checks that the packages of a format are installed.
-
-    Raises:
-      TfdistError: one is not.
-    """
+    """Checks that the packages of a format are installed."""
     for name in _MODULES[file_format]:
         if importlib.util.find_spec(name) is None:
             raise TfdistError(

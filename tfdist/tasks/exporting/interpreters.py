@@ -14,12 +14,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def open_file(path: str, file_format: str) -> Predict:
-    """Returns a function from one input [1, ...] to its output [1, ...], on all CPU cores.
-
-    Args:
-      path: a file that `convert_model` wrote.
-      file_format: "litert" or "onnx".
-    """
+    """Returns a function from one input [1, ...] to its output [1, ...], on all CPU cores."""
     with hide_standard_error():
         return _open_litert(path) if file_format == "litert" else _open_onnx(path)
 

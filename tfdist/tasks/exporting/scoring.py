@@ -35,9 +35,7 @@ def read_one_by_one(
     """Yields examples as batches of one: (x, y) or (x, y, sample_weight).
 
     Args:
-      source: the examples.
       model: x gets the dtype of its input.
-      indices: which examples; all by default.
     """
     for index in range(source.num_examples) if indices is None else indices:
         x, *rest = source.load_batch(tf.constant([index], tf.int64))
@@ -48,8 +46,6 @@ def measure_difference(model: keras.Model, predict: Predict, source: Source) -> 
     """Returns the mean difference of outputs, as a fraction of the outputs' mean size.
 
     Args:
-      model: predicts what is expected.
-      predict: see `score_examples`.
       source: its first examples are predicted.
     """
     difference, size = 0.0, 0.0
@@ -68,7 +64,6 @@ def score_examples(
     Args:
       model: a compiled model, for its loss and metrics.
       predict: a function from x [1, ...] to y_pred [1, ...].
-      examples: see `read_one_by_one`.
     """
     model.reset_metrics()
     seconds, losses = [], []

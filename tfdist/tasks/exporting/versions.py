@@ -19,9 +19,6 @@ def write_version(output: str, write: Callable[[str], None]) -> str:
 
     Returns:
       The version's directory: `output` and a number, one above the highest so far.
-
-    Raises:
-      OSError: the version cannot be written.
     """
     with temporary_directory() as directory:
         local = f"{directory}/servable"

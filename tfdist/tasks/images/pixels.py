@@ -20,7 +20,6 @@ class PixelFormat:
     """What the images of a data set have in common.
 
     Attributes:
-      dtype: the name of the type of the stored values.
       channels: the number of channels; 3 for gray images too.
       value_range: the stored values that become 0 and 255.
       is_given: whether the user has given the range, which is then that of all types.
@@ -102,7 +101,6 @@ def make_format(dtype: str, channels: int, value_range: Sequence[float] = ()) ->
 
     Raises:
       PixelError: the type has no range, and none is given.
-      TfdistError: see `check_value_range`.
     """
     check_value_range(value_range)
     channels = 3 if channels == 1 else channels

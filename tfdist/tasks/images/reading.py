@@ -75,7 +75,6 @@ def read_image(path: str, pixels: PixelFormat | None = None) -> np.ndarray:
     """Returns the image in a file, turned upright according to its EXIF orientation.
 
     Args:
-      path: the path of the file.
       pixels: the values of the data set's images; by default, only images of 8 bits are read, which
         have three channels.
 
@@ -97,8 +96,6 @@ class OpenedImage:
     """An image of which parts can be read.
 
     Attributes:
-      path: the path of its file.
-      pixels: see `read_image`.
       values: [height, width, channels], as stored, perhaps mapped from the file.
       to_pixels: returns the pixels that some of the values stand for.
     """
@@ -115,11 +112,7 @@ class OpenedImage:
 
 
 def open_image(path: str, pixels: PixelFormat) -> OpenedImage:
-    """Opens an image, which is decoded here unless its file can be mapped.
-
-    Raises:
-      TfdistError: see `read_image`.
-    """
+    """Opens an image, which is decoded here unless its file can be mapped."""
     if tiff.is_tiff(path):
         found = open_tiff(path)
         return OpenedImage(path, pixels, found.values, found.to_pixels)
@@ -144,7 +137,6 @@ def find_format(path: str, value_range: Sequence[float] = ()) -> PixelFormat:
     """Returns the format of a data set's images, of which one tells the type and the channels.
 
     Args:
-      path: the path of that image.
       value_range: see `make_format`.
 
     Raises:

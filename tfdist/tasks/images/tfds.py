@@ -27,11 +27,8 @@ def make_builder(
     """Returns the `tfds.core.DatasetBuilder` of a data set.
 
     Args:
-      name: such as "oxford_iiit_pet" or "oxford_iiit_pet:4.0.0".
       data_dir: the directory of the data sets; ~/tensorflow_datasets by default.
       features: the features that its examples must have, `image` among them.
-      advice: the sentence with which error messages end.
-      known: more names to suggest for a mistyped one.
 
     Raises:
       TfdistError: tensorflow_datasets is missing or has no such data set; a feature is missing;
@@ -93,9 +90,6 @@ def find_split(
     """Returns the data set's own name of a split; "val" stands for val, validation or test.
 
     Args:
-      builder: the builder of the data set.
-      name: the name of the data set.
-      split: such as "train".
       aliases: tfdist's name of a split -> the data set's name, where they differ.
 
     Raises:

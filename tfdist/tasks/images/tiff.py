@@ -61,14 +61,7 @@ def is_tiff(path: str) -> bool:
 
 
 def check_installed(path: str) -> None:
-    """Checks that the package that reads TIFF files is there.
-
-    Args:
-      path: a file to read, for the message.
-
-    Raises:
-      TfdistError: it is not.
-    """
+    """Checks that the package that reads TIFF files is there."""
     if importlib.util.find_spec("tifffile") is None:
         raise TfdistError(
             f"Cannot read {path!r}: the package tifffile is missing. Run "

@@ -15,11 +15,7 @@ class ImagesAndMasks:
     """A mixin for sources that defines the types of the examples and the classes of the masks.
 
     Attributes:
-      image_size: (height, width) in pixels of every example.
-      num_classes: the number of classes.
-      class_names: the names of the classes, or None.
       ignore_label: the label of pixels that losses and metrics ignore, or None.
-      pixels: the values of the stored images.
       measured: what was measured of the original images, for `info`.
     """
 
@@ -59,8 +55,6 @@ class ReducedSource(BatchSource):
     """Images and masks that are stored at a larger size, of which an augmentation takes crops.
 
     Attributes:
-      stored: the source of the larger ones.
-      image_size: (height, width) in pixels of the examples.
       is_rounded: whether the resized values are whole numbers, as those of the files.
     """
 

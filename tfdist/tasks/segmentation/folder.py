@@ -153,7 +153,6 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
 
     Attributes:
       pairs: (image path, mask path) of every image.
-      tile, label_map: see `make_folder`.
       tiles: the image's number, the first row and the first column of every example; none if the
         examples are the images.
     """
@@ -205,13 +204,6 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
         """Returns (image [height, width, channels], mask uint8 [height, width]).
 
         The image is uint8, or float32 where the values are converted.
-
-        Args:
-          index: the example's number.
-          original_size: whether to keep the original size; of tiles, see `read_examples`.
-
-        Raises:
-          TfdistError: see `make_folder`.
         """
         with tf.device("CPU:0"):
             if self.tiles and not original_size:
@@ -305,7 +297,6 @@ def resize_example(
     Args:
       image: uint8 or float32 [any height, any width, channels].
       mask: uint8 [the same height, the same width].
-      image_size: the new (height, width) in pixels.
     """
     if image.shape[:2] == tuple(image_size):
         return image, mask

@@ -41,7 +41,6 @@ def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
 
     Args:
       values: uint8 [height, width].
-      label_map: a map of values.
 
     Returns:
       uint8 [height, width].
@@ -58,13 +57,9 @@ def map_colors(colors: np.ndarray, label_map: LabelMap) -> np.ndarray:
 
     Args:
       colors: uint8 [height, width, 3].
-      label_map: a map of colors.
 
     Returns:
       uint8 [height, width].
-
-    Raises:
-      UnknownColorError: a color is not in the map.
     """
     known = {int(str(found)[1:], 16): label for found, label in label_map.items()}
     names = np.array(sorted(known), np.int32)

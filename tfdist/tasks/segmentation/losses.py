@@ -82,10 +82,8 @@ class PixelCrossEntropy(_SegmentationLoss):
 
     Args:
       ignore_label: the label of pixels that do not count.
-      class_weights: one factor per class.
       logit_adjustment: how many times the logarithm of its class weight is added to each logit. A
         class is then predicted as often as if its weight in the loss were lower, by this exponent.
-      name, reduction, dtype: see `keras.losses.Loss`.
     """
 
     def _compute(self, labels, valid, logits):
@@ -101,8 +99,6 @@ class PixelFocal(_SegmentationLoss):
 
     Args:
       gamma: how strongly easy pixels are down-weighted; 0 gives cross-entropy.
-      ignore_label, class_weights, logit_adjustment, name, reduction, dtype: see
-        `PixelCrossEntropy`.
 
     Source: Lin, Goyal, Girshick, He, Dollar 2017, arXiv:1708.02002, equation 4.
     """

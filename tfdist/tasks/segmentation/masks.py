@@ -43,7 +43,6 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
     a label map of colors, a PNG of any kind stores labels as colors.
 
     Args:
-      data: the bytes of a PNG file.
       label_map: the classes that values or colors stand for, or None if values are classes.
 
     Returns:
@@ -134,10 +133,7 @@ def check_mask(
     """Checks that a mask has the size of its image and only valid labels.
 
     Args:
-      path: the path of the mask, for the message.
       mask: uint8 [height, width].
-      image_size: (height, width) of the image.
-      num_classes: labels are 0 .. num_classes - 1.
       ignore_label: one more label that is allowed, or None.
 
     Raises:
@@ -157,11 +153,7 @@ def check_mask(
 
 
 def check_size(path: str, mask_size: tuple[int, ...], image_size: tuple[int, ...]) -> None:
-    """Checks that a mask has the (height, width) of its image.
-
-    Raises:
-      TfdistError: it has not.
-    """
+    """Checks that a mask has the (height, width) of its image."""
     if mask_size != tuple(image_size):
         cure = "Make them the same size."
         if mask_size == tuple(image_size)[::-1]:
@@ -180,10 +172,6 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
 
     A PNG is turned upright according to its EXIF orientation, if it has one.
 
-    Args:
-      path: the path of the file.
-      label_map: see `make_folder`.
-
     Returns:
       uint8 [height, width].
 
@@ -198,7 +186,6 @@ class OpenedMask:
     """A mask of which parts can be read.
 
     Attributes:
-      path: the path of its file.
       values: [height, width], as stored, perhaps mapped from the file.
       to_labels: returns the labels that some of the values stand for.
     """
@@ -214,11 +201,7 @@ class OpenedMask:
 
 
 def open_mask(path: str, *, label_map: LabelMap | None = None) -> OpenedMask:
-    """Opens a mask, which is decoded here unless it is a TIFF file that can be mapped.
-
-    Raises:
-      TfdistError: see `read_mask`.
-    """
+    """Opens a mask, which is decoded here unless it is a TIFF file that can be mapped."""
     if tiff.is_tiff(path):
         found = open_tiff(path)
         with _naming(path):

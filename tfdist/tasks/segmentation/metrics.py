@@ -95,7 +95,6 @@ def measure_confusion(confusion: tf.Tensor, class_names: Sequence[str]) -> dict[
 
     Args:
       confusion: int64 [classes (truth), classes (prediction)].
-      class_names: one name per class.
     """
     matrix = tf.cast(confusion, tf.float64)
     hits = tf.linalg.diag_part(matrix)

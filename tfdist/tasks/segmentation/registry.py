@@ -101,15 +101,7 @@ def make_source(
 
 
 def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:
-    """Returns a data set to read once, in order, with `tfdist.data.cache.read_examples`.
-
-    Args:
-      dataset: see `make_source`.
-      **options: see `DatasetOptions`.
-
-    Raises:
-      TfdistError: see `make_source`.
-    """
+    """Returns a data set to read once, in order, with `tfdist.data.cache.read_examples`."""
     chosen = DatasetOptions(**options)
     height, width = chosen.size
     if min(height, width) < 1:

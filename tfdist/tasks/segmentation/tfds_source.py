@@ -18,7 +18,6 @@ class TfdsInfo:
     """What TensorFlow Datasets does not say about a data set's masks.
 
     Attributes:
-      class_names: one name per class, in order.
       first_label: the value of class 0 in the masks.
       splits: pairs of tfdist's name and the data set's name of a split, where they differ.
       ignore_label: the ignore label as stored in the masks, or None.
@@ -172,11 +171,7 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
 
 
 def is_prepared(name: str, data_dir: str | None) -> bool:
-    """Returns whether a data set is already prepared, so that `make_tfds` downloads nothing.
-
-    Raises:
-      TfdistError: see `make_tfds`.
-    """
+    """Returns whether a data set is already prepared, so that `make_tfds` downloads nothing."""
     return _make_builder(name, data_dir).is_prepared()
 
 

@@ -10,8 +10,6 @@ def plan_starts(length: int, window: int, overlap: float) -> list[int]:
     """Returns where windows start along one axis: evenly spaced, the last one at the end.
 
     Args:
-      length: the length of the axis in pixels, at least `window`.
-      window: the length of a window in pixels.
       overlap: the fraction in [0, 1) of a window that the next one overlaps at least.
 
     >>> plan_starts(360, 128, 0.5)
@@ -30,10 +28,6 @@ def list_tiles(
     """Yields the number of its image, the first row and the first column of each tile.
 
     The tiles cover each image; they overlap where its sides are no multiples of a tile.
-
-    Args:
-      sizes: the name and the (height, width) of each image.
-      tile: the height and the width of a tile.
 
     Raises:
       TfdistError: an image is smaller than a tile.

@@ -49,13 +49,7 @@ def build_predictor(
     """Returns the predictor for a run whose model was loaded under the strategy.
 
     Args:
-      run: the run.
-      options: the options of the windows.
-      strategy: see `Predictor`.
       original_size: whether images come in their original size, not in that of the training.
-
-    Raises:
-      TfdistError: an option is invalid.
     """
     zoom: Zoom = parse_zoom(options.zoom)
     if zoom is None:

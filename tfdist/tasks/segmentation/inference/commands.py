@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 def check_evaluation(options: EvaluateOptions) -> None:
-    """Checks the name of the data set, if one is given.
-
-    Raises:
-      TfdistError: there is no such data set.
-    """
+    """Checks the name of the data set, if one is given."""
     if options.run.dataset:
         check_dataset(options.run.dataset, data_dir="of the run", num_classes=1)
 
@@ -44,7 +40,6 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
     Raises:
       TfdistError: the input is invalid; nothing was written.
-      OSError: the metrics cannot be written.
     """
     from tfdist.data.cache import read_examples
     from tfdist.data.progress import show_progress
@@ -82,11 +77,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
 
 def check_prediction(options: PredictOptions) -> None:
-    """Checks that the images and the output are given.
-
-    Raises:
-      TfdistError: one of them is not.
-    """
+    """Checks that the images and the output are given."""
     chosen = options.run
     if not chosen.images or not chosen.output:
         missing = "--output" if chosen.images else "--images"
@@ -101,7 +92,6 @@ def run_prediction(options: PredictOptions) -> int:
 
     Raises:
       TfdistError: the input is invalid; nothing was written.
-      OSError: `--output` cannot be written to.
     """
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction

@@ -115,9 +115,7 @@ class PredictionDirectory:
     """The output of a prediction: masks, overlays and tables. Every file is written atomically.
 
     Attributes:
-      path: the path of the directory.
       palette: uint8 [classes, 3].
-      class_names: one name per class, for the legends of overlays.
     """
 
     path: str
@@ -163,7 +161,6 @@ class PredictionDirectory:
         """Writes an image's mask and overlay.
 
         Args:
-          name: the name of the files, without extension.
           image: [height, width, channels], in [0, 255].
           mask: uint8 [height, width].
         """

@@ -66,11 +66,7 @@ class PredictRunOptions(FinishedRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CommandOptions):
-    """The options of `python -m tfdist.predict`.
-
-    Attributes:
-      run, windows, devices: the groups of options.
-    """
+    """The options of `python -m tfdist.predict`."""
 
     run: PredictRunOptions = PredictRunOptions()
     windows: WindowOptions = WindowOptions()
@@ -110,11 +106,7 @@ class EvaluateRunOptions(FinishedRunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(CommandOptions):
-    """The options of `python -m tfdist.evaluate`.
-
-    Attributes:
-      run, windows, devices: the groups of options.
-    """
+    """The options of `python -m tfdist.evaluate`."""
 
     run: EvaluateRunOptions = EvaluateRunOptions()
     windows: WindowOptions = WindowOptions()

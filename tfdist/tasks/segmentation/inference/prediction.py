@@ -26,7 +26,6 @@ class Prediction:
     """The statistics of one predicted image.
 
     Attributes:
-      name: the name of its files.
       pixels: int64 [classes], the number of pixels that are predicted to be of each class.
       confusion: int64 [classes (truth), classes], or None if there is no truth.
     """
@@ -50,13 +49,8 @@ def predict_files(
     """Predicts the images that the directory does not hold yet, and yields one result per image.
 
     Args:
-      predictor: predicts the masks.
-      images: name -> path.
-      directory: receives the masks and overlays.
-      masks: name -> path of the truth, or None.
       ignore_label: the label in the truth of pixels that do not count.
       label_map: maps the values of the truth; see `tfdist.tasks.segmentation.make_folder`.
-      pixels: the values of the images that the model was trained on.
       report: called with the error of a file that cannot be used. Such an image is left out; such
         a mask is left out of the metrics only.
     """

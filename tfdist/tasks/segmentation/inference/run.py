@@ -52,9 +52,6 @@ def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
 
     The model's variables are created in the current strategy's scope.
 
-    Args:
-      path, trust_task: see `read_finished`.
-
     Raises:
       TfdistError: there is no run, it is not finished, its files cannot be read, or it is a run
         of another task.

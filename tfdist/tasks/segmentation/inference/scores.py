@@ -66,9 +66,7 @@ def score_examples(
     """Yields the confusion matrix of each example, int64 [classes, classes], in order.
 
     Args:
-      predictor: the predictor to score.
       examples: (image uint8 [height, width, 3], truth uint8 [height, width]).
-      ignore_label: the label of pixels that do not count, or None.
     """
     for truth, mask in predictor.predict_masks((truth, image) for image, truth in examples):
         yield count_confusion(

@@ -26,7 +26,6 @@ def encode_predict_request(signature: str, inputs: Mapping[str, np.ndarray]) -> 
     """Returns a serialized `tensorflow.serving.PredictionLog` with one request.
 
     Args:
-      signature: the name of the signature that answers it.
       inputs: the signature's inputs by name; bytes in arrays of dtype object.
     """
     spec = _encode(_NAME, _MODEL_NAME.encode()) + _encode(_SIGNATURE_NAME, signature.encode())

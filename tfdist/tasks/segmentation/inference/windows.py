@@ -7,11 +7,7 @@ from tfdist.tasks.segmentation.tiles import plan_starts
 
 
 def check_overlap(overlap: float) -> None:
-    """Checks that the overlap of windows is in [0, 1).
-
-    Raises:
-      TfdistError: it is not.
-    """
+    """Checks that the overlap of windows is in [0, 1)."""
     if not 0 <= overlap < 1:
         raise TfdistError(f"Cannot overlap windows by {overlap}: give an `overlap` in [0, 1).")
 
@@ -35,9 +31,6 @@ class Canvas:
 
     Args:
       image: [height, width, channels].
-      window: (height, width) in pixels.
-      overlap: see `plan_starts`.
-      num_classes: the number of probabilities per pixel.
     """
 
     def __init__(
