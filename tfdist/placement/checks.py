@@ -16,8 +16,6 @@ def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
     """Checks that a model can be computed by parts in training.
 
     Args:
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
       recomputes: whether each part is computed twice.
 
     Raises:
@@ -45,12 +43,7 @@ def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
 
 
 def trace_call(model: keras.Model, x_spec: Any) -> tuple[Any, list[keras.Variable]]:
-    """Returns the graph of a model's call in training, and the variables that its layers update.
-
-    Args:
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
-    """
+    """Returns the graph of a model's call in training, and the variables that its layers update."""
     updated: list[keras.Variable] = []
 
     @tf.function(autograph=False)

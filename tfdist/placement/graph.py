@@ -22,7 +22,6 @@ class Operation:
 
     Attributes:
       name: the path of the layer, such as `backbone/conv_1`.
-      layer: the layer or operation.
       inputs, outputs: the numbers of the values that it takes and gives.
       specs: the symbolic tensors of its outputs.
       node: the Keras node; None for the conversion of a nested model's inputs.
@@ -47,7 +46,6 @@ class Operation:
         """Computes the outputs from the inputs.
 
         Args:
-          values: has the inputs; the outputs are added.
           training, **context: as in the call of the model.
         """
         taken = [values[number] for number in self.inputs]
@@ -76,8 +74,6 @@ class Graph:
     """A model's operations.
 
     Attributes:
-      model: the functional model, which a sequential model contains.
-      operations: in the order in which Keras runs them.
       inputs, outputs: the numbers of the model's inputs and outputs.
     """
 
@@ -103,9 +99,6 @@ def find_functional(model: Any) -> Any:
 
 def make_graph(model: keras.Model) -> Graph:
     """Returns a model's operations.
-
-    Args:
-      model: a built model.
 
     Raises:
       TfdistError: it is neither functional nor sequential.

@@ -16,7 +16,6 @@ def find_groups(strategy: tf.distribute.Strategy, size: int) -> dict[str, tuple[
     Every replica gets its own device first, and then its share of the devices that are left.
 
     Args:
-      strategy: the strategy.
       size: devices of each replica; 0 for as many as there are.
 
     Raises:
@@ -44,11 +43,7 @@ def find_groups(strategy: tf.distribute.Strategy, size: int) -> dict[str, tuple[
 
 
 def find_own_group(groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Returns the devices of the replica that is being traced.
-
-    Args:
-      groups: the first device of each replica -> all devices of the replica.
-    """
+    """Returns the devices of the replica that is being traced."""
     with tf.control_dependencies(None):
         here = tf.no_op().device
     return groups.get(devices.shorten(here)) or next(iter(groups.values()))

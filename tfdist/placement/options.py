@@ -67,9 +67,6 @@ class Layers(Placement):
 
         >>> Layers(branches=("left_*:0", "right_*:1")).parse_branches()
         {'left_*': 0, 'right_*': 1}
-
-        Raises:
-          TfdistError: a pattern has no number.
         """
         parsed = {}
         for text in self.branches:

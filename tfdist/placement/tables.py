@@ -36,8 +36,6 @@ class Lookup:
     """Rows that a step looked up.
 
     Attributes:
-      variable: the table.
-      ids: the numbers of the rows, of any shape.
       rows: the rows [..., units].
     """
 
@@ -54,9 +52,7 @@ def divide_tables(
     No server ever has a whole table. The chief has it while it is created.
 
     Args:
-      create: the creator of the parts.
       min_bytes: the size of the smallest table that is divided.
-      num_servers: the number of parameter servers.
     """
 
     def create_table(next_creator: Callable[..., Any], **arguments: Any) -> Any:
@@ -96,12 +92,7 @@ class Tables:
     """The divided tables of a model.
 
     Args:
-      model: a built model.
-      optimizers: its optimizers.
       min_bytes: as in `divide_tables`; 0 if no table is to be divided.
-
-    Attributes:
-      variables: the tables.
 
     Raises:
       TfdistError: there is no such table, or an optimizer cannot update it by parts.
@@ -187,14 +178,7 @@ class Tables:
 
 
 def check_unused(stand_ins: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
-    """Checks that a traced training step has read no whole table.
-
-    Args:
-      stand_ins: the result of `Tables.make_stand_ins`.
-
-    Raises:
-      TfdistError: it has.
-    """
+    """Checks that a traced training step has read no whole table."""
     for variable, value in stand_ins:
         if value.consumers():
             raise TfdistError(
@@ -210,7 +194,6 @@ def add_lookups(
     """Returns the gradient of a table; None if the loss depends on no row.
 
     Args:
-      variable: the table.
       lookups: the lookups of a step, also those of other tables.
       gradients: the gradient of each lookup's rows.
     """
@@ -258,12 +241,7 @@ def send_parts(gradient: tf.IndexedSlices, variable: keras.Variable) -> tf.Index
 
 
 def _add_slices(values: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns slices in which each row occurs once.
-
-    Args:
-      values: the values of the slices.
-      like: slices with the same rows.
-    """
+    """Returns slices in which each row occurs once."""
     rows, places = tf.unique(like.indices)
     total = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
     return tf.IndexedSlices(total, rows, like.dense_shape)

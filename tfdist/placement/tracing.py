@@ -23,7 +23,6 @@ def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
     """Replaces the call of a functional model. Must be opened around all replicas.
 
     Args:
-      model: the model.
       run: (inputs, training=..., **context) -> outputs, as flat lists of tensors.
     """
     original = find_function(Functional, "call")

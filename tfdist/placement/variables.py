@@ -28,12 +28,6 @@ def place_variables(
     Optimizers create their variables where those of the model are; only those of an optimizer that
     is built already are moved, too. A variable of two stages stays with the first. All workers must
     call this.
-
-    Args:
-      stages: the stages.
-      strategy: the strategy in whose scope the variables were created.
-      groups: the first device of each replica -> all devices of the replica.
-      optimizers: the optimizers that are built.
     """
 
     devices: dict[int, list[str]] = {}
@@ -61,7 +55,6 @@ def group_slots(
 
     Args:
       variables: the weights, some of whose paths may be the same or begin alike.
-      optimizers: the optimizers, which are built.
     """
     found: dict[int, list[keras.Variable]] = {id(variable): [] for variable in variables}
     for optimizer in optimizers:
@@ -102,9 +95,6 @@ def create_copies(
     """Returns a variable of a strategy that takes the place of another one, on other devices.
 
     Args:
-      value: its value.
-      old: the other one.
-      strategy: the strategy in whose scope that one was created.
       devices: the device of each local replica's copy.
     """
     left: Iterator[str] = iter(devices)

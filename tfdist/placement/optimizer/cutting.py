@@ -17,8 +17,6 @@ class Weight:
     """A weight that can be given to replicas.
 
     Attributes:
-      shape: its shape.
-      item_bytes: the bytes of an element.
       may_be_cut: whether several replicas may each update some of its elements.
     """
 
@@ -42,7 +40,6 @@ class Piece:
     """Consecutive elements of a flattened weight, and the replica that updates them.
 
     Attributes:
-      replica: the index of the replica, over all workers.
       start, stop: the first element, and the one after the last.
       shape: the shape of the piece: the weight's, rows of it, or `[stop - start]`.
       row: the number of elements in a row of the piece; 1 if it is flat.
@@ -55,11 +52,7 @@ class Piece:
     row: int
 
     def take(self, value: Any) -> Any:
-        """Returns the part of a value that has the shape of the whole weight.
-
-        Args:
-          value: a tensor, a variable or `tf.IndexedSlices`.
-        """
+        """Returns the part of a value that has the shape of the whole weight."""
         if isinstance(value, tf.IndexedSlices):
             return self._take_slices(value)
         if self.row > 1:
@@ -87,10 +80,6 @@ def cut_weights(weights: Sequence[Weight], count: int) -> list[list[Piece]]:
 
     Weights that must stay whole go to the replica with the fewest bytes, from the largest on. The
     others are laid end to end, and cut where a replica has its share.
-
-    Args:
-      weights: the weights.
-      count: the number of replicas.
     """
     loads = [0] * count
     found: list[list[Piece]] = [[] for _ in weights]

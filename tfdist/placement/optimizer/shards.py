@@ -40,10 +40,6 @@ class OptimizerShards:
     """The replicas that update a model's weights. All workers must create it.
 
     Args:
-      variables: the trainable variables.
-      optimizers: the optimizers.
-      strategy: a strategy with a copy of the weights on each replica.
-      worker: the index of this process among the workers.
       gather: gathers the elements of all workers; None if there is one.
 
     Raises:

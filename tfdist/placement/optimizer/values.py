@@ -20,13 +20,8 @@ class CutVariable(StandIn):
     With several workers, all of them must read and assign it together.
 
     Args:
-      shape: the whole shape.
-      pieces: all pieces, in order.
       parts: replica -> the variable of its piece, for the replicas of this process.
       gather: gathers the elements of all workers; None if there is one.
-
-    Attributes:
-      parts: as given.
     """
 
     def __init__(
@@ -72,12 +67,7 @@ class CutVariable(StandIn):
 
 
 class WeightPiece(StandIn):
-    """A piece of a weight, which an optimizer updates in place of the weight's variable.
-
-    Args:
-      value: the elements of the piece.
-      weight: the variable of the whole weight.
-    """
+    """A piece of a weight, which an optimizer updates in place of the weight's variable."""
 
     def __init__(self, value: tf.Tensor, weight: Any):
         self._value = value

@@ -26,7 +26,6 @@ class DividedVariable(StandIn):
     """A variable whose value is the concatenation of its parts.
 
     Args:
-      parts: variables of the strategy, each on one device of every replica.
       axis: the axis along which they are parts.
     """
 
@@ -107,8 +106,6 @@ def divide(
     Args:
       variable: a variable of a model or an optimizer, whole on each replica.
       axis: the axis to divide; its first parts are larger by one if the sizes cannot be equal.
-      strategy: the strategy in whose scope the variable was created.
-      groups: the first device of each replica -> all devices of the replica.
     """
     old = variable.value
     count = min(len(next(iter(groups.values()))), variable.shape[axis])
@@ -140,7 +137,6 @@ def join(parts: Sequence[Any], variable: DividedVariable) -> Any:
     Args:
       parts: the gradients of the parts of a variable, tensors or `tf.IndexedSlices`. Slices that
         are divided along another axis than the first have the same indices.
-      variable: the variable.
     """
     axis = variable.axis
     if isinstance(parts[0], tf.IndexedSlices):
@@ -180,11 +176,7 @@ def split(value: Any, variable: DividedVariable) -> list[Any]:
 
 
 def flatten_parts(gradients: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list]]:
-    """Returns gradients with parts in place of those that have them, and a function that joins.
-
-    Args:
-      gradients: gradients, some of which remember their parts.
-    """
+    """Returns gradients with parts in place of those that have them, and a function that joins."""
     parts: list[_Parts | None] = [getattr(gradient, _PARTS, None) for gradient in gradients]
 
     def restore(flat: Sequence[Any]) -> list[Any]:
@@ -246,8 +238,6 @@ def updating_parts(
     """Makes optimizers update divided variables part by part, while a step is traced.
 
     Args:
-      strategy: the strategy.
-      weights: the weights that may be divided.
       optimizers: the optimizers. They may be built in this context.
     """
     kind = type(strategy.extended)

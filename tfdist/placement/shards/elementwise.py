@@ -20,9 +20,6 @@ def check_optimizer(optimizer: Any) -> None:
 
     An optimizer other than the most common is tried on a small weight, whole and divided.
 
-    Args:
-      optimizer: an optimizer; of one that scales the loss, the inner one is checked.
-
     Raises:
       TfdistError: the results differ, as for those that use the norm of a weight (LAMB) or its
         rows and columns (Adafactor, Muon).
@@ -53,11 +50,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def updates_elements(optimizer: Any) -> bool:
-    """Returns whether an optimizer updates each element of a weight from this element alone.
-
-    Args:
-      optimizer: see `check_optimizer`.
-    """
+    """Returns whether an optimizer updates each element of a weight from this element alone."""
     try:
         check_optimizer(optimizer)
     except TfdistError:

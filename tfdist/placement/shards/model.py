@@ -53,13 +53,6 @@ class _Choice:
 class UnitShards:
     """The divided layers of a model.
 
-    Args:
-      model: a built model.
-      placement: which layers are divided.
-      strategy: the strategy in whose scope the model was built.
-      groups: the first device of each replica -> all devices of the replica.
-      find_optimizers: returns the model's optimizers.
-
     Raises:
       TfdistError: a layer or an optimizer cannot be divided.
     """
@@ -171,13 +164,7 @@ class UnitShards:
 
 
 def run_on(device: str, function: Any, *tensors: tf.Tensor) -> tf.Tensor:
-    """Runs a function and its backward pass on a device.
-
-    Args:
-      device: the device.
-      function: takes the tensors, and returns a tensor.
-      *tensors: floating-point tensors.
-    """
+    """Runs a function and its backward pass on a device."""
 
     def forward(*given: tf.Tensor) -> tuple[tf.Tensor, Any]:
         tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
@@ -209,9 +196,7 @@ def _choose(model: keras.Model, layout: Mapping[str, int], count: int) -> list[_
     """Returns the layers to divide.
 
     Args:
-      model: a built model.
       layout: pattern of weights' paths -> axis; empty for all layers that have a rule.
-      count: the number of devices.
     """
     layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.Model)]
     if not layout:

@@ -27,7 +27,6 @@ class Rule:
     """How a kind of layer is divided.
 
     Attributes:
-      kinds: the layers' classes.
       find_axes: layer -> the axes of the units in its weights; empty if it cannot be divided.
       find_axis: layer -> the axis of the units in its output.
       compute: (layer, input, weights) -> the output of some units, without the activation.
@@ -48,12 +47,7 @@ class Rule:
 
 
 def find_rule(layer: Any, *, rows: bool = False) -> Rule | None:
-    """Returns the rule for a layer; None if there is none.
-
-    Args:
-      layer: a built layer.
-      rows: whether the rows of a table are divided, and not its units.
-    """
+    """Returns the rule for a layer; None if there is none."""
     for rule in _RULES:
         own = [kind for kind in rule.kinds if isinstance(layer, kind)]
         if rule.rows == rows and any(layer.__class__.call is kind.call for kind in own):

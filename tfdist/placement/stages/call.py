@@ -51,12 +51,7 @@ class Draws(Protocol):
 
 
 class StagedCall:
-    """Runs a functional model stage by stage.
-
-    Args:
-      plan: the model's stages and devices.
-      draws: decides what the model's random layers draw.
-    """
+    """Runs a functional model stage by stage."""
 
     def __init__(self, plan: Plan, *, draws: Draws):
         self._graph = plan.graph
@@ -218,7 +213,6 @@ class _Run:
 
     Attributes:
       inputs: the model's inputs, by number.
-      context: the arguments that all layers get.
       states: the values of the model's variables, by id.
       autocast: the scope that decides to which dtype variables are cast, if any.
       passed: (number of a value, stage that takes it) -> the value.
@@ -245,8 +239,6 @@ class _Run:
         """Keeps what a stage gives to others, and its penalties.
 
         Args:
-          stage: the stage.
-          found: the values that it computed.
           results: those of its outputs that have a gradient, and then the penalties.
         """
         left = iter(results)

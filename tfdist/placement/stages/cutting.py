@@ -30,8 +30,6 @@ class Stage:
     """Operations that run one after the other on one device.
 
     Attributes:
-      name: the name of its first operation.
-      operations: the operations.
       device: the number of its device among those of a replica.
       inputs: the numbers of the values that it takes from the model's inputs or other stages.
       outputs: (number of a value, position of the stage that takes it), or the number of stages
@@ -55,7 +53,6 @@ def cut(graph: Graph, places: Sequence[int]) -> tuple[Stage, ...]:
     """Returns stages that follow one another, each on the next device.
 
     Args:
-      graph: the model's operations.
       places: the positions of the first operations of all stages but the first.
     """
     bounds = [0, *places, len(graph.operations)]
@@ -87,7 +84,6 @@ def find_starts(graph: Graph, names: Sequence[str]) -> list[int]:
     """Returns the positions of operations that stages start with.
 
     Args:
-      graph: the model's operations.
       names: the names of layers, or what these names begin with, before a "_" or "/".
 
     Raises:
@@ -106,7 +102,6 @@ def assign(graph: Graph, devices: Mapping[str, int]) -> tuple[Stage, ...]:
     """Returns stages of which each has the operations of one device that can run together.
 
     Args:
-      graph: the model's operations.
       devices: pattern of names, such as `branch_1_*` -> number of a device; all other operations
         are computed on the first.
 
@@ -146,8 +141,6 @@ def balance(costs: Sequence[Cost], count: int, *, device_memory: float | None = 
     they count with the activations.
 
     Args:
-      costs: of the operations, in order.
-      count: the number of stages.
       device_memory: the bytes of the smallest device; None if the devices share their memory.
 
     Returns:

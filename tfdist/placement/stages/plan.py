@@ -22,12 +22,9 @@ class Plan:
     """How a model is computed by stages.
 
     Attributes:
-      graph: the model's operations.
-      stages: its stages, in the order in which they run.
       groups: the first device of each local replica -> all devices of the replica; empty if the
         stages run where the replica runs.
       recomputes: whether activations are recomputed in the backward pass.
-      costs: the costs of the operations.
     """
 
     graph: Graph
@@ -42,9 +39,6 @@ class Plan:
         For each stage it has the name of the first layer, the device, the estimated share of the
         work, the bytes of the weights, and the bytes of an example's activations. `bubble_share` is
         the share of the time in which a device waits for others, estimated from the work.
-
-        Args:
-          micro_batches: the number of micro-batches.
 
         Source: Huang et al. 2019 (arXiv:1811.06965), section 2.3, for the bubble.
         """
@@ -80,12 +74,6 @@ def make_plan(
     recomputes: bool,
 ) -> Plan:
     """Returns how a model is computed by stages.
-
-    Args:
-      model: a built model.
-      placement: where its parts run; None where the replica runs.
-      strategy: the strategy in whose scope it was built.
-      recomputes: whether activations are recomputed in the backward pass.
 
     Raises:
       TfdistError: the model cannot be divided, or there are not enough devices.

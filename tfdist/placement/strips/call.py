@@ -41,8 +41,6 @@ class StripPlan:
     """How a model is computed by strips.
 
     Attributes:
-      graph: the model's operations.
-      groups: the first device of each local replica -> all devices of the replica.
       grid: into how many parts the height and the width are divided.
       whole: the names of operations on images that were computed whole, once a step is traced.
     """
@@ -67,8 +65,6 @@ def make_strip_plan(
     """Returns how a model is computed by strips.
 
     Args:
-      model: the model.
-      groups: the first device of each local replica -> all devices of the replica.
       grid: into how many parts the height and the width are divided; by default, the height alone.
 
     Raises:
@@ -89,7 +85,6 @@ class StripedCall:
     """Runs a functional model on strips of its images.
 
     Args:
-      plan: the model's operations and devices.
       pool: returns moments over all replicas, for batch normalization.
     """
 

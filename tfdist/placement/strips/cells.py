@@ -45,9 +45,7 @@ class DeviceTape:
         """Returns a function's results.
 
         Args:
-          device: the device; None for the first.
           function: takes the inputs, and returns tensors.
-          inputs: tensors; the function may use no others that depend on what is differentiated.
         """
         device = device or self._first
         tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
@@ -71,7 +69,6 @@ class DeviceTape:
 
         Args:
           targets: outputs of functions, or sources.
-          upstream: their gradients.
           sources: tensors that functions took.
         """
         found: dict[int, Any] = {}

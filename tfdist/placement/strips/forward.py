@@ -34,20 +34,14 @@ class StripForward:
     """One forward pass.
 
     Args:
-      graph: the model's operations.
       grid: into how many parts the height and the width are divided.
       find_rule: returns how an operation is computed by strips, or None.
-      devices: the devices of the replica.
       pool: returns moments over all replicas.
-      cells: run functions.
-      training: as in the call of the model.
       context: the arguments that all layers get.
       autocast: the scope that decides to which dtype variables are cast, if any.
 
     Attributes:
-      devices, grid, pool, cells: as given.
       states: id of a variable that is not trained -> its value.
-      outputs: the model's outputs, flat.
       penalties: the losses that layers have added.
       whole: the names of operations on images that were computed whole.
     """
@@ -86,7 +80,6 @@ class StripForward:
         """Computes the model's outputs.
 
         Args:
-          inputs: the model's inputs, flat.
           weights: id of a trainable variable -> its value.
           states: id of another variable -> its value.
         """
@@ -142,7 +135,6 @@ class StripForward:
         """Returns the tensors that an area consists of.
 
         Args:
-          image: the image.
           rows: the first row, and the one after the last, which may lie outside of the image.
           columns: the same of the columns.
         """
@@ -172,7 +164,6 @@ class StripForward:
         """Returns the outputs of an operation.
 
         Args:
-          operation: the operation.
           tensors: what it is computed from: its inputs, unless `prepare` makes them.
           device: where it runs; None for the first device.
           prepare: tensors -> the operation's inputs.

@@ -90,12 +90,7 @@ class Window(NamedTuple):
         return (length - self.size) // self.stride + 1
 
     def find_inputs(self, first: int, last: int, length: int) -> tuple[int, int]:
-        """Returns the bounds of the inputs for some outputs, which may lie outside of the image.
-
-        Args:
-          first, last: the bounds of the outputs.
-          length: the length of the image.
-        """
+        """Returns the bounds of the inputs for some outputs, which may lie outside of the image."""
         padding = 0  # the elements that are added before the first input
         if self.is_same:
             covered = (self.count_outputs(length) - 1) * self.stride + self.size
@@ -122,10 +117,6 @@ def find_overlaps(
     bounds: Sequence[int], first: int, last: int
 ) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
     """Returns what of which parts lies between two bounds, along one axis.
-
-    Args:
-      bounds: the bounds of the parts.
-      first, last: the bounds, which may lie outside of the image.
 
     Returns:
       (part, its first element, the one after its last), and how many are missing before and after.
