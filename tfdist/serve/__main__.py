@@ -31,14 +31,8 @@ def main() -> int:
 def run_serving(options: ServeOptions) -> int:
     """Serves a model, tunes its batches, or writes TensorFlow Serving's configuration.
 
-    Args:
-      options: the options of the command.
-
     Returns:
       143 after SIGTERM, 130 after Ctrl-C, 0 after tuning and writing.
-
-    Raises:
-      TfdistError: the input is invalid.
     """
     if bool(options.model.run_dir) == bool(options.model.model):
         raise TfdistError("Cannot serve without a model. Give either `run_dir` or `model`.")

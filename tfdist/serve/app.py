@@ -37,14 +37,8 @@ class Service:
 
     Attributes:
       name: the model's name in URLs.
-      versions: the versions of the model.
-      batcher: computes predictions.
-      metrics: counts them.
-      limits: the limits of requests.
-      executor: reads and writes JSON, and decodes images.
       is_own: whether a `Host` header, in a request that has reached an address, names this server.
       is_draining: whether the server is about to stop.
-      count_connections: returns the number of open connections.
       title: what the page calls the model; the name by default.
     """
 

@@ -43,8 +43,6 @@ class Batcher:
     the shapes of their rows are equal.
 
     Args:
-      options: sizes and timeouts.
-      executor: runs the batches.
       num_threads: the number of batches at the same time.
       observe: called with the number of rows of every batch.
     """
@@ -71,11 +69,7 @@ class Batcher:
         return self._options.max_batch_size * self._options.max_enqueued_batches
 
     def check_space(self, num_rows: int) -> None:
-        """Refuses rows if there is no space for them; a request of any size enters an empty queue.
-
-        Raises:
-          RequestError: the queue is full.
-        """
+        """Refuses rows without space for them; a request of any size enters an empty queue."""
         if self.num_waiting and self.num_waiting + num_rows > self.capacity:
             raise RequestError("The queue is full. Try again later.", status=503)
 

@@ -19,7 +19,6 @@ def check_images(values: Iterable[bytes], *, name: str, max_pixels: int, decode:
 
     Args:
       values: files; other files than images are allowed unless the name is `image_bytes`.
-      name: the name of the input.
       max_pixels: the number of pixels of all images together, at most.
       decode: whether to decode them. A batch fails as a whole, so it must hold only images that
         can be decoded.

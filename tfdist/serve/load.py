@@ -44,11 +44,7 @@ def send_requests(
     """Sends requests to this machine, each client on one connection, and returns what it saw.
 
     Args:
-      port: the server's port.
-      path: the path of `:predict`.
-      bodies: the bodies, which are sent in turns.
       num_clients: clients, each of which waits for its answer before it sends its next request.
-      num_requests: requests of all clients together.
     """
     numbers = itertools.count()  # `next` is atomic.
     seconds: list[float] = []

@@ -35,11 +35,7 @@ def find_versions(path: str) -> dict[int, str]:
 
 
 def check_versions(path: str, found: Mapping[int, str]) -> None:
-    """Checks that a directory has a version.
-
-    Raises:
-      TfdistError: it has none.
-    """
+    """Checks that a directory has a version."""
     if not found:
         raise TfdistError(
             f"Cannot find a servable in `model={path}`: it has neither {SAVED_MODEL} nor a "

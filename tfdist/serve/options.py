@@ -136,11 +136,7 @@ class TfServingOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(CommandOptions):
-    """The options of `python -m tfdist.serve`.
-
-    Attributes:
-      model, batching, limits, run, tf_serving: the groups of options.
-    """
+    """The options of `python -m tfdist.serve`."""
 
     model: ServedModelOptions = ServedModelOptions()
     batching: BatchingOptions = BatchingOptions()

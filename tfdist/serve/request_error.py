@@ -6,7 +6,6 @@ class RequestError(Exception):
 
     Args:
       message: what is wrong and what to do.
-      status: the HTTP status.
     """
 
     def __init__(self, message: str, *, status: int = 400):

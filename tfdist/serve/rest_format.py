@@ -26,7 +26,6 @@ class PredictRequest:
     """A request, as arrays.
 
     Attributes:
-      signature: the signature that it names.
       inputs: name -> array, with the dtype and shape of the signature.
       is_row: whether it has `instances`, so that the answer has one prediction for each.
       outputs: the names of the outputs to answer with.

@@ -26,7 +26,6 @@ class Signature:
     """A signature of a servable.
 
     Attributes:
-      name: its name.
       inputs, outputs: name -> dtype and shape.
     """
 
@@ -46,14 +45,9 @@ class Servable:
 
     Args:
       path: the directory of `saved_model.pb`, on any file system of `tf.io.gfile`.
-      version: its number.
-      devices: the devices, each of which gets a copy of the variables.
       num_calls: the number of calls of `run` at the same time, at most.
 
     Attributes:
-      path: the directory.
-      version: its number.
-      signatures: name -> signature.
       class_names: the lines of the asset `class_names.txt`, if there is one.
 
     Raises:
@@ -92,15 +86,7 @@ class Servable:
         return signature in self._parts[0]
 
     def read(self, signature: str, inputs: Arrays) -> Arrays:
-        """Returns what `run` expects for the inputs of a signature, example by example.
-
-        Args:
-          signature: its name.
-          inputs: name -> array.
-
-        Raises:
-          RequestError: an example cannot be read.
-        """
+        """Returns what `run` expects for the inputs of a signature, example by example."""
         if not self.is_divided(signature):
             return inputs
         read = self._parts[0][signature][0]
@@ -122,7 +108,6 @@ class Servable:
         """Returns the outputs of a signature, computed on a device that is free.
 
         Args:
-          signature: its name.
           inputs: what `read` returns: name -> array.
           outputs: the outputs that are needed; the others may be left out. Empty for all.
 

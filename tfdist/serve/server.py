@@ -33,16 +33,7 @@ Work = Callable[["RunningServer"], Awaitable[int]]
 
 
 class RunningServer:
-    """A server that answers requests.
-
-    Args:
-      service: what its routes use.
-      port: its port.
-      make_batcher: makes another batcher.
-
-    Attributes:
-      service, port: as given.
-    """
+    """A server that answers requests."""
 
     def __init__(
         self, service: Service, port: int, make_batcher: Callable[[BatchingOptions], Batcher]
@@ -60,12 +51,6 @@ def run_server(
     options: ServeOptions, path: str, devices: tuple[str, ...], work: Work | None = None
 ) -> int:
     """Serves the highest version in a directory until SIGTERM, Ctrl-C or the end of the work.
-
-    Args:
-      options: the options of the command.
-      path: the directory.
-      devices: the devices to compute on.
-      work: runs while the server answers requests.
 
     Returns:
       What `work` returns; 143 after SIGTERM, 130 after Ctrl-C.
@@ -179,11 +164,7 @@ class GracefulServer(uvicorn.Server):
 
 
 class _Stop:
-    """Stops a server at SIGTERM or Ctrl-C, after the time for draining; at once at a second one.
-
-    Attributes:
-      status: the exit status; None if there was no signal.
-    """
+    """Stops a server at SIGTERM or Ctrl-C, after the time for draining; at once at a second one."""
 
     def __init__(self, server: uvicorn.Server, service: Service, *, drain_s: float):
         self._server = server

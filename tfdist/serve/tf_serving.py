@@ -22,12 +22,8 @@ _TARGET_CPU_PERCENT = 70
 def write_tf_serving_files(options: ServeOptions) -> int:
     """Writes the files, exports the run if one is given, and prints how to use them.
 
-    Returns:
-      The exit status.
-
     Raises:
       TfdistError: the directory is not a local one, or `model` is not one of versions.
-      OSError: a file cannot be written.
     """
     output, name = options.tf_serving.write_tf_serving, options.model.name
     if "://" in output:
@@ -64,7 +60,6 @@ def make_tf_serving_files(options: ServeOptions, model: str) -> dict[str, str]:
     """Returns file name -> text.
 
     Args:
-      options: the options of the command.
       model: the directory of the versions, local or in a bucket.
     """
     base = model if "://" in model else f"{_MODELS_DIR}/{options.model.name}"

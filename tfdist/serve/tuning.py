@@ -33,12 +33,7 @@ _NEARLY = 0.95  # of the highest throughput
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured with one setting.
-
-    Attributes:
-      max_batch_size, batch_timeout_micros: the setting.
-      result: what the clients saw.
-    """
+    """What was measured with one setting."""
 
     max_batch_size: int
     batch_timeout_micros: int

@@ -29,7 +29,6 @@ class Versions:
 
     Args:
       path: a directory of versions 1, 2, ..., or of one SavedModel, which is version 1.
-      load: loads the servable of a directory, given its number.
     """
 
     def __init__(self, path: str, load: Callable[[str, int], Servable]):
