@@ -77,11 +77,7 @@ def count_cores() -> int:
 
 
 def check_core_choice() -> None:
-    """Checks that processes can be kept on some of the cores.
-
-    Raises:
-      TfdistError: this system cannot.
-    """
+    """Checks that processes can be kept on some of the cores."""
     if not list_cores():
         raise TfdistError(
             f"{platform.system()} does not keep a process on some of the cores, which this "

@@ -86,11 +86,7 @@ class TaskOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(CommandOptions):
-    """All options of `python -m tfdist.launch`, which precede `--` or a script.
-
-    Attributes:
-      local, several, tasks: the groups.
-    """
+    """All options of `python -m tfdist.launch`, which precede `--` or a script."""
 
     rest: ClassVar[str] = " -- [--flag=value of tfdist.train ...] | script.py [ARGUMENT ...]"
 

@@ -27,8 +27,6 @@ class LocalCluster:
 
     Args:
       counts: role -> number of tasks.
-      evaluator: whether to add an evaluator.
-      isolate: one of `ISOLATION`.
     """
 
     is_whole = True
@@ -74,9 +72,6 @@ class LocalCluster:
 
 class OneTask:
     """One task of a cluster of several machines.
-
-    Args:
-      config: the cluster, and which task it is.
 
     Attributes:
       is_whole: whether it is the cluster's only task.

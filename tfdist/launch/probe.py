@@ -42,9 +42,6 @@ def find_cluster(
     Args:
       hosts, task: the flags of `tfdist.launch`; `task` may be empty even if `hosts` is not.
       environ: the environment to read; this process's own by default.
-
-    Raises:
-      TfdistError: the description of the cluster is invalid.
     """
     if hosts and not task:
         tasks = parse_host_list(hosts)
@@ -82,7 +79,6 @@ def check_cluster(
     another before any training starts.
 
     Args:
-      config: the cluster.
       own: this process's role and index, None if it is not one of the tasks.
       wait_s: how long to wait for the other tasks.
     """

@@ -98,7 +98,6 @@ class Sign:
       what: what it was doing.
       pid: the process that wrote it.
       since: when it was seen, in the time of `time.monotonic`.
-      text: the content of the file.
       work: what the process had computed and transferred by then; see `_measure_work`.
     """
 
@@ -114,7 +113,6 @@ class PulseWatch:
 
     Args:
       directory: the launcher's directory.
-      tasks: the names of the tasks; their files are made empty.
     """
 
     def __init__(self, directory: str | os.PathLike[str], tasks: Sequence[str]):

@@ -20,7 +20,6 @@ class Failure:
     """A task that failed by itself.
 
     Attributes:
-      task: its name.
       status: the exit status; minus the signal's number if a signal ended it.
       cause: how it failed, as in "was ended by SIGKILL".
     """
@@ -38,11 +37,9 @@ class Restarts:
       workers: the number of workers at first.
       min_workers: the fewest workers to continue with.
       reports_steps: whether the chief writes every step, as `tfdist.train` does.
-      directory: the directory of the record.
 
     Attributes:
       workers: the number of workers at the next start.
-      count: the number of restarts so far.
       dropped: the worker that the next start leaves out, None if there is none.
     """
 

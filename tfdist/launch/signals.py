@@ -7,11 +7,7 @@ from typing import Any
 
 
 class SignalError(KeyboardInterrupt):
-    """A signal that asks the launcher to stop.
-
-    Attributes:
-      number: the signal.
-    """
+    """A signal that asks the launcher to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

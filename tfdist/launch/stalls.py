@@ -21,10 +21,6 @@ class StallWatch:
     or which does not train at all. The stacks, which each task prints into its log, tell.
 
     Args:
-      logs: the logs of the tasks.
-      tasks: the names of the tasks that this launcher has started.
-      timeout_s: seconds without a sign of life.
-      is_whole: whether they are all tasks of the cluster.
       kills: whether a task that hangs is to be killed; otherwise, it is only named.
     """
 

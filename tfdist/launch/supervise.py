@@ -48,14 +48,8 @@ class Supervisor:
     """The launcher's side of one start of the tasks.
 
     Args:
-      agent: the agent, which owns the processes.
-      configs, environments: one per task.
-      argv: the command line that every task runs.
-      logs: the logs of the tasks.
-      restarts: decides what follows a failure.
       stall_timeout_s: seconds that a task may hang before it is killed; 0 for no limit.
       stalls: finds tasks whose steps do not come; None not to look for them.
-      stream: whether to show the first task's output.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ def make_configs(
     """Returns one configuration per task; the chief, or worker 0, comes first.
 
     Args:
-      counts: role -> number of tasks.
       ports: ports on the loopback interface, one per task.
       evaluator: whether to add an evaluator, which has no address.
     """
