@@ -73,13 +73,7 @@ class CachedSource(BatchSource):
 
 @dataclasses.dataclass(frozen=True)
 class MappedFile:
-    """A memory-mapped file with one array, which graphs read without loading it.
-
-    Attributes:
-      path: the path of a local file, as large as the array.
-      shape: the shape of the array.
-      dtype: the dtype of the array.
-    """
+    """A memory-mapped file with one array, which graphs read without loading it."""
 
     path: str
     shape: tuple[int, ...]

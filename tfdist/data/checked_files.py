@@ -74,9 +74,6 @@ def find_damage(directory: Path, sizes_bytes: Mapping[str, int]) -> str | None:
     Args:
       directory: the directory that was given to `write_records`.
       sizes_bytes: name -> size of each expected file.
-
-    Raises:
-      OSError: an existing file cannot be read.
     """
     try:
         records = parse_object((directory / RECORD).read_bytes()) or {}

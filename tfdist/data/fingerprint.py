@@ -30,8 +30,6 @@ def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str,
 
     Args:
       kind: the kind of the data, such as "folder", which determines the other parts.
-      num_examples: the number of examples of the source.
-      element_spec: the structure of `tf.TensorSpec` of one example.
     """
     return {
         "format": FORMAT,
@@ -125,12 +123,7 @@ def hash_leaf(leaf: Any) -> str:
 
 
 def hash_loaded(load: Callable[[tf.Tensor], Any], num_examples: int) -> list[dict[str, Any]]:
-    """Returns the digests of a few examples, among them the first and the last.
-
-    Args:
-      load: returns the example at an index, int64 scalar.
-      num_examples: the number of examples.
-    """
+    """Returns the digests of a few examples, among them the first and the last."""
     indices = sorted({int(i) for i in np.linspace(0, num_examples - 1, _MAX_LOADED)})
     found = []
     for index in indices:

@@ -50,10 +50,6 @@ def iterate_on_gpu(dataset: tf.data.Dataset, device: str) -> Any:
 
     The iterators that strategies make copy a number from the GPU to the host for each element, and
     int32 tensors back and forth. `read_element` returns the elements as they were.
-
-    Args:
-      dataset: a dataset of dense numbers, whose elements are tuples.
-      device: the GPU, one of this process.
     """
 
     def hide(*element: Any) -> Any:

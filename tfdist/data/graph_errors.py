@@ -27,7 +27,6 @@ def assert_in_graph(condition: tf.Tensor, message: str | tf.Tensor) -> tf.Operat
     """Makes a graph fail if a condition is false, with a message `as_user_error` can recover.
 
     Args:
-      condition: bool scalar.
       message: one line, or a string scalar built with `tf.strings`.
 
     Returns:

@@ -21,7 +21,6 @@ class Listing:
     """The contents of a directory, without hidden files.
 
     Attributes:
-      directory: the path of the directory.
       names: the names of the files with one of the wanted extensions, sorted.
       skipped: all other names, sorted; those of directories end with a slash.
     """
@@ -50,7 +49,6 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
     """Returns the files of a directory on any file system of `tf.io.gfile`.
 
     Args:
-      directory: the path of the directory.
       extensions: the wanted extensions, in lower case with the dot; case is ignored in names.
 
     Raises:
@@ -130,7 +128,6 @@ def find_split(data_dir: str, split: str, val_fraction: float) -> str:
     """Returns the directory that holds a split, or from which the split is taken.
 
     Args:
-      data_dir: holds a directory for each split or, with a fraction, maybe the examples directly.
       split: "train", "val" or another name.
       val_fraction: the fraction of the training examples to use for validation; 0 for none.
 
@@ -156,7 +153,6 @@ def take_part(
     The part to which an item belongs does not change when other items are added or removed.
 
     Args:
-      items: the items of both parts.
       split: the part; any other name selects all items.
       val_fraction: the fraction of the items that belong to "val"; 0 selects all items.
       name: returns the name of an item.

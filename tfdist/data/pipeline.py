@@ -39,7 +39,6 @@ class BatchAugmentation(Protocol):
         """Returns the augmented batch; example i must depend only on example i and its seed.
 
         Args:
-          batch: a batch of a source.
           seeds: int64 [batch, 2].
         """
 
@@ -127,13 +126,6 @@ def make_train_reader(
     """Returns a function from a step's number, an int64 scalar, to its global batch.
 
     The batches are those of `make_train_dataset`; the function can be called in any graph.
-
-    Args:
-      source, global_batch_size, seed, augmentation, shuffle, ends_epochs: see
-        `make_train_dataset`.
-
-    Raises:
-      TfdistError: see `make_train_dataset`.
     """
     check_replicas(global_batch_size, 1, None)
     read = _make_position_reader(source, global_batch_size, seed, augmentation, shuffle)
@@ -262,9 +254,6 @@ def make_eval_reader(source: Source, *, global_batch_size: int) -> Callable[[tf.
     """Returns a function from a step's number, an int64 scalar, to its global batch.
 
     The steps are those of `make_eval_dataset`; the function can be called in any graph.
-
-    Args:
-      source, global_batch_size: see `make_eval_dataset`.
 
     Raises:
       TfdistError: the global batch has no examples.

@@ -52,14 +52,7 @@ def show_status(text: str) -> None:
 
 
 def show_progress(items: Iterable[Item], total: int, *, unit: str, quiet: bool) -> Iterator[Item]:
-    """Yields items and shows on standard output how many have been done.
-
-    Args:
-      items: the items to yield.
-      total: the number of items.
-      unit: the name of one item, such as "example".
-      quiet: whether to show nothing.
-    """
+    """Yields items and shows on standard output how many have been done."""
     if quiet:
         yield from items
         return

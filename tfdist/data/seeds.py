@@ -15,7 +15,6 @@ def hash_uniform(seeds: tf.Tensor, count: int) -> tf.Tensor:
 
     Args:
       seeds: int64 [batch, 2].
-      count: how many numbers to return for each seed.
 
     Returns:
       float32 [batch, count], in [0, 1), multiples of 2**-24.

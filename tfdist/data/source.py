@@ -18,7 +18,6 @@ class Examples(abc.ABC):
     """What both kinds of sources say about their examples.
 
     Attributes:
-      num_examples: the number of examples, at least 1.
       num_skipped: the number of examples left out because they could not be read.
     """
 
