@@ -35,10 +35,6 @@ def main() -> int:
 def run_jobs(options: JobsOptions, *, arguments: Sequence[str]) -> int:
     """Writes a job's files, and submits them or prints how to.
 
-    Args:
-      options: the options of the command.
-      arguments: the arguments after `--`.
-
     Returns:
       0, or the status of the tool that submits or follows the job.
 

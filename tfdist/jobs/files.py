@@ -14,12 +14,7 @@ from tfdist.jobs.vertex import make_vertex_files
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The files of a job, and how to submit it.
-
-    Attributes:
-      texts: file name -> content.
-      submission: how to submit the job.
-    """
+    """The files of a job, and how to submit it."""
 
     texts: dict[str, str]
     submission: Submission
@@ -41,7 +36,6 @@ def write_job_files(files: JobFiles, output: str) -> list[str]:
 
     Raises:
       TfdistError: the directory is in a bucket.
-      OSError: a file cannot be written.
     """
     if "://" in output:
         raise TfdistError(

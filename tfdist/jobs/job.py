@@ -39,12 +39,8 @@ class Job:
     """A cluster that trains, and the command that every task runs.
 
     Attributes:
-      target: one of `TARGETS`.
       name: the name of the job, a DNS label.
-      image: the container image; empty for targets without containers.
-      cluster: the number of tasks and the resources of each.
       accelerator: the kind of accelerator, as the target names it.
-      work: what every task runs.
       patches: what is merged into the job's files; see `tfdist.jobs.patching`.
     """
 
@@ -77,7 +73,6 @@ def make_job(options: JobsOptions, arguments: Sequence[str]) -> Job:
     """Returns the job that a command line describes.
 
     Args:
-      options: the options of the command.
       arguments: flags of `tfdist.train`; or flags of `tfdist.run`, a script and its arguments.
 
     Raises:

@@ -77,11 +77,7 @@ class FileOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class JobsOptions(CommandOptions):
-    """All options of `python -m tfdist.jobs`, which precede `--`.
-
-    Attributes:
-      cluster, files: the groups.
-    """
+    """All options of `python -m tfdist.jobs`, which precede `--`."""
 
     rest: ClassVar[str] = " -- [--flag=value of tfdist.train ...] [script.py ...]"
 

@@ -74,12 +74,7 @@ def read_patches(path: str) -> tuple[Patch, ...]:
 
 
 def patch_objects(objects: Sequence[dict[str, Any]], patches: Sequence[Patch]) -> list[Any]:
-    """Returns Kubernetes objects with the patches of their kinds.
-
-    Args:
-      objects: the objects of one file.
-      patches: the documents of a file of patches.
-    """
+    """Returns Kubernetes objects with the patches of their kinds."""
     patched: list[Any] = list(objects)
     for patch in patches:
         change = {
@@ -96,15 +91,7 @@ def patch_objects(objects: Sequence[dict[str, Any]], patches: Sequence[Patch]) -
 
 
 def check_kinds(kinds: Sequence[str], patches: Sequence[Patch]) -> None:
-    """Checks that a job has an object for each patch.
-
-    Args:
-      kinds: the kinds of the job's objects.
-      patches: the documents of a file of patches.
-
-    Raises:
-      TfdistError: it does not.
-    """
+    """Checks that a job has an object for each patch."""
     for patch in patches:
         kind = patch.get("kind")
         if kind not in (None, "Pod", *kinds):
@@ -113,10 +100,6 @@ def check_kinds(kinds: Sequence[str], patches: Sequence[Patch]) -> None:
 
 def make_script_patch(kind: type, patches: Sequence[Patch]) -> Any:
     """Returns what patches add to a script.
-
-    Args:
-      kind: `SlurmPatch` or `TpuVmPatch`.
-      patches: the documents of a file of patches.
 
     Raises:
       TfdistError: a name is unknown, or a value is of another type.

@@ -16,10 +16,7 @@ def make_pod_template(
     """Returns the template of a task's pod.
 
     Args:
-      job: the job.
       name: the container's name, by which an operator finds it.
-      environment: the variables of the container.
-      with_accelerators: whether it gets accelerators.
     """
     cluster = job.cluster
     resources = {
@@ -97,7 +94,6 @@ def make_environment(job: Job, *, job_name: str) -> dict[str, str]:
     """Returns the variables that `parse_kubernetes` reads.
 
     Args:
-      job: the job.
       job_name: the name of the indexed Job, with which its pods' names begin.
     """
     return {

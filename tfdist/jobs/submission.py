@@ -28,11 +28,7 @@ class Submission:
 
 
 def check_tools(commands: Sequence[str]) -> None:
-    """Checks that the tools of commands are on this machine.
-
-    Raises:
-      TfdistError: one is not.
-    """
+    """Checks that the tools of commands are on this machine."""
     for command in commands:
         tool = shlex.split(command)[0]
         if shutil.which(tool) is None:
@@ -43,12 +39,7 @@ def check_tools(commands: Sequence[str]) -> None:
 
 
 def run_commands(commands: Sequence[str], output: str) -> int:
-    """Runs commands one after the other, and returns the first exit status that is not 0.
-
-    Args:
-      commands: commands of a `Submission`.
-      output: the directory of the job's files.
-    """
+    """Runs commands one after the other, and returns the first exit status that is not 0."""
     found = ""
     for position, command in enumerate(commands):
         filled = command.format(output=shlex.quote(output), id=shlex.quote(found))

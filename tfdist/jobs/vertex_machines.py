@@ -39,11 +39,7 @@ _WITHOUT = ("c2-", "c2d-", "c3-", "e2-", "m1-", "n2-", "n2d-")
 
 
 def check_machine(machine: str, accelerator: str, count: int) -> None:
-    """Checks that a machine type can have so many accelerators; types unknown here are not checked.
-
-    Raises:
-      TfdistError: it cannot.
-    """
+    """Checks that a machine type can have so many accelerators; unknown types are not checked."""
     if machine in TPU_TOPOLOGIES:
         if count:
             raise TfdistError(

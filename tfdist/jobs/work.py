@@ -15,10 +15,7 @@ class Work:
     """A command, and the values of its flags that a job must know.
 
     Attributes:
-      command: the program.
       arguments: its arguments, with files of flags expanded.
-      strategy: the value of `--strategy`.
-      tpu: the value of `--tpu`.
       run_dir: the run directory; empty for a script.
       directories: option -> directory that all tasks read or write, the run directory included.
       grace_period_s: seconds from SIGTERM until a task may be killed.

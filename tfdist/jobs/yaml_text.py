@@ -14,7 +14,6 @@ def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
 
     Args:
       comment: one or more lines for the top, without "#".
-      documents: the documents, in this order.
     """
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.dump_all(
