@@ -104,11 +104,7 @@ def make_backbone_unet(
     """Returns a new U-Net whose encoder is one of keras.applications.
 
     Args:
-      name: the name of the model.
-      encoder: the encoder.
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
-      num_classes: the number of logits per pixel.
-      channels: the number of channels of an image.
       base_filters: the filters of the decoder's last level; each level below has twice as many.
       depth: how many times the encoder halves the image: 2 to 5; 5 uses the whole encoder.
       norm: one of `NORMS` of `layers`, used in the encoder too; with `none`, its convolutions

@@ -71,8 +71,6 @@ def normalize_by_global_batch(
     Args:
       x: float [batch, height, width, channels], the batch of this replica.
       gamma, beta: [channels], float64 if x is, otherwise float32.
-      epsilon: added to the variance.
-      replicas: the replicas.
     """
     if _is_for_xla(x):
         return _normalize_by_xla(x, gamma, beta, epsilon, replicas)

@@ -18,9 +18,6 @@ _OPTIONS = ("name", "momentum", "epsilon", "center", "scale", "dtype", "trainabl
 def to_keras_layers(model: keras.Model) -> keras.Model:
     """Returns a model of Keras's own layers with the same weights and, up to rounding, outputs.
 
-    Args:
-      model: a functional model; its other layers are kept.
-
     Returns:
       An uncompiled model, because losses and metrics may be tfdist's, too.
     """
@@ -35,11 +32,7 @@ def to_keras_layers(model: keras.Model) -> keras.Model:
 
 
 def to_fused_layers(model: keras.Model) -> keras.Model:
-    """Returns a model whose batch normalization over the last axis is `FusedBatchNormalization`.
-
-    Args:
-      model: see `to_keras_layers`.
-    """
+    """Returns a model whose batch normalization over the last axis is `FusedBatchNormalization`."""
     return _replace(
         model,
         {

@@ -112,11 +112,7 @@ Use a multiple of 16: 96x128 or 112x128.
 
 
 def check_positive(model: str, **arguments: int) -> None:
-    """Checks that each argument is at least 1.
-
-    Raises:
-      ValueError: one is not.
-    """
+    """Checks that each argument is at least 1."""
     for name, value in arguments.items():
         if value < 1:
             raise ValueError(f"Cannot build {model}: {name} is {value}. Give at least 1.")

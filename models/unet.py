@@ -160,13 +160,7 @@ def head_stage(x, *, num_classes: int, seed: int):
 def make_rescaling(
     mean: float | Sequence[float], std: float | Sequence[float], *, name: str
 ) -> keras.layers.Rescaling:
-    """Returns a layer that maps images to (images - mean) / std, at least in float32.
-
-    Args:
-      mean: one value for all channels, or one per channel.
-      std: one value for all channels, or one per channel.
-      name: the layer's name.
-    """
+    """Returns a layer that maps images to (images - mean) / std, at least in float32."""
     if isinstance(mean, Sequence):
         stds = list(std) if isinstance(std, Sequence) else [std] * len(mean)
         scale = [1 / s for s in stds]
@@ -178,11 +172,7 @@ def make_rescaling(
 
 
 def check_norm(norm: str, *, model: str) -> None:
-    """Checks that `norm` is one of `tfdist.models.layers.NORMS`.
-
-    Raises:
-      ValueError: it is not.
-    """
+    """Checks that `norm` is one of `tfdist.models.layers.NORMS`."""
     if norm not in NORMS:
         raise ValueError(f"Cannot build {model}: unknown norm {norm!r}. Valid: {', '.join(NORMS)}.")
 

@@ -31,7 +31,6 @@ class Cache:
     """The file for the trials of one machine and training program, in `~/.cache/tfdist/auto`.
 
     Attributes:
-      path: the file.
       key: what the file is for.
     """
 
@@ -43,9 +42,7 @@ class Cache:
         """Returns the file for a run.
 
         Args:
-          plan: the plan of the run.
           data: its data, whose shapes and `info` decide what the task's model is.
-          devices: the devices that may be used.
         """
         key = make_key(plan, data, devices)
         try:

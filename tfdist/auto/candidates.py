@@ -17,9 +17,6 @@ def list_candidates(options: TrainOptions) -> dict[str, Setup]:
     """Returns name -> setup for this machine's devices, or for those that the options name.
 
     Placements are not among them, nor is `shard_optimizer` unless it is given: they save memory.
-
-    Args:
-      options: the options of the run.
     """
     workload = Workload(layers=(), global_batch_size=options.training.global_batch_size)
     count = len(find_devices(options))
@@ -43,11 +40,7 @@ def name_candidate(setup: Setup) -> str:
 
 
 def find_devices(options: TrainOptions) -> Sequence[str]:
-    """Returns the devices that the options name, or else all of this process.
-
-    Raises:
-      TfdistError: there is no such device.
-    """
+    """Returns the devices that the options name, or else all of this process."""
     named: Any = options.strategy
     return resolve_devices(named.devices, purpose="the strategy")
 
@@ -56,7 +49,6 @@ def apply(options: TrainOptions, setup: Setup) -> TrainOptions:
     """Returns the options that train with a setup.
 
     Args:
-      options: the options of the run.
       setup: one of `list_candidates`.
     """
     values: dict[str, Any] = {

@@ -19,9 +19,6 @@ def choose_strategy(plan: Plan) -> tuple[Plan, SourceData | None]:
     All candidates give the same result. A run that began keeps its strategy if it still can. A new
     one uses what trials found before, or else tries each candidate for some seconds.
 
-    Args:
-      plan: the plan of the run, with the strategy that its devices suggest.
-
     Returns:
       (the plan, the data of the run if they had to be read).
 

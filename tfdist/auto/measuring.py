@@ -34,9 +34,7 @@ def measure(
 
     Args:
       options, global_batch_size, info, examples: see `tfdist.runs.batch_size.measuring`.
-      names: the candidates.
       predicted: see `tfdist.auto.prediction`; made here once one device was measured.
-      rounds: how often to measure each.
       most_s: no candidate is tried after so many seconds.
 
     Returns:

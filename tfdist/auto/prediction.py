@@ -29,9 +29,7 @@ def predict(
     """Returns candidate -> predicted examples per second; 0 if it does not fit or is refused.
 
     Args:
-      options: the options of the run.
       model: the compiled model on one device.
-      rate: its measured examples per second.
       gpu_limit: the bytes that may be used of the smallest GPU; None for CPUs.
 
     Returns:
@@ -66,8 +64,6 @@ def explain_omission(name: str, predicted: Mapping[str, float], *, left_s: float
     """Returns why a candidate is not tried; empty if it is.
 
     Args:
-      name: the candidate.
-      predicted: what `predict` returned.
       left_s: the seconds in which trials may still begin.
 
     >>> explain_omission("b", {"b": 4.0, "one_device": 10.0}, left_s=60)

@@ -67,12 +67,8 @@ def run_trials(
     it fails, each of them has a process of its own, so that one that does not fit ends alone.
 
     Args:
-      options: the options of the run.
-      candidates: see `list_candidates`.
-      data: the data of the run; trials train on a few of its examples.
       together: whether to try one process first. On GPUs, a process keeps the memory that it once
         used, and the collectives of several strategies disturb one another.
-      say: prints a line.
     """
     began = time.monotonic()
     found = Findings()

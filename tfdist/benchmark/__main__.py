@@ -33,9 +33,6 @@ def run_benchmark(options: BenchmarkOptions) -> int:
 
     Returns:
       0, or 1 if one of them failed.
-
-    Raises:
-      TfdistError: the input is invalid.
     """
     from tfdist.benchmark import runs, table
 

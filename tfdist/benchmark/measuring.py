@@ -122,9 +122,6 @@ def run_loop(
     """Trains with a loop as one would write it by hand, on one device.
 
     Args:
-      options: the model.
-      examples: see `make_batches`.
-      steps: the number of steps; None for no end.
       end_step: called with the loss after each step.
     """
     model = build_model(options)

@@ -92,11 +92,7 @@ class BenchmarkReportOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(CommandOptions):
-    """The options of `python -m tfdist.benchmark`.
-
-    Attributes:
-      contest, model, run: the groups of options.
-    """
+    """The options of `python -m tfdist.benchmark`."""
 
     contest: ContestOptions = ContestOptions()
     model: MeasuredModelOptions = MeasuredModelOptions()

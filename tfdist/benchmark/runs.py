@@ -26,8 +26,6 @@ def run_rounds(
     The ceilings, which measure the machine itself, are measured once more at the end.
 
     Args:
-      configurations: the configurations to measure.
-      options: the options of the benchmark.
       report: called with each finding as soon as it is known, and its round, counted from 1.
       measure: measures one configuration once; `run_configuration` by default.
 

@@ -24,7 +24,6 @@ def build_model(
     """Returns the compiled model that all configurations train.
 
     Args:
-      options: the size of the model, or the task.
       keras_layers: whether to use Keras's own batch normalization instead of tfdist's.
       jit_compile: whether Keras compiles its step with XLA; a task decides by itself.
     """

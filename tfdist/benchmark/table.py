@@ -29,7 +29,6 @@ class Row:
     """The medians of one configuration over the rounds, relative to the machine's best.
 
     Attributes:
-      configuration: the configuration.
       examples_per_second, lowest, highest: median, minimum and maximum; None if it failed.
       of_one_device: its speed relative to the trainer on one device, at the same precision.
       scaling: its speed relative to one process on a worker's cores, times the workers.

@@ -20,8 +20,6 @@ class ClusterConfig:
     Attributes:
       tasks: role -> addresses, "host:port" each, in the order of the tasks' indices. An
         evaluator may be a task without an address.
-      role: this process's role, one of `ROLES`.
-      index: this process's index among the tasks of its role.
       source: where the description came from, for messages.
     """
 

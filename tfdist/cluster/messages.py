@@ -46,7 +46,6 @@ class Peer:
     """A task's connection to the one that listens.
 
     Args:
-      address: its "host:port".
       token: the cluster's token; empty for none.
       until: when to give up, in the time of `time.monotonic`.
 
@@ -127,7 +126,6 @@ class Visitors:
 
     Args:
       listener: the listening socket; its owner closes it.
-      token: the cluster's token; empty for none.
       most: how many messages a connection may send.
 
     Attributes:

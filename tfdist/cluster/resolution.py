@@ -23,9 +23,6 @@ def resolve_cluster(
     The order of precedence is: flags, TF_CONFIG, Vertex AI's CLUSTER_SPEC, Slurm, Kubernetes.
 
     Args:
-      hosts: the flag --hosts.
-      task: the flag --task.
-      environ: the environment to read; this process's own by default.
       has_servers: whether the strategy may have parameter servers. If not, Vertex AI's pool 2
         holds Reduction Servers, which TensorFlow does not see.
 

@@ -41,14 +41,10 @@ def run_doctor(options: DoctorOptions, train_flags: Sequence[str] = ()) -> int:
     """Examines this machine and prints what it finds.
 
     Args:
-      options: the options.
       train_flags: flags of `tfdist.train` that describe what to train for a minute.
 
     Returns:
       0 if nothing is wrong, else 1.
-
-    Raises:
-      TfdistError: the flags are invalid.
     """
     subject, train = options.subject, parse_train_flags(train_flags)
     machine = Machine(

@@ -28,12 +28,7 @@ _NONE = "none"
 
 
 def exchange(machine: Machine, config: ClusterConfig) -> list[Finding]:
-    """Returns how the tasks differ.
-
-    Args:
-      machine: this machine.
-      config: the cluster, of which this machine is a task with an address.
-    """
+    """Returns how the tasks differ."""
     first, *others = [
         (f"{role} {index}", address)
         for role, addresses in config.tasks.items()
@@ -111,8 +106,6 @@ def _compare(
     """Yields how this task differs from the first one.
 
     Args:
-      machine: this machine.
-      own, first: the names of the tasks.
       answer: what the first task has sent.
       sent, received: this machine's time before and after.
     """

@@ -45,11 +45,7 @@ class DoctorReportOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(CommandOptions):
-    """The options of `python -m tfdist.doctor`.
-
-    Attributes:
-      subject, speed, run: the groups of options.
-    """
+    """The options of `python -m tfdist.doctor`."""
 
     rest: ClassVar[str] = " [-- --flag=value of tfdist.train ...]"
 

@@ -39,11 +39,7 @@ Say = Callable[[str], None]
 
 
 def parse_train_flags(train_flags: Sequence[str]) -> TrainOptions:
-    """Returns the options of what is trained, by default a small U-Net.
-
-    Raises:
-      TfdistError: the flags are invalid.
-    """
+    """Returns the options of what is trained, by default a small U-Net."""
     options = parse_flags(TrainOptions, list(train_flags or _REFERENCE))
     options.check()
     return options
@@ -141,13 +137,7 @@ class _Runs:
         """Trains for some steps and returns what was measured, None where this is not the chief.
 
         Args:
-          name: what trains, for the display.
-          train: the options of the training.
-          run_dir: a directory for the run.
           in_cluster: whether the process is a task of the cluster, if there is one.
-
-        Raises:
-          TfdistError: the training fails or takes too long.
         """
         machine, steps = self._machine, self._options.steps
         run = dataclasses.replace(

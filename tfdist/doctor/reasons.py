@@ -16,8 +16,6 @@ class Measurement:
     """What a run has measured; see docs/speed.md.
 
     Attributes:
-      examples_per_second: the speed.
-      batch: the global batch size.
       replicas: the number of devices that trained.
       fractions: input, host and all-reduce -> fraction of the time.
       gradient_bytes: what each all-reduce sums.
@@ -64,7 +62,6 @@ def explain(
     """Returns whether several devices are faster than one, and if not, why.
 
     Args:
-      one, many: the same training on one and on several devices.
       larger: several devices with as many examples each as one has in `one`; None if not measured.
       shared_cores: the number of cores that all devices share, 0 if each has its own.
       link_gbit_per_second: the speed of the network, 0 if unknown or not used.

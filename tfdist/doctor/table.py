@@ -41,7 +41,6 @@ def examine(
     """Yields what all checks find; `ok` only where a check finds nothing else.
 
     Args:
-      machine: the machine.
       say: called with the name of each check before it runs.
     """
     for name, check in CHECKS.items():

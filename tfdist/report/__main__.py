@@ -32,13 +32,6 @@ def main() -> int:
 def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
     """Writes a report.
 
-    Args:
-      options: the parsed flags.
-      paths: the directories of the runs.
-
-    Returns:
-      The exit status.
-
     Raises:
       TfdistError: the report cannot be written.
     """

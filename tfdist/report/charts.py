@@ -19,7 +19,6 @@ class Chart:
     """A picture with one or several curves.
 
     Attributes:
-      title: what the curves show.
       curves: name -> one value for each place on the horizontal axis; None where there is none.
     """
 
@@ -39,7 +38,6 @@ def make_charts(
     Args:
       x_label: what the horizontal axis counts.
       places: the places on it, in ascending order.
-      charts: the pictures; those without a value are left out.
       marks: text -> place of a vertical line on the horizontal axis.
     """
     shown = [

@@ -17,12 +17,7 @@ _AFTER_RESULTS = ("examples_per_second", "mfu", "seconds", "peak_memory_bytes")
 
 
 def make_comparison(runs: Sequence[RecordedRun], *, pictures: Sequence[str] = ()) -> str:
-    """Returns a page with the curves, options and results of several runs, as HTML.
-
-    Args:
-      runs: the records of the runs.
-      pictures: the names of pictures to show side by side.
-    """
+    """Returns a page with the curves, options and results of several runs, as HTML."""
     names = name_runs([run.path for run in runs])
     losses = _list_losses(names, runs)
     notes = dict.fromkeys(("loss", "val_loss"), ", of different loss functions") if losses else {}

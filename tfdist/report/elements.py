@@ -20,7 +20,6 @@ class Section:
     """A part of a page.
 
     Attributes:
-      title: the heading, as text.
       body: the content, as HTML.
       is_folded: whether the body is shown only after a click.
     """
@@ -64,8 +63,6 @@ def make_table(
     """Returns a table.
 
     Args:
-      heads: the heads of the columns.
-      rows: the values of each row; numbers are aligned to the right.
       is_sortable: whether a click on a head sorts the rows by that column; its first column
         stays where the table is scrolled.
       is_wide: whether the first column stays, of a table that is not sortable.
@@ -117,7 +114,6 @@ def make_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str
 
     Args:
       confusion: counts, [classes (truth), classes (prediction)].
-      class_names: one name per class.
     """
     totals = [sum(row) for row in confusion]
     if len(class_names) > _MOST_CLASSES:

@@ -21,8 +21,6 @@ def make_html(
     """Returns a page as HTML.
 
     Args:
-      title: the heading, as text.
-      sections: the content; those with an empty body are left out.
       subtitle: a line below the heading, as text.
       cards: the most important values: name -> value, as texts.
     """

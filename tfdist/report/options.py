@@ -23,11 +23,7 @@ class ReportRunOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(CommandOptions):
-    """The options of `python -m tfdist.report`.
-
-    Attributes:
-      run: the only group of options.
-    """
+    """The options of `python -m tfdist.report`."""
 
     rest: ClassVar[str] = " RUN [RUN ...]"
 

@@ -53,10 +53,7 @@ def make_run_page(
     """Returns the report of one run, finished or not, as HTML.
 
     Args:
-      run: the run's records.
-      parts: the sections of the run's task.
       monitor: the metric that decides which epoch is the best.
-      defaults: option -> default.
     """
     sections = [
         Section("Losses and metrics", chart_run(run.lines, first=monitor, within=run.steps)),

@@ -33,9 +33,6 @@ def run_verification(options: VerifyOptions) -> int:
 
     Returns:
       0 if all of them agree with one device, else 1.
-
-    Raises:
-      TfdistError: the input is invalid.
     """
     check_options(options)
     if options.verification.bits:

@@ -21,7 +21,6 @@ class Arrangement:
     """The result of one arrangement of the replicas.
 
     Attributes:
-      name: how the replicas were arranged.
       hashes: for each step, name -> hash of each weight after it.
       problem: why there are none, or where they are not those of the first arrangement.
     """
@@ -40,7 +39,6 @@ def compare_bits(options: VerifyOptions, report: Callable[[str], None]) -> Itera
     """Yields the result of each arrangement: one process, and two or more that share the replicas.
 
     Args:
-      options: what to run.
       report: called with the name of an arrangement before it runs.
     """
     count = options.verification.logical_replicas

@@ -46,10 +46,8 @@ def diagnose(
     """Returns a description of the cause of a difference, as far as it can be found.
 
     Args:
-      problem: the problem that was trained.
       comparison: the comparison that found the difference.
       strategies: a strategy for one device, and one for several replicas in this process.
-      tolerance: the tolerance of the precision.
     """
     one, several = (_Forward(problem, strategy) for strategy in strategies)
     for (layer, inputs, expected), (_, _, found) in zip(one.outputs, several.outputs, strict=False):

@@ -116,11 +116,7 @@ class ReportOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(CommandOptions):
-    """The options of `python -m tfdist.verify`.
-
-    Attributes:
-      verification, placement, model, run: the groups of options.
-    """
+    """The options of `python -m tfdist.verify`."""
 
     verification: VerificationOptions = VerificationOptions()
     placement: PlacementOptions = _PLACEMENT

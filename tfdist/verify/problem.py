@@ -26,13 +26,8 @@ class Problem:
     """A model, its data, and how it is trained.
 
     Attributes:
-      build_model: returns the compiled model.
       train: the data, as positional arguments of `Trainer.fit`.
       evaluation: the data, as positional arguments of `Trainer.evaluate`.
-      augmentation: the augmentation of a source's examples, or None.
-      global_batch_size: examples per step.
-      seed: the seed of everything.
-      precision: the precision of the computation.
     """
 
     build_model: Callable[[], keras.Model]
@@ -69,7 +64,6 @@ def make_problem(options: VerifyOptions, *, norm: str | None = None) -> Problem:
     """Returns the problem that the options describe.
 
     Args:
-      options: the options of the command.
       norm: another normalization for tfdist's own models.
 
     Raises:

@@ -74,9 +74,6 @@ def record(
     """Trains under a strategy and returns the recording; all workers must call this.
 
     Args:
-      problem: what to train.
-      strategy: the strategy to train under.
-      steps: the number of steps.
       placement: how the model of a replica is divided, if at all.
       shard_optimizer: whether the optimizer's state is divided over the replicas.
       report: called after every step, with its number.

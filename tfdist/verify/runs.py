@@ -31,7 +31,6 @@ class Verdict:
     """The result for one strategy.
 
     Attributes:
-      strategy: the name of the strategy.
       form: a description of how it ran.
       comparison: the comparison with one device, or None.
       problem: why there is no comparison, or the cause of a difference.
@@ -57,7 +56,6 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
     """Yields the verdict on each strategy as soon as it is known.
 
     Args:
-      options: what to run; the process must already be configured.
       report: called with the name of a strategy and the number of steps it has done.
 
     Raises:
