@@ -10,12 +10,7 @@ template) and https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/
 from typing import Any
 
 from tfdist.jobs.job import Job
-from tfdist.jobs.pods import (
-    make_environment,
-    make_failure_policy,
-    make_metadata,
-    make_pod_template,
-)
+from tfdist.jobs.pods import make_environment, make_failure_policy, make_metadata, make_pod_template
 
 _API = "trainer.kubeflow.org/v1alpha1"
 _LABELS = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.recording import (
-    FIRST,
-    GRADIENTS,
-    OPTIMIZER,
-    STATISTICS,
-    WEIGHTS,
-    Recording,
-)
+from tfdist.verify.recording import FIRST, GRADIENTS, OPTIMIZER, STATISTICS, WEIGHTS, Recording
 
 LOSSES, EVALUATION = "losses", "evaluation"
 KINDS = (LOSSES, GRADIENTS, WEIGHTS, OPTIMIZER, STATISTICS, EVALUATION)

@@ -23,9 +23,7 @@ from tfdist.placement.graph import Graph, make_graph
 from tfdist.placement.groups import find_own_group
 from tfdist.placement.strips.cells import DeviceTape
 from tfdist.placement.strips.forward import Pool, StripForward
-from tfdist.placement.strips.image import (
-    is_picture,
-)
+from tfdist.placement.strips.image import is_picture
 from tfdist.placement.strips.rules import find_rule
 from tfdist.placement.tracing import (
     add_penalties,

@@ -8,10 +8,7 @@ import tensorflow as tf
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
 from tfdist.models.portable import to_fused_layers
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateRunOptions,
-    WindowOptions,
-)
+from tfdist.tasks.segmentation.inference.options import EvaluateRunOptions, WindowOptions
 from tfdist.tasks.segmentation.inference.predictor import Predictor
 from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
 from tfdist.tasks.segmentation.inference.zoom import Zoom, find_training_zoom, parse_zoom

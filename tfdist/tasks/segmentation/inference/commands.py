@@ -19,10 +19,7 @@ from tfdist.tasks.commands import (
     start_devices,
 )
 from tfdist.tasks.segmentation.dataset_name import check_dataset
-from tfdist.tasks.segmentation.inference.options import (
-    EvaluateOptions,
-    PredictOptions,
-)
+from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.tasks.segmentation.task import parse_label_map
 
 if TYPE_CHECKING:
