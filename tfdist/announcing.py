@@ -7,11 +7,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def announce(text: str) -> None:
-    """Says what this process does next. Without `announcing`, nobody hears it.
-
-    Args:
-      text: what begins, such as "Loading TensorFlow".
-    """
+    """Says what this process does next. Without `announcing`, nobody hears it."""
     for listen in _listeners[-1:]:
         listen(text)
 

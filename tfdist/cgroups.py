@@ -8,12 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """A control group that limits this process.
-
-    Attributes:
-      path: its directory.
-      version: 1 or 2.
-    """
+    """A control group that limits this process."""
 
     path: Path
     version: int

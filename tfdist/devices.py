@@ -62,7 +62,6 @@ def configure_logical_replicas(
     """Splits devices into parts for logical replicas, whose arithmetic does not depend on others.
 
     Args:
-      count: the number of replicas of this process.
       threads: the number of threads with which each computes an operation.
       devices: the devices to split, such as `GPU:0`, before they are split; by default, all GPUs,
         or the CPU if there is no GPU.
@@ -119,11 +118,7 @@ def describe_arithmetic() -> str:
 
 
 def configure_devices(virtual_devices: int) -> None:
-    """Sets up devices and memory as training needs them.
-
-    Args:
-      virtual_devices: see `set_virtual_devices`.
-    """
+    """Sets up devices and memory as training needs them."""
     set_virtual_devices(virtual_devices)
     configure_memory_growth()
     configure_allocator()
@@ -189,12 +184,7 @@ def choose_precision(precision: str) -> str:
 
 
 def configure_determinism(seed: int, *, deterministic: bool) -> None:
-    """Seeds Python, NumPy and TensorFlow and, on request, allows only deterministic kernels.
-
-    Args:
-      seed: the run's seed.
-      deterministic: whether an op without a deterministic kernel raises instead of running.
-    """
+    """Seeds Python, NumPy and TensorFlow and, on request, allows only deterministic kernels."""
     keras.utils.set_random_seed(seed)
     if deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -328,10 +318,6 @@ def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
 
     Args:
       index: the number of the GPU among those that `CUDA_VISIBLE_DEVICES` shows.
-      library: NVIDIA's driver library.
-
-    Raises:
-      TfdistError: the driver does not say.
     """
     handle, size = ctypes.c_int(), ctypes.c_size_t()
     try:

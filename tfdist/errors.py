@@ -15,9 +15,6 @@ class TfdistError(ValueError):
     """Bad input. The message says in one line what failed, what was found and what to do.
 
     Commands print it without a traceback.
-
-    Attributes:
-      exit_status: the status with which commands exit.
     """
 
     exit_status: ClassVar[int] = 2
@@ -30,7 +27,6 @@ def make_unknown_name_error(
 
     Args:
       kind: what the name stands for, such as a flag.
-      name: the name that was given.
       valid: the valid names; if there are many, only the closest are listed.
       where_all: a sentence that says where to find all names, if there are many.
 
@@ -55,7 +51,6 @@ def make_printable(text: str, *, limit: int = 10_000) -> str:
     r"""Returns a text from elsewhere as a line that no terminal obeys: control characters escaped.
 
     Args:
-      text: what somebody else has chosen, such as a name.
       limit: the most characters; of a longer text, the rest is left out.
 
     >>> make_printable("a\x1b[2Jb größer")

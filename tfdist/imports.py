@@ -19,7 +19,6 @@ def import_named(option: str, text: str) -> Any:
     """Returns the object that an option names.
 
     Args:
-      option: the parameter's name, for errors.
       text: `package.module:NAME`, from an installed package or the working directory, or
         `FILE.py:NAME`.
 
@@ -36,10 +35,6 @@ def import_named(option: str, text: str) -> Any:
 
 def check_named(option: str, text: str) -> None:
     """Checks, without importing anything, that the object that an option names may be there.
-
-    Args:
-      option: the parameter's name, for errors.
-      text: see `import_named`.
 
     Raises:
       TfdistError: there is no such module or file, or nothing in its source has the name.

@@ -25,7 +25,6 @@ class FreeMemory:
     """Memory that may still be used.
 
     Attributes:
-      bytes: the amount.
       where: what limits it, as in "on the machine".
     """
 

@@ -31,7 +31,6 @@ class _Place:
     """A function of a class or module that is replaced in some contexts.
 
     Attributes:
-      original: the function, or a property.
       own: the attribute of the owner; None if a class inherits it.
       num_contexts: the number of contexts that replace it.
     """
@@ -52,8 +51,6 @@ def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False)
     function.
 
     Args:
-      owner: the module, class or object.
-      name: the name of the function, property or attribute.
       value: what takes its place. If it calls what it replaces, take this from `find_function`.
       in_all_threads: whether the whole process calls it.
     """
@@ -108,7 +105,6 @@ def wrapped_in_subclasses(
     """Wraps methods of a class, and of all its subclasses that override them, within the context.
 
     Args:
-      owner: the class.
       **wraps: a method's name -> the method of a class -> what replaces it.
     """
     with contextlib.ExitStack() as stack:

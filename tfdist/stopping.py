@@ -27,7 +27,6 @@ class StopSignals:
     over, whatever it is doing; the last complete checkpoint remains.
 
     Args:
-      request_stop: called at the first signal.
       grace_period_s: seconds from SIGTERM to the end of the process.
     """
 

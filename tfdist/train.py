@@ -26,9 +26,6 @@ def main() -> int:
 def run_training(options: TrainOptions) -> int:
     """Starts or continues a run and fills its directory.
 
-    Args:
-      options: the options of the run.
-
     Returns:
       0 for a finished run or a dry run; 130 after Ctrl-C and 143 after SIGTERM, once a checkpoint
       is written; 143 for a worker or parameter server whose chief ended before the run did.
