@@ -65,7 +65,6 @@ def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> in
     """Returns how many arguments are flags and their values, before a program and its arguments.
 
     Args:
-      arguments: the command line.
       is_alone: returns whether a flag that is written without `=` has no value.
 
     >>> count_flags(["--flip", "--epochs", "3", "a.py", "--lr=2"], lambda flag: flag == "--flip")

@@ -20,9 +20,6 @@ _MOST_LEVELS = 3
 def expand_config(arguments: Sequence[str]) -> list[str]:
     """Returns the options of `--config=FILE` followed by the arguments, which override them.
 
-    Args:
-      arguments: the command line.
-
     Raises:
       TfdistError: the file cannot be read, or it is a run's record that names unknown code.
     """

@@ -31,7 +31,6 @@ def parse_flags(
     """Turns command-line arguments into options.
 
     Args:
-      command: the class of the command's options.
       arguments: the arguments, without the program's name. They may include `--flagfile=FILE`.
       runs_here: whether the code that the flags name must be on this machine.
 
@@ -66,7 +65,6 @@ def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
 
     Args:
       error: an error that names parameters in backquotes, such as `epochs=0`.
-      *commands: the commands whose flags they are.
     """
     names = {item.name for command in commands for item in _list_items(command.list_groups())}
 
@@ -112,11 +110,7 @@ def _parse(groups: Mapping[str, type], arguments: Sequence[str]) -> flags.FlagVa
 
 
 def expand_flag_files(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with those in `--flagfile` and `--config` files inserted.
-
-    Raises:
-      TfdistError: a file cannot be read.
-    """
+    """Returns the arguments with those in `--flagfile` and `--config` files inserted."""
     try:
         found = _CheckedFlagFiles().read_flags_from_files(list(arguments))
     except flags.Error as error:
@@ -156,8 +150,6 @@ def format_help(program: str, command: type[CommandOptions], arguments: Sequence
     """Returns the help text: the common flags by their groups, with default and valid values.
 
     Args:
-      program: the module's name.
-      command: the class of the command's options.
       arguments: the command line. `--help=all` shows all flags, `--help=FLAG` shows one of them;
         some values of other flags add options.
 

@@ -28,16 +28,7 @@ def check_code(
     *,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Checks that the modules, files and objects that the flags name as code are there.
-
-    Args:
-      items: the options.
-      arguments: the command line.
-      names: the names of the options to check; all by default.
-
-    Raises:
-      TfdistError: one of them is not.
-    """
+    """Checks that the modules, files and objects that the flags name as code are there."""
     for item in items:
         if _is_code(item) and (names is None or item.name in names):
             for name in (find_flag(arguments, item.name) or "").split(","):
@@ -52,11 +43,7 @@ def _is_code(item: dataclasses.Field) -> bool:
 
 
 def check_inputs(options: CommandOptions) -> None:
-    """Checks that the files and directories of this machine that a command reads are there.
-
-    Raises:
-      TfdistError: one of them is not.
-    """
+    """Checks that the files and directories of this machine that a command reads are there."""
     if not options.reads_inputs():
         return
     for item in dataclasses.fields(options):
@@ -64,11 +51,7 @@ def check_inputs(options: CommandOptions) -> None:
 
 
 def check_paths(group: OptionGroup) -> None:
-    """Checks that the files and directories of this machine that a group's options name are there.
-
-    Raises:
-      TfdistError: one of them is not.
-    """
+    """Checks that the local files and directories that a command reads are there."""
     for item in dataclasses.fields(group):  # type: ignore[arg-type]
         holds, value = item.metadata.get("must_exist"), getattr(group, item.name)
         name, wanted = item.metadata.get("must_exist_if", (item.name, value))

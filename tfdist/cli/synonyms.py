@@ -100,7 +100,6 @@ def find_meaning(name: str, valid: Iterable[str]) -> str | None:
 
     Args:
       name: the name that was given, without leading dashes.
-      valid: the names of the command's flags.
 
     Returns:
       None if the name is not known.
