@@ -30,11 +30,7 @@ def exists(path: str) -> bool:
 
 
 def read_file(path: str) -> bytes | None:
-    """Returns the content of a file of a run; None if there is none.
-
-    Raises:
-      OSError: the file cannot be read.
-    """
+    """Returns the content of a file of a run; None if there is none."""
     if not (os.path.isfile(path) if is_local(path) else exists(path)):
         return None
     with _explaining(path), _open(path, "rb") as file:
@@ -66,11 +62,7 @@ def write_atomically(path: str, content: str | bytes) -> None:
 
 
 def append_durably(path: str, content: str) -> None:
-    """Appends to a file. A crash in the meantime may leave part of the new content.
-
-    Raises:
-      OSError: the content could not be written.
-    """
+    """Appends to a file. A crash in the meantime may leave part of the new content."""
     is_new = not exists(path)
     with _explaining(path), _open(path, "ab") as file:
         file.write(content.encode())
@@ -93,11 +85,7 @@ def copy_file(source: str, target: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Removes a file.
-
-    Raises:
-      OSError: the file could not be removed.
-    """
+    """Removes a file."""
     with _explaining(path):
         if is_local(path):
             os.remove(path)
@@ -106,11 +94,7 @@ def remove_file(path: str) -> None:
 
 
 def make_directories(path: str) -> None:
-    """Creates a directory and its missing parents.
-
-    Raises:
-      OSError: the directory could not be created.
-    """
+    """Creates a directory and its missing parents."""
     with _explaining(path):
         if not is_local(path):
             _find_gfile().makedirs(path)

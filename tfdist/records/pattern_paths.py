@@ -42,10 +42,6 @@ def name_literally(directory: str) -> Iterator[str]:
 def check_saved_model_path(option: str, path: str) -> None:
     """Refuses a path from which TensorFlow could not load a SavedModel.
 
-    Args:
-      option: the parameter's name, for the message.
-      path: its value.
-
     Raises:
       TfdistError: the path holds a character of a pattern.
     """

@@ -35,7 +35,6 @@ class RunDirectory:
     """The files of one run, on any file system of `tf.io.gfile`.
 
     Attributes:
-      path: the directory.
       checkpoint_dir, tensorboard_dir: directories for these outside of `path`.
       model_copy_dir: a directory for another copy of the saved model.
     """
@@ -76,7 +75,6 @@ class RunDirectory:
         """Reserves the directory for this process and its command within the context.
 
         Args:
-          options: everything to record in `options.json`.
           result: the options that decide what the run computes, as flag -> value: a command
             that continues a run must have the same.
           may_increase: options that may be larger than those of a finished run, which then
@@ -110,9 +108,6 @@ class RunDirectory:
     def check(self, result: Mapping[str, Any], *, may_increase: Collection[str] = ()) -> bool:
         """Returns whether the directory already holds a run.
 
-        Args:
-          result, may_increase: see `claim`.
-
         Raises:
           TfdistError: it holds another command's run, or its `options.json` is damaged.
         """
@@ -137,20 +132,12 @@ class RunDirectory:
         )
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the options that decide what the run computes, as flag -> value; None if new.
-
-        Raises:
-          TfdistError: `options.json` is damaged.
-        """
+        """Returns the options that decide what the run computes, as flag -> value; None if new."""
         recorded = self.read_options()
         return None if recorded is None else dict(recorded["result"])
 
     def read_options(self) -> dict[str, Any] | None:
-        """Returns the content of `options.json`; None if the run is new.
-
-        Raises:
-          TfdistError: `options.json` is damaged.
-        """
+        """Returns the content of `options.json`; None if the run is new."""
         path = f"{self.path}/options.json"
         if not exists(path):
             return None
@@ -193,7 +180,6 @@ class RunDirectory:
         Args:
           step: the last step to keep.
           lines_of_step: how many of its lines to keep; all by default.
-          name: the name of the file.
         """
         if exists(f"{self.path}/{name}"):
             lines = list(self.read_metrics(name))
@@ -259,7 +245,6 @@ def find_run_directory(run_dir: str, *, environ: Mapping[str, str] | None = None
     other files to the base output directory, and the model to both.
 
     Args:
-      run_dir: the flag.
       environ: the environment to read; this process's own by default.
 
     Source: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec

@@ -22,7 +22,6 @@ def hold_run_lock(directory: str, *, option: str = "`run_dir`") -> Iterator[None
     file system does not support locks.
 
     Args:
-      directory: the directory to lock.
       option: the name of the option that gives the directory.
 
     Raises:
