@@ -14,7 +14,6 @@ class LocalSgdStrategy(tf.distribute.MirroredStrategy):
 
     Args:
       channel: a MultiWorkerMirroredStrategy over all workers, for communication only.
-      options: when and how the workers average; every 8 steps by default.
       replicas_per_worker: how many of the worker's GPUs to use; 0: all.
     """
 

@@ -101,7 +101,6 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
 
     Args:
       shares: the replicas of each process.
-      index: the index of this process.
       launcher: launches what the processes exchange; None for a single process.
     """
 
@@ -250,8 +249,6 @@ class LogicalExtended(CollectiveAllReduceExtended):
 
     Args:
       strategy: the strategy that this is a part of.
-      count: the number of logical replicas.
-      threads: the number of threads with which each computes an operation.
       devices: a device for each replica of this process.
       options: how processes communicate.
       resolver: knows the processes; None for one.
@@ -341,13 +338,7 @@ class LogicalMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrate
 def make_mirrored_replicas(
     count: int, threads: int, devices: Sequence[str] = ()
 ) -> tf.distribute.MirroredStrategy:
-    """Builds a MirroredStrategy over logical replicas, which are parts of devices.
-
-    Args:
-      count: the number of replicas.
-      threads: the number of threads with which each computes an operation.
-      devices: the devices to split; see `configure_logical_replicas`.
-    """
+    """Builds a MirroredStrategy over logical replicas, which are parts of devices."""
     parts = configure_logical_replicas(count, threads=threads, devices=devices)
     return LogicalMirroredStrategy(count, threads=threads, devices=parts)
 
@@ -358,16 +349,7 @@ def make_worker_replicas(
     config: ClusterConfig | None,
     options: tf.distribute.experimental.CommunicationOptions,
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Builds a MultiWorkerMirroredStrategy over logical replicas, which the workers share.
-
-    Args:
-      count, threads: see `make_mirrored_replicas`.
-      config: the cluster; None for a single process.
-      options: how the workers communicate.
-
-    Raises:
-      TfdistError: there are more workers than replicas.
-    """
+    """Builds a MultiWorkerMirroredStrategy over logical replicas, which the workers share."""
     workers, index = (1, 0) if config is None else (config.num_workers, config.worker_index)
     if workers > count:
         raise TfdistError(
@@ -388,7 +370,6 @@ def make_central_replicas(
     """Builds a CentralStorageStrategy over logical replicas.
 
     Args:
-      count, threads, devices: see `make_mirrored_replicas`.
       parameter_device: where the variables live.
     """
     parts = configure_logical_replicas(count, threads=threads, devices=devices)

@@ -91,7 +91,6 @@ def build(strategy: Strategy, *, must_match: Mapping[str, str] | None = None) ->
     """Builds a strategy from its options, which `find_options` can then return.
 
     Args:
-      strategy: the options.
       must_match: name -> value on which all workers must agree.
     """
     strategy = strategy.resolve()

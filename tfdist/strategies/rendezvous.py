@@ -33,8 +33,6 @@ def wait_for_peers(
     Meanwhile this task listens at its address, which is free again on return.
 
     Args:
-      config: the cluster and this process's task in it.
-      timeout_s: how long to wait for the last task.
       must_match: name -> value on which all tasks must agree.
 
     Raises:
@@ -62,10 +60,6 @@ def wait_for_peers(
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
     """Waits until every worker and parameter server answers at its address.
 
-    Args:
-      config: the chief's cluster.
-      timeout_s: how long to wait for the last task.
-
     Raises:
       TrainingError: a task did not start in time; it is named.
     """
@@ -86,11 +80,7 @@ def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
 
 
 def check_own_address(config: ClusterConfig) -> None:
-    """Checks that this task can listen at its address; TensorFlow's server has no clear error.
-
-    Raises:
-      TfdistError: this task cannot listen at its address.
-    """
+    """Checks that this task can listen at its address; TensorFlow's server has no clear error."""
     if config.address is not None:
         with _listen(config.address):
             pass

@@ -25,10 +25,6 @@ def connect(
 ) -> tf.distribute.ParameterServerStrategy:
     """Returns the chief's strategy, once the workers and parameter servers answer.
 
-    Args:
-      cluster: the cluster; by default, the one that the environment describes.
-      timeout_s: how long to wait for them.
-
     Raises:
       TfdistError, TrainingError: see `make_parameter_server`.
     """
@@ -55,12 +51,6 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
 
     Signals meant for the whole cluster reach this task too. After SIGINT, SIGTERM or SIGHUP, it
     serves for up to 30 s more, for the chief's last checkpoint; a second signal ends it at once.
-
-    Args:
-      cluster: the cluster and this process's task; the environment describes them by default.
-
-    Returns:
-      The exit status 0.
 
     Raises:
       TfdistError: see `make_parameter_server`.
