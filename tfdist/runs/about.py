@@ -32,8 +32,6 @@ def describe_start(
 
     Args:
       model: the model; one that its first step builds has no weights yet.
-      model_name: its name.
-      dataset: the name of the data set.
       sizes: split -> number of examples.
       before: what an earlier start of the run has recorded; None for the first.
     """

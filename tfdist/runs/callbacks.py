@@ -30,10 +30,6 @@ _MOST_OF_TIME = 0.01  # that the report may take
 class Throughput(keras.callbacks.Callback):
     """Measures the training speed, without the first step and those that ran in one loop with it.
 
-    Args:
-      trainer: the trainer whose steps are measured.
-      global_batch_size: examples per step.
-
     Attributes:
       first_step_s: seconds from the start of the process to the end of its first step; None before.
     """
@@ -88,11 +84,7 @@ class MetricsLog(keras.callbacks.Callback):
     """Writes lines of `metrics.jsonl`: one per epoch, and one every `log_every` steps.
 
     Args:
-      run: the run's directory.
-      trainer: the trainer whose step is logged.
-      throughput: the callback whose speed is logged.
       log_every: steps between two lines within an epoch; 0 for none.
-      trackers: get the same lines.
     """
 
     def __init__(
@@ -156,11 +148,6 @@ class CurvesLog(keras.callbacks.Callback):
     """Writes lines of `steps.jsonl` within epochs, for the curves of a report.
 
     They are written every few seconds, so that a crash loses some of them, but no step waits.
-
-    Args:
-      run: the run's directory.
-      trainer: the trainer whose step is logged.
-      total_steps: the steps of the run.
     """
 
     async_safe = True
@@ -209,7 +196,6 @@ class MarkBest(keras.callbacks.Callback):
     """Keeps the checkpoint of the best epoch so far.
 
     Args:
-      trainer: the trainer whose checkpoints are kept.
       monitor: the log to watch.
       is_higher_better: whether the best value is the largest one, or else the smallest.
     """
@@ -236,8 +222,6 @@ class TensorBoardLog(keras.callbacks.Callback):
     which a run continues, so that no curve doubles back.
 
     Args:
-      run: the run's directory.
-      trainer: the trainer whose step is the horizontal axis.
       hyperparameters: option -> value, for the HParams plugin.
       write_more: writes more about an epoch with `tf.summary`; its argument is the step.
     """
@@ -287,8 +271,6 @@ class Profile(keras.callbacks.Callback):
     """Writes a trace of some steps for TensorBoard's profile plugin.
 
     Args:
-      run: the run's directory.
-      trainer: the trainer whose steps are traced.
       first, last: the first and the last step to trace, counted from 1.
     """
 
@@ -329,7 +311,6 @@ class ReportSteps(keras.callbacks.Callback):
     """Writes completed steps to the launcher's file, and records which ones a run repeats.
 
     Args:
-      trainer: the trainer whose steps are reported.
       directory: the launcher's directory.
     """
 
@@ -358,10 +339,6 @@ class DrawSamples(keras.callbacks.Callback):
     The chief writes `samples/NAME.png`, in place of the picture of an earlier epoch.
 
     Args:
-      task: the task.
-      run: the run's directory.
-      trainer: the run's trainer.
-      data: the run's data.
       every: the number of epochs between two drawings; 0 for none.
     """
 
@@ -391,10 +368,6 @@ class WriteReport(keras.callbacks.Callback):
     """Writes the report at the end of an epoch, unless that takes too much of the time.
 
     A report that cannot be written costs one line, not the run.
-
-    Args:
-      path: the run's directory.
-      task: the run's task.
     """
 
     def __init__(self, path: str, task: Task):

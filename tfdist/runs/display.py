@@ -45,9 +45,6 @@ class LogLines(ProgressBar):
     The first one comes after the first step, further ones after seconds, and later minutes.
 
     Args:
-      trainer: the trainer whose step is shown.
-      throughput: the callback whose speed is shown.
-      total_steps: the steps of the run.
       every_s: the most seconds between two lines within an epoch.
     """
 

@@ -152,7 +152,6 @@ def estimate_memory(
     Args:
       model: a built model; its optimizer's variables are created.
       num_rows: the number of examples that one replica computes at a time.
-      rematerialize: whether activations are recomputed, stage by stage.
     """
     model.optimizer.build(model.trainable_variables)
     state = sum(

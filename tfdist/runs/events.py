@@ -17,7 +17,6 @@ def forget_events_after(directory: str, step: int) -> None:
 
     Args:
       directory: a directory on any file system of `tf.io.gfile`; it need not exist.
-      step: the last step to keep.
     """
     if not tf.io.gfile.exists(directory):
         return
@@ -41,7 +40,6 @@ def write_hyperparameters(directory: str, values: Mapping[str, Any]) -> None:
     """Writes hyperparameters for TensorBoard's HParams plugin, in place of those there.
 
     Args:
-      directory: the directory of the run's events; its metrics are in directories below it.
       values: name -> value; what is neither a number nor a text is written as text.
     """
     from tensorboard.plugins.hparams import api
@@ -66,9 +64,7 @@ def write_confusion(directory: str, summary: Mapping[str, Any], *, step: int) ->
     """Writes the confusion matrix of a summary for TensorBoard's text plugin.
 
     Args:
-      directory: the directory of the run's events.
       summary: the run's summary, with `confusion`: counts [classes (truth), classes (prediction)].
-      step: the run's last step.
     """
     path = f"{directory}/confusion"
     counts = summary["confusion"]

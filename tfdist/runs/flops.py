@@ -21,9 +21,6 @@ def count_flops(model: keras.Model) -> int:
     Counts convolutions and matrix products, with a multiplication and an addition as two
     operations, as is usual for model FLOPs. A training step needs three times as many.
 
-    Args:
-      model: a built model.
-
     Returns:
       The count; 0 if the input shapes are unknown, as for a subclass of `keras.Model`.
 
@@ -57,8 +54,6 @@ def measure_convolutions(
     Only the forward pass of each is run, in the model's precision, on this process's first device.
 
     Args:
-      model: a built model.
-      batch_size: examples per batch.
       most: how many convolutions to measure, the costliest first; all by default.
 
     Returns:

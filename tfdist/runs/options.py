@@ -22,11 +22,7 @@ _TRAINING, _STEP, _RUN = TrainingOptions(), StepOptions(), RunOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(CommandOptions):
-    """All options of `python -m tfdist.train`.
-
-    Attributes:
-      strategy, placement, task, training, step, run: the groups.
-    """
+    """All options of `python -m tfdist.train`."""
 
     common: ClassVar[tuple[str, ...]] = (
         "strategy",
@@ -70,11 +66,7 @@ class TrainOptions(CommandOptions):
         return not began and resolve_cluster() is None
 
     def check(self) -> None:
-        """Checks the values that need more than a range or a list of choices.
-
-        Raises:
-          TfdistError: a value is invalid.
-        """
+        """Checks the values that need more than a range or a list of choices."""
         self.parse_checkpoint_every()
         self.parse_profile()
         self.task.select().check()
@@ -84,9 +76,6 @@ class TrainOptions(CommandOptions):
 
         >>> TrainOptions(run=RunOptions(checkpoint_every="90s")).parse_checkpoint_every()
         (0, 90.0)
-
-        Raises:
-          TfdistError: the value is neither.
         """
         text = self.run.checkpoint_every
         match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", text)
@@ -101,9 +90,6 @@ class TrainOptions(CommandOptions):
 
         >>> TrainOptions(run=RunOptions(profile=(10, 12))).parse_profile()
         (10, 12)
-
-        Raises:
-          TfdistError: they are not two steps in order.
         """
         steps = self.run.profile
         if not steps:

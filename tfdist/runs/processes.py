@@ -36,9 +36,6 @@ def start_process(options: TrainOptions) -> tuple[TrainOptions, cluster.ClusterC
 
     Every process that trains with the options of `tfdist.train` begins with it.
 
-    Returns:
-      (options, the cluster that this process belongs to or None).
-
     Raises:
       TfdistError: the options do not suit one another, the machine or the cluster.
     """
@@ -90,7 +87,6 @@ def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> 
     """Returns the options with `auto` replaced by the name of the strategy.
 
     Args:
-      options: the run's options; a single process must already have configured its devices.
       config: what `join_cluster` returned.
     """
     if options.strategy.strategy != AUTO:
@@ -195,10 +191,6 @@ def make_build_model(
     """Returns a function that builds and compiles a run's model.
 
     Args:
-      task: the task that defines the model.
-      training: the training options.
-      info: what the model must know about the data.
-      total_steps: the number of steps of the run.
       initial: the weights to start from, instead of the task's own.
     """
 

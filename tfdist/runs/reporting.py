@@ -21,7 +21,6 @@ def write_report(
     """Writes the report of a run, and returns its path.
 
     Args:
-      run: the run's records.
       output: the file; `report.html` in the run's directory by default.
       task: the run's task; found by its name in the run's options by default.
       trust_task: whether to execute any code that the run's options name.
@@ -44,9 +43,6 @@ def write_report(
 def naming_damage(what: str) -> Iterator[None]:
     """Raises an error that a changed record causes as one line.
 
-    Args:
-      what: what is shown, such as the run.
-
     Raises:
       TfdistError: a value in the record has another type than runs write.
     """
@@ -63,11 +59,7 @@ def naming_damage(what: str) -> Iterator[None]:
 
 
 def write_page(path: str, page: str) -> str:
-    """Writes a page, and returns its path.
-
-    Raises:
-      TfdistError: the file cannot be written.
-    """
+    """Writes a page, and returns its path."""
     try:
         make_directories(path.rpartition("/")[0] or ".")
         write_atomically(path, page)

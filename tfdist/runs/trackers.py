@@ -32,11 +32,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Checks that the packages of trackers are installed.
-
-    Raises:
-      TfdistError: one is missing.
-    """
+    """Checks that the packages of trackers are installed."""
     for name in names:
         package = _PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:
@@ -56,9 +52,7 @@ class Trackers:
 
     Args:
       names: `csv`, `mlflow` or `wandb`.
-      run: the run's directory.
       hyperparameters: option -> value.
-      quiet: whether trackers print nothing.
     """
 
     def __init__(
@@ -196,7 +190,6 @@ class MlflowTracker:
     Args:
       run_dir: the run directory, whose last part names a new run.
       state: holds the id of the run, if there is one; gets it otherwise.
-      hyperparameters: the parameters of a new run.
     """
 
     def __init__(self, run_dir: str, state: dict[str, Any], hyperparameters: Mapping[str, Any]):
@@ -228,8 +221,6 @@ class WandbTracker:
       run_dir: the run directory, whose last part names a new run; if it is on a disk, it gets the
         directory `wandb`.
       state: holds the id of the run, if there is one; gets it otherwise.
-      hyperparameters: the configuration of the run.
-      quiet: whether to print nothing.
     """
 
     def __init__(

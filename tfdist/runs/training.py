@@ -40,7 +40,6 @@ class TrainingRun:
     """A run in this process, ready to train.
 
     Args:
-      plan: the plan of the run.
       started: when the command began, by `time.perf_counter`.
       data: the task's data; made here by default.
 

@@ -13,10 +13,6 @@ class Utilization(keras.callbacks.Callback):
 
     Other programs may slow down either measurement, but none makes the device faster, so the larger
     one counts. The first one follows the first step, which is not timed.
-
-    Args:
-      trainer: trains the model whose convolutions are measured.
-      global_batch_size: the number of examples per step.
     """
 
     def __init__(self, trainer: Trainer, global_batch_size: int):

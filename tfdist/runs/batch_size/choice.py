@@ -20,7 +20,6 @@ def recall_batch_size(options: TrainOptions, run: RunDirectory) -> TrainOptions:
 
     Args:
       options: the options of the run, with a strategy other than `auto`.
-      run: the run directory.
 
     Raises:
       TfdistError: the run is new, and its strategy does not support the search.
@@ -43,7 +42,6 @@ def find_batch_size(options: TrainOptions, *, data: SourceData, num_replicas: in
     """Returns the options with the largest global batch that fits, if it is `auto`.
 
     Args:
-      options: the options of the run.
       data: the data of the run; a batch has at most all of the training examples.
       num_replicas: the number of replicas; the batch size is a multiple of it times micro-batches.
 

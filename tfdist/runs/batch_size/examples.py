@@ -17,7 +17,6 @@ class RepeatedSource(BatchSource):
 
     Args:
       examples: a structure of arrays of shape [examples, ...].
-      num_examples: the number of examples, repetitions included.
     """
 
     def __init__(self, examples: Any, *, num_examples: int):

@@ -65,9 +65,6 @@ def measure(
     """Trains a few steps and returns the memory that they used, in bytes.
 
     Args:
-      options: the options of the run.
-      global_batch_size: the number of examples per step.
-      info: what the model must know about the data.
       examples: a structure of arrays: some of the run's examples.
 
     Returns:
@@ -90,12 +87,7 @@ def measure(
 
 
 def make_trainer(options: TrainOptions, info: Mapping[str, Any]) -> Trainer:
-    """Returns a trainer for a run's model, in a process that the options have configured.
-
-    Args:
-      options: the options of the run.
-      info: what the model must know about the data.
-    """
+    """Returns a trainer for a run's model, in a process that the options have configured."""
     return Trainer(
         processes.make_build_model(
             options.task.select().without_downloads(),

@@ -14,7 +14,6 @@ class Usage:
     """The memory that a size used, in bytes.
 
     Attributes:
-      peak: the peak memory.
       limit: the most that it may be.
     """
 

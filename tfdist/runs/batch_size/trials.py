@@ -27,9 +27,7 @@ class Trial:
     """The result of a trial.
 
     Attributes:
-      usage: the memory that it used; None if it did not fit.
       free: the free memory, of which it may use `SHARE`.
-      problem: why it did not fit.
       found: what its process measured; empty if it did not fit.
     """
 
@@ -51,8 +49,6 @@ def run_trial(
     """Trains some steps in a separate process, within the free memory.
 
     Args:
-      options: the options of the run.
-      global_batch_size: the size to try.
       data: the data of the run; the trial trains on its first examples.
       free: the free memory; the process is stopped when its resident memory exceeds `SHARE` of it.
       measure: the function that the process calls; see the default.
