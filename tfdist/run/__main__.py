@@ -37,14 +37,6 @@ def main() -> int:
 def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequence[str]) -> int:
     """Runs a script in this process, or in the processes of a cluster on this machine.
 
-    Args:
-      options: the parsed `flags`.
-      flags: the flags of this command.
-      command: the script and its arguments.
-
-    Returns:
-      The exit status.
-
     Raises:
       TfdistError: there is no such script, or the strategy cannot be built.
     """

@@ -38,11 +38,7 @@ _STRATEGY, _PLACEMENT, _STEP = make_strategy_options(), PlacementOptions(), Step
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions(CommandOptions):
-    """The options of `python -m tfdist.run`, which precede the script.
-
-    Attributes:
-      strategy, placement, step, run: the groups of options.
-    """
+    """The options of `python -m tfdist.run`, which precede the script."""
 
     rest: ClassVar[str] = " script.py [ARGUMENT ...]"
 

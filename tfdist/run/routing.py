@@ -41,9 +41,6 @@ class Routing:
     """The trainers of the models that a script creates, one per model.
 
     Args:
-      strategy: the strategy in whose scope the script runs.
-      step_options: the step options of every trainer.
-      placement: how each model is divided over the devices of a replica, if at all.
       quiet: whether not to say what `fit` waits for, such as the tracing of its step.
 
     Attributes:
