@@ -37,9 +37,6 @@ class Checkpoint:
     """The contents of a checkpoint.
 
     Attributes:
-      step: the number of updates.
-      arrays: arrays by name.
-      state: JSON-serializable state.
       best_step: the step of the checkpoint to keep as the best so far, if any.
       structure: describes the variables whose values the arrays are, if there are any.
       begun_from: a hash of the state that training began from; None if it does not matter.
@@ -76,7 +73,6 @@ class CheckpointStore:
     of the same step therefore gets its own directory, such as `step-000000090.1`.
 
     Args:
-      directory: the directory of the checkpoints.
       keep: how many of the newest checkpoints to keep; the best one is kept as well.
     """
 
@@ -270,20 +266,12 @@ class BackgroundWriter:
         self._writing: Future[str] | None = None
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Waits for the previous checkpoint, and starts writing the next one.
-
-        Raises:
-          OSError: the previous checkpoint could not be written.
-        """
+        """Waits for the previous checkpoint, and starts writing the next one."""
         self.wait()
         self._writing = self._executor.submit(self._store.write, checkpoint)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is written.
-
-        Raises:
-          OSError: the checkpoint could not be written.
-        """
+        """Waits until the last checkpoint is written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

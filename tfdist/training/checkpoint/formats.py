@@ -14,7 +14,6 @@ def upgrade(record: dict[str, Any], path: str) -> dict[str, Any]:
 
     Args:
       record: the record in `state.json`.
-      path: the checkpoint's directory.
 
     Raises:
       TfdistError: a later tfdist wrote it, or the first one, which described no variables.

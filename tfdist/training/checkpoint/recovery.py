@@ -30,8 +30,6 @@ class Recovery:
 
     Args:
       directory: the directory of the checkpoints; all workers must see it.
-      keep: how many of the newest checkpoints to keep.
-      workers: the processes that train together.
     """
 
     def __init__(self, directory: str, *, keep: int, workers: Workers):
@@ -58,8 +56,6 @@ class Recovery:
         Args:
           step: the number of updates.
           variables: the model's, the optimizer's and then others, in a fixed order.
-          state: JSON-serializable; `restore` returns it.
-          arrays: more arrays; `restore` returns them.
           optimizer: the model's optimizer; a checkpoint is only restored to an optimizer of the
             same class. Without it, the optimizers' names are compared.
 
@@ -166,11 +162,7 @@ class Recovery:
         self._next_is_best = True
 
     def wait(self) -> None:
-        """Waits until the chief has written everything, and releases the directory.
-
-        Raises:
-          OSError: the last checkpoint could not be written.
-        """
+        """Waits until the chief has written everything, and releases the directory."""
         try:
             self._wait_for_writer()
         finally:

@@ -21,7 +21,6 @@ class VariableRecord:
     Attributes:
       role: the owner: "model", "optimizer" or "strategy".
       path: Keras's path; the numbers in it may differ between processes.
-      shape, dtype: those of its value.
       trainable: whether it is a weight that the optimizer changes.
     """
 
@@ -78,7 +77,6 @@ def describe_structure(
     Args:
       variables: name of an array in the checkpoint -> its variable: first the model's, then the
         optimizer's, then others of the strategy.
-      optimizer: the optimizer, whose class is recorded.
     """
     # Keras puts an optimizer's variables, including its number of updates, under its name.
     owners = {_get_owner(variable.path) for variable in variables.values()}
@@ -105,10 +103,6 @@ def find_difference(saved: Structure, here: Structure) -> str | None:
 
     Paths are compared without the numbers that Keras appends, so that the same program can
     continue from its checkpoint in another process, or again in the same one.
-
-    Args:
-      saved: the checkpoint's structure.
-      here: the run's structure.
 
     Returns:
       A clause in which "it" is the checkpoint; None if both are the same.
