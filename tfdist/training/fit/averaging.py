@@ -18,7 +18,6 @@ def average_statistics(model: keras.Model, options: OptimizerOptions) -> None:
     The averaged weights would be evaluated with the statistics of the latest ones otherwise.
 
     Args:
-      model: the model, before it is trained.
       options: with `ema_momentum` of 0, nothing is changed.
     """
     if not options.ema_momentum:
@@ -29,11 +28,7 @@ def average_statistics(model: keras.Model, options: OptimizerOptions) -> None:
 
 
 def make_averaging(options: OptimizerOptions) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that evaluate and save the average; the first of an epoch's end.
-
-    Args:
-      options: with `ema_momentum` of 0, there are none.
-    """
+    """Returns the callbacks that evaluate and save the average; the first of an epoch's end."""
     if not options.ema_momentum:
         return []
     return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
@@ -44,9 +39,6 @@ def exchange_divided(callbacks: Iterable[keras.callbacks.Callback]) -> None:
 
     Keras updates the one by the other on each replica, which has only parts of them. Their whole
     values are exchanged instead.
-
-    Args:
-      callbacks: callbacks of any kind.
     """
     for callback in callbacks:
         is_known = "_tf_swap_variables" in vars(callback)
@@ -67,12 +59,7 @@ def _choose(
 
 
 def finalize_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Replaces the weights by their average if the optimizer has one, as Keras does.
-
-    Args:
-      model: the model.
-      optimizer: its optimizer.
-    """
+    """Replaces the weights by their average if the optimizer has one, as Keras does."""
     overwrite = "_overwrite_model_variables_with_average_value"
     weights = model.trainable_weights
     with contextlib.ExitStack() as stack:

@@ -21,9 +21,6 @@ class CallbackList(keras.callbacks.CallbackList):
         """Returns whether callbacks may see the end of a step while the next one runs.
 
         As in Keras, they allow it by `async_safe`, and Keras's progress bar does.
-
-        Args:
-          kind: the kind of step, `"train"`, `"test"` or `"predict"`.
         """
         names = [f"on_{kind}_batch_end", *["on_batch_end"] * (kind == "train")]
         return all(

@@ -70,14 +70,8 @@ class Engine:
 
     Args:
       make_model: a function that builds and compiles the model, or a model built in the scope.
-      strategy: the strategy under which the model is trained.
-      workers: the processes that train together.
-      options: how steps are computed.
-      placement: how the model of a replica is divided over devices; None if it is not.
 
     Attributes:
-      model: the model.
-      workers, options: as given.
       check_s: seconds spent in the guard.
 
     Raises:
@@ -185,11 +179,7 @@ class Engine:
         return self._steps.read_metrics()
 
     def compare_weights(self) -> None:
-        """Checks that the workers, which are in sync, have the same weights; all must call this.
-
-        Raises:
-          TfdistError: one of them has changed its own.
-        """
+        """Checks that the workers, which are in sync, have the same weights; all must call this."""
         steps = self._steps or self._prediction
         compare_weights(self.workers, steps.shared)
 
@@ -231,9 +221,6 @@ class Engine:
         """Checks that the data fit the model and the strategy, and creates all variables.
 
         `fit` and `evaluate` do so themselves; a command calls this before it writes anything.
-
-        Args:
-          x, y, global_batch_size: as in `Trainer.fit`.
         """
         self.build(
             make_data_adapter(
@@ -246,12 +233,7 @@ class Engine:
         )
 
     def build(self, adapter: DataAdapter, *, kind: str = "train") -> Any:
-        """Creates the missing variables, and returns the compiled steps.
-
-        Args:
-          adapter: the data adapter.
-          kind: the kind of step that follows, `train` or `test`.
-        """
+        """Creates the missing variables, and returns the compiled steps."""
         if not self.model.compiled:
             raise TfdistError(
                 f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
@@ -356,8 +338,6 @@ class Engine:
 
         Args:
           kind: the kind of step, `train`, `test` or `predict`.
-          iterator: the iterator of the steps of this kind.
-          adapter: its data adapter.
 
         Returns:
           An iterator that continues like the given one.
@@ -402,7 +382,6 @@ class Engine:
         """Announces the work that comes before the first step of a kind, once for each trace.
 
         Args:
-          kind: the kind of step, `train`, `test` or `predict`.
           what: the work, such as "Tracing".
         """
         if (kind, what) not in self._announced:

@@ -37,9 +37,6 @@ def make_callbacks(
 
     Args:
       callbacks: the user's callbacks: None, one, several, or a Keras `CallbackList`.
-      model: the trainer's model.
-      verbose: whether to show the bar.
-      epochs, steps: those of this call, if known.
       history: the history, called last if it is not among the user's, to see what they log.
     """
     chosen = list_callbacks(callbacks)
@@ -81,8 +78,6 @@ def evaluate(
     """Evaluates a model on every batch, or on the first `steps`.
 
     Args:
-      engine: the model's engine.
-      adapter: the data.
       steps: the number of batches; None for all.
       make_callbacks: number of batches, or None if unknown -> the callbacks.
       is_stopped: returns whether to stop; called before each batch.
@@ -90,9 +85,6 @@ def evaluate(
 
     Returns:
       The losses and metrics, or None if the evaluation was stopped.
-
-    Raises:
-      TfdistError: there are no data.
     """
     model, of_model = engine.model, engine.build(adapter, kind="test")
     if compares_weights:
@@ -152,11 +144,7 @@ def predict(
     callbacks: CallbackList,
     compares_weights: bool = False,
 ) -> list[Any]:
-    """Returns the outputs for this process's part of every batch, or of the first `steps`.
-
-    Raises:
-      TfdistError: there are no data.
-    """
+    """Returns the outputs for this process's part of every batch, or of the first `steps`."""
     model, predictor = engine.model, engine.build_prediction(adapter)
     if compares_weights:
         engine.compare_weights()
@@ -220,7 +208,6 @@ def _run_steps(
       reading: how the data are read; it counts the steps.
       is_stopped: returns whether to stop; called before the steps that Keras takes at a time.
       is_ahead: whether a step starts before the results of the last one are read.
-      pulse: tells the launcher what this process is doing.
 
     Returns:
       Whether a request found no batch.

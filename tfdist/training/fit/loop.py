@@ -33,13 +33,7 @@ class FitLoop:
     """One call of a trainer's `fit`, which runs identically on every worker.
 
     Args:
-      engine: the engine of the trainer's model, which is built.
-      adapter: the data.
-      progress: the trainer's progress, which is updated.
       recovery: writes and restores checkpoints; None for none.
-      schedule: steps and epochs.
-      callbacks: Keras's callbacks, including the history.
-      interval: the interval between checkpoints, in addition to one per epoch.
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
       evaluate: validates and returns the logs, or None once its argument reports a stop;
         None for no validation.

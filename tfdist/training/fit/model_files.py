@@ -14,12 +14,7 @@ from tfdist.training.workers.alone import alone
 
 
 class ModelFiles:
-    """Saves and loads a model on every worker; a base of `Trainer`.
-
-    Attributes:
-      model, strategy: the model, and the strategy that trains it.
-      engine: what computes its steps.
-    """
+    """Saves and loads a model on every worker; a base of `Trainer`."""
 
     model: keras.Model
     strategy: tf.distribute.Strategy
@@ -69,7 +64,6 @@ class ModelFiles:
         the optimizer's state over them.
 
         Args:
-          path: the path of the file.
           convert: model -> the model to save.
         """
         with self._saving() as directory:

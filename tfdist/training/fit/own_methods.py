@@ -55,7 +55,6 @@ def open_route(route: Route, *, for_all_threads: bool = False) -> Iterator[None]
     """Sends the calls of Keras's methods to a route within the context.
 
     Args:
-      route: the route; the one that was opened last comes first.
       for_all_threads: whether it is for all threads, rather than for this one.
     """
     routes = _of_all_threads if for_all_threads else _list_own_routes()
@@ -111,7 +110,6 @@ class TrainerRoute:
 
     Attributes:
       added: method -> the arguments that the model's own method does not know.
-      called: the methods that were called.
     """
 
     def __init__(self, trainer: Any):

@@ -131,7 +131,6 @@ class Schedule:
 
     Attributes:
       steps_per_epoch: steps per epoch; the last one, and those of data that end, may have fewer.
-      total_steps: the total number of steps, unless data end.
       is_known: whether these numbers are known; else an epoch ends where the data end.
       first_epoch: the epoch in which a run without a checkpoint begins.
       max_steps: the step after which training ends; None for none.
@@ -198,9 +197,7 @@ def make_reading(
     """Returns how `fit` reads its data from the start.
 
     Args:
-      adapter: the data.
       steps_per_epoch: those that are asked for.
-      at_a_time: the steps that Keras takes at a time.
       reads_on: whether epochs follow one another without a gap, as those of a source do.
     """
     known = adapter.num_steps

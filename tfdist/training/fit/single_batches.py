@@ -36,12 +36,7 @@ def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SingleBatches(ModelFiles):
-    """Trains, evaluates and predicts one global batch at a time; a base of `Trainer`.
-
-    Attributes:
-      engine: the model's compiled steps.
-      progress: the progress of training.
-    """
+    """Trains, evaluates and predicts one global batch at a time; a base of `Trainer`."""
 
     engine: Engine
     progress: Progress
