@@ -21,7 +21,6 @@ class Outcome(NamedTuple):
 
     Attributes:
       logs: the losses and metrics, or the outputs of a prediction.
-      gradients: the reduced gradients.
       states: the values of variables after the step.
     """
 
@@ -31,12 +30,7 @@ class Outcome(NamedTuple):
 
 
 def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
-    """Returns the relative difference that two computations of a model may have.
-
-    Args:
-      model: the model.
-      operations: the types of the operations of its step.
-    """
+    """Returns the relative difference that two computations of a model may have."""
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
     tolerance = max(_TOLERANCES.get(dtype, FLOAT32_TOLERANCE) for dtype in dtypes)
@@ -51,8 +45,6 @@ def find_clear_difference(
     """Describes a difference that is too large for rounding; returns None if there is none.
 
     Args:
-      divided, whole: the outcomes to compare.
-      tolerance: the relative tolerance.
       moved: the whole batch computed with slightly moved weights.
     """
     numbers = [*divided.logs.values(), *divided.gradients.values()]
@@ -74,11 +66,8 @@ def find_difference(
     """Describes the first difference between two outcomes; returns None if there is none.
 
     Args:
-      divided, whole: the outcomes to compare.
-      tolerance: the relative tolerance.
       moved: the whole batch computed with slightly moved weights. A multiple of its distance from
         `whole` is allowed as well.
-      moves: this multiple.
     """
 
     def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
@@ -123,7 +112,6 @@ def differs(
     """Returns whether two arrays differ by more than rounding.
 
     Args:
-      found, expected: the arrays.
       tolerance: the largest difference, relative to the largest number expected.
       floor: the least size to which the tolerance is applied.
       least: a difference that is allowed in any case.

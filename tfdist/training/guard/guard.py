@@ -72,7 +72,6 @@ def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = Fa
 
     Args:
       nodes: the step's operations, as `tf.compat.v1.NodeDef`.
-      model: the model.
       with_xla: whether Keras would compile the step with XLA, which draws its own.
 
     Raises:
@@ -125,9 +124,6 @@ class Guard:
     """Checks that replicas and micro-batches give the result of one device and one batch.
 
     Args:
-      model: a built model, compiled unless it predicts.
-      strategy: the strategy it was built under.
-      steps: its steps.
       batch: a global batch that can be checked, the same on all workers.
       kind: the kind of step, `train`, `test` or `predict`.
       generators: the seed generators of the model's layers.

@@ -22,7 +22,6 @@ class Culprit(NamedTuple):
     """A part of a program that cannot be divided.
 
     Attributes:
-      text: its description.
       is_loss: whether it is a loss for which outputs can be gathered.
     """
 
@@ -62,8 +61,6 @@ def find_culprit(model: keras.Model, batch: Any, states: Sequence[str] = ()) -> 
     """Finds the likely culprit by running the parts of a program on a batch and on its halves.
 
     Args:
-      model: the model.
-      batch: its data.
       states: the paths of the variables whose values after the step depend on the division.
     """
     own = overrides(model, "train_step", "compute_loss")
@@ -118,8 +115,6 @@ def _call(
     """Calls a model without effects, and records what its layers get and return.
 
     Args:
-      model: the model.
-      x: its inputs.
       whole: the calls with the whole batch, if `x` are only its examples within `cut`.
       cut: the first example, and the one after the last.
     """
