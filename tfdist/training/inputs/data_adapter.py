@@ -122,7 +122,6 @@ class DataAdapter:
 
         Args:
           strategy: the strategy whose replicas get the batches.
-          start_step: the number of the first batch.
           place: input context of the strategy -> input context among the pipelines of all workers.
         """
         dataset_step = self.open_train(start_step)
@@ -219,7 +218,6 @@ class DataAdapter:
 
         Args:
           strategy, place: see `iterate_train`.
-          elements: the elements for this process's replicas, in order.
           of_training: whether it replaces an iterator of `iterate_train`, else of `iterate_eval`.
         """
 
@@ -291,9 +289,7 @@ def place_batches(
     """Returns a dataset of (batch, place) for some of the replicas.
 
     Args:
-      dataset: a dataset of global batches.
       digests: notes the batches, if other processes read them too.
-      num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas.
     """
     if num_replicas == 1:

@@ -50,7 +50,6 @@ def find_order(seed: int | None, *, num_fits: int, by_python: bool) -> ExampleOr
     """Returns the order of a call of `fit`.
 
     Args:
-      seed: the trainer's seed; None if it has none.
       num_fits: the calls of `fit` before this one.
       by_python: see `ExampleOrder`.
     """

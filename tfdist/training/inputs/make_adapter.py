@@ -58,10 +58,8 @@ def make_data_adapter(
         of global batches, or anything else that Keras accepts instead: a generator, a
         `keras.utils.PyDataset`, a PyTorch or Grain loader; or a function from a
         `tf.distribute.InputContext` to a dataset of per-replica batches.
-      y, sample_weight: arrays, only with arrays.
       global_batch_size: examples per step, over all replicas; ignored for datasets and functions,
         which make their own batches.
-      num_replicas: replicas that share a global batch.
       order: the order of training, and with it the seed of the augmentation.
       shuffle: whether training sees sources and arrays in a new order each epoch; `"batch"`
         changes the order within each batch of arrays only.
@@ -122,11 +120,7 @@ def make_data_adapter(
 
 
 def check_order(x: Any) -> None:
-    """Checks that data have the same order on every worker, and when they are read again.
-
-    Raises:
-      TfdistError: a dataset is shuffled without a seed.
-    """
+    """Checks that data have the same order on every worker, and when they are read again."""
     if isinstance(x, tf.data.Dataset) and has_random_order(x):
         raise TfdistError(
             "Cannot use several workers, or continue a run, with a dataset that is shuffled or "
@@ -136,11 +130,7 @@ def check_order(x: Any) -> None:
 
 
 def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batches: int) -> None:
-    """Checks that every micro-batch of every replica has at least one example.
-
-    Raises:
-      TfdistError: the global batch is too small.
-    """
+    """Checks that every micro-batch of every replica has at least one example."""
     if global_batch_size < num_replicas:
         raise TfdistError(
             f"Cannot split a global batch of {global_batch_size} over {num_replicas} replicas. "

@@ -38,9 +38,6 @@ def make_python_adapter(
       shuffle: whether training reads the batches of a `PyDataset` in a new order each pass. As in
         Keras, other data, and those without a length, keep their order.
       order: that order.
-
-    Raises:
-      TfdistError: Keras does not accept the data.
     """
     keras_adapter = _make_keras_adapter(x, y, sample_weight, class_weight)
     spec = _drop_missing(keras_adapter.get_tf_dataset().element_spec)
