@@ -88,11 +88,6 @@ class TrainingSteps:
     ) -> tuple[Any, Any]:
         """Returns the next global batch, and an iterator that still has it.
 
-        Args:
-          iterator: an iterator from `iterate_train` or `iterate_eval`.
-          adapter: the data adapter of the iterator.
-          of_training: whether the iterator is from `iterate_train`.
-
         Returns:
           A structure of tensors, or None if no batch is left; and the iterator to continue with.
         """

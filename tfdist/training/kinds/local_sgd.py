@@ -106,8 +106,6 @@ class WeightAverager:
 
     Args:
       model: the worker's model, whose variables and optimizer variables all exist.
-      strategy: the strategy, whose options say how to average.
-      workers: the workers that average.
 
     Source: Stich 2019, arXiv:1805.09767; the outer step is that of Wang et al. 2020,
       arXiv:1910.00643, algorithm 1, without its division by the learning rate.

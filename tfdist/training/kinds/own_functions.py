@@ -15,9 +15,6 @@ class OwnFunctionSteps(SynchronousSteps):
 
     They are made once per call of `fit`, `evaluate` or `predict`, as in Keras: a method that keeps
     no function would have every step traced.
-
-    Args:
-      *args, **kwargs: see `SynchronousSteps`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

@@ -34,12 +34,6 @@ class SynchronousSteps(TrainingSteps):
     """The steps under a synchronous strategy.
 
     Args:
-      model: see `TrainingSteps`.
-      strategy: the strategy.
-      workers: the processes that train together.
-      options: how a training step is computed.
-      create_variable: the creator of the model's variables.
-      plan: the model's stages, if it is computed by stages.
       shards: divides the optimizer's state over the replicas, if it is divided.
       is_apart: whether each worker trains independently.
       check_trace: checks the graph of a training step before it runs.
