@@ -70,7 +70,6 @@ def penalties_of_global_batch(model: keras.Model, scale: Callable[[Any], Any]) -
     """Scales penalties on activities, in versions of Keras that add them up over the examples.
 
     Args:
-      model: the model.
       scale: makes the weighted mean of the replicas' sums the total.
     """
     layers = [each for each in model._flatten_layers() if each.activity_regularizer is not None]

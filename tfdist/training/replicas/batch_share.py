@@ -13,7 +13,6 @@ class BatchShare(NamedTuple):
 
     Attributes:
       first: int64 scalar, the index of the first example in the global batch.
-      rows: int64 scalar, the number of examples.
       is_copy: bool scalar, whether every replica has the whole global batch.
       weight: float64 scalar, the weight of this replica's values; the weights add up to 1.
       sum_scale: float64 scalar, makes the weighted mean of the replicas' sums the total.

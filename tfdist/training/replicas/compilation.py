@@ -47,13 +47,6 @@ def check_compilation(model: keras.Model, x_spec: Any) -> None:
 
     The operations are translated for XLA, but neither compiled nor executed. A model whose inputs
     have unknown sizes is not checked: its first step would show the error.
-
-    Args:
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
-
-    Raises:
-      TfdistError: XLA does not support one of them.
     """
     variables = model.variables
 

@@ -54,8 +54,6 @@ class Division:
     """Replaces some of Keras's functions on replicas while a step is traced.
 
     Args:
-      model: a built model.
-      strategy: the strategy it was built under.
       batch_norm: `global` uses the moments of the global batch; `per_replica` is as in Keras.
       gather_outputs: whether a loss sees the examples of all replicas.
       is_chief: whether this worker counts the examples when all workers have copies of them.
@@ -103,7 +101,6 @@ class Division:
         """Runs Keras's code on a part of the global batch, in this thread.
 
         Args:
-          part: the part.
           draws_rows: whether random layers draw the numbers that belong to these examples.
         """
         rows = Rows(part.first, part.rows) if draws_rows else None

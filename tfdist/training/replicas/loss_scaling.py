@@ -29,9 +29,7 @@ def apply_scaled_gradients(
     Must be called in replica context.
 
     Args:
-      optimizer: the model's optimizer.
       gradients: the gradients of the loss after `optimizer.scale_loss`, the same on all replicas.
-      variables: the variables to which the gradients belong.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]

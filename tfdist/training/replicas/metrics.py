@@ -78,13 +78,7 @@ def _all_reduce(parts: list[tf.Tensor], empty: Sequence[int] = (0,)) -> tf.Tenso
 
 
 class ReplicaMetrics:
-    """The metrics of a model, updated by several replicas.
-
-    Args:
-      model: a compiled and built model.
-      strategy: the strategy it was built under.
-      division: knows each replica's part of the global batch.
-    """
+    """The metrics of a model, updated by several replicas."""
 
     def __init__(
         self,
@@ -183,7 +177,6 @@ class ReplicaMetrics:
 
         Args:
           kind: the kind of step, which must have been traced.
-          vector: a result of `read`.
         """
         plan = self._plans[kind]
         sources = [source for source in plan.values() if not isinstance(source, int)]

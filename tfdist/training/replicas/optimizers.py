@@ -34,9 +34,7 @@ def reducing_optimizers(
     The outermost optimizer reduces, and passes reduced gradients to those that it wraps.
 
     Args:
-      division: knows each replica's part of the global batch.
       is_compressed: whether gradients are summed in bfloat16.
-      create_variable: the creator of the optimizers' variables.
       record: receives the reduced gradients instead of the optimizers, which then do nothing.
     """
     reducer = _Reducer(division, is_compressed, create_variable, record)

@@ -339,8 +339,6 @@ def count_draws(
     """Returns how far a step advances each generator's state.
 
     Args:
-      model: a built model.
-      generators: the generators of its layers.
       batch_spec: structure of `tf.TensorSpec` for a batch.
       kind: the kind of step, `train`, `test` or `predict`.
 

@@ -79,11 +79,7 @@ def draw_integers(
 
 
 def refuse_truncated(shape: Any, *_: Any, **__: Any) -> tf.Tensor:
-    """Refuses to draw truncated normal numbers, for which a kernel may need several tries.
-
-    Raises:
-      TfdistError: always.
-    """
+    """Refuses to draw truncated normal numbers, for which a kernel may need several tries."""
     raise TfdistError(
         "Cannot compile the step with XLA: the model draws truncated normal numbers, and XLA would "
         "draw different ones. Leave out `jit_compile`, or draw normal numbers."

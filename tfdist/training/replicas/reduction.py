@@ -20,7 +20,6 @@ def sum_over_replicas(
     """Returns the sums of the replicas' gradients. Must be called in replica context.
 
     Args:
-      gradients: this replica's gradients.
       is_compressed: whether they are summed in bfloat16.
     """
     context = tf.distribute.get_replica_context()
@@ -57,8 +56,6 @@ def measure_all_reduce(
     All workers must call this.
 
     Args:
-      model: a built model.
-      strategy: the strategy it was built under.
       is_compressed: whether gradients are summed in bfloat16.
     """
 

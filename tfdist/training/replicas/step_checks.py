@@ -34,9 +34,6 @@ def check_names(model: keras.Model) -> None:
     """Checks that the graph of a step can have the names of the model and its layers.
 
     Where it cannot, Keras's own `fit` fails, and leaves a scope open for models that come later.
-
-    Raises:
-      TfdistError: TensorFlow refuses one of the names.
     """
     for layer in model._flatten_layers():
         first = r"[A-Za-z0-9.]" if layer is model else ""
@@ -54,17 +51,7 @@ def check_strategy(
     num_workers: int,
     placement: Placement | None = None,
 ) -> None:
-    """Checks that a strategy can compute its steps as the options say.
-
-    Args:
-      options: how steps are computed.
-      strategy: the strategy.
-      num_workers: the number of processes that train together.
-      placement: how the model of a replica is divided over several devices; None if it is not.
-
-    Raises:
-      TfdistError: it cannot.
-    """
+    """Checks that a strategy can compute its steps as the options say."""
     name = type(strategy).__name__
     traits = find_traits(strategy)
     if options.steps_per_loop > 1 and _trains_apart(strategy, num_workers):
@@ -175,14 +162,7 @@ def check_program(
     """Checks that a strategy can run the program of a model's class and optimizer.
 
     Args:
-      options: how steps are computed.
-      model: a compiled model.
-      strategy: the strategy.
-      num_workers: the number of processes that train together.
       is_placed: whether the model is computed by parts.
-
-    Raises:
-      TfdistError: it cannot.
     """
     name = type(strategy).__name__
     is_asynchronous = find_traits(strategy).has_servers
@@ -248,9 +228,6 @@ def check_model(
     """Checks that the steps of a model can be computed as the options say.
 
     Args:
-      options: how steps are computed.
-      model: a built model.
-      x_spec: structure of `tf.TensorSpec` for its inputs.
       is_mirrored: whether each replica has a copy of the variables.
       num_replicas: the number of replicas that share a global batch.
       has_parts: whether the model is computed by parts: stages or strips.
