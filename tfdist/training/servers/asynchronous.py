@@ -53,7 +53,6 @@ class AsynchronousSteps(TrainingSteps):
 
     Args:
       model: a compiled and built model, created in the strategy's scope.
-      strategy: the strategy.
       shard_tables_bytes: the size of the smallest table that is divided; 0 if none is.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.

@@ -18,7 +18,6 @@ def make_reader(
     """Returns a function: (step, batch from the chief or None) -> the step's batch.
 
     Args:
-      adapter: the data adapter.
       read: step -> its batch, where workers read their own batches; None where the chief reads.
     """
 

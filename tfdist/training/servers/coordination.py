@@ -24,9 +24,6 @@ class Coordination:
     """Schedules steps on the workers of a strategy, and notices when no worker answers.
 
     TensorFlow 2.21 by itself waits an hour for each lost worker.
-
-    Args:
-      strategy: the strategy.
     """
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy):

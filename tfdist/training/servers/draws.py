@@ -14,12 +14,6 @@ class PsDraws:
 
     The servers hold the states after the last step that was taken, while several steps in flight
     have been given their own.
-
-    Args:
-      model: the model.
-
-    Attributes:
-      generators: the generators of the model's layers.
     """
 
     def __init__(self, model: keras.Model):

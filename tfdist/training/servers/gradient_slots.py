@@ -19,7 +19,6 @@ class GradientSlots:
 
     Args:
       variables: the variables whose gradients are stored. Those of divided tables are not.
-      count: how many gradients may be in flight.
 
     Attributes:
       device: the device of the server that holds the first variable.

@@ -23,11 +23,6 @@ class Shard:
     """The variables of one parameter server and dtype, transferred as one vector.
 
     This takes one message in each direction instead of one per variable.
-
-    Attributes:
-      device: the server.
-      dtype: the dtype of the variables.
-      variables: the variables.
     """
 
     device: str

@@ -25,12 +25,8 @@ class WorkerSteps:
 
     Args:
       model: a compiled and built model, created in the strategy's scope.
-      strategy: the strategy.
       counted: the variables of the metrics.
-      slots: the slots of the gradients.
-      tables: the divided tables.
       generators: the generators whose states a step is given.
-      check_trace: checks the graph of a training step.
       fused_layers: whether Keras's layers are computed by fused kernels.
 
     Attributes:
@@ -251,11 +247,7 @@ def _describe_update(
 
 @contextlib.contextmanager
 def _refusing_draws(*, but: Sequence[keras.random.SeedGenerator]) -> Iterator[None]:
-    """Refuses a step that draws from generators whose state the chief does not advance.
-
-    Raises:
-      TfdistError: the step does so.
-    """
+    """Refuses a step that draws from generators whose state the chief does not advance."""
     draws = RowDraws()
     with draws.watch():
         yield
