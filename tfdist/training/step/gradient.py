@@ -25,7 +25,6 @@ def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
     """Runs Keras's `train_step` up to and including the loss.
 
     Args:
-      model: a compiled model.
       batch: `(x, y, sample_weight)`.
 
     Returns:
@@ -46,9 +45,6 @@ class GradientStep:
 
     Args:
       model: a compiled and built model.
-      options: how the gradient is computed.
-      division: divides the global batch over the replicas.
-      metrics: the replicas' metrics.
       staged: computes the model by stages or strips, if it has any.
     """
 
@@ -170,8 +166,6 @@ class GradientStep:
         passes from the last one to the first.
 
         Args:
-          staged: computes the model by stages or strips.
-          batch: a replica's batch.
           known: the normalizers of the global batch.
           keys: is set to the keys of the counts that are returned.
         """

@@ -23,7 +23,6 @@ def sum_over_micro_batches(
         tensors, `tf.IndexedSlices` and None. Slices are concatenated, unless their number is
         static: then their values are added. Traced once.
       batch: one replica's batch, any structure of [examples, ...] and None.
-      micro_batches: the number of micro-batches, whose sizes differ by at most one example.
     """
 
     def compute_part(index: tf.Tensor) -> Any:
@@ -69,8 +68,6 @@ def take_micro_batch(
 
     Args:
       batch: one replica's batch, any structure of [examples, ...] and None.
-      index: the number of the micro-batch, int64.
-      micro_batches: the number of micro-batches.
     """
     num_rows = _count_rows(batch)
     first = index * num_rows // micro_batches

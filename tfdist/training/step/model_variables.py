@@ -44,11 +44,7 @@ def aggregate_variables(model: keras.Model, strategy: tf.distribute.Strategy) ->
 
 
 def check_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a model and its optimizers were created in a strategy's scope.
-
-    Raises:
-      TfdistError: they were not.
-    """
+    """Checks that a model and its optimizers were created in a strategy's scope."""
     optimizers = list_optimizers(model)
     if isinstance(strategy, _ONE_COPY):
         are_built = all(optimizer.built for optimizer in optimizers)
@@ -87,7 +83,6 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     """Creates the variables of a model, its metrics and its optimizer.
 
     Args:
-      model: a compiled model.
       batch_spec: structure of `tf.TensorSpec` of a batch.
       can_wait: whether what cannot be built without data may be built by tracing the first step.
 

@@ -32,9 +32,6 @@ def make_predict_step(
     copy.
 
     Args:
-      model: a built model.
-      strategy: the strategy it was built under.
-      compile_step: compiles a function.
       placing: opens the context in which the model is computed.
       draws: decides what the model draws; None to draw as Keras does.
       is_apart, is_chief: see `Steps`.

@@ -66,13 +66,8 @@ class Steps:
 
     Args:
       model: a compiled and built model.
-      strategy: the strategy it was built under.
-      options: how a training step is computed.
-      create_variable: the creator of the model's variables.
-      plan: the model's stages or strips, if it is computed by them.
       shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
-      is_chief: whether this worker is the chief.
     """
 
     def __init__(
