@@ -22,9 +22,7 @@ def agree(
     """Returns, for each flag, whether it is set on any worker.
 
     Args:
-      workers: the workers, all of which must call this function.
       model: the model whose learning rate is compared.
-      flags: this worker's flags.
       read: the digests of the batches that this worker has read since the last call.
 
     Raises:
@@ -66,15 +64,7 @@ def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
 
 
 def compare_batches(workers: Workers, read: Mapping[str, Any]) -> None:
-    """Checks that all workers have read the same batches. All workers must call this.
-
-    Args:
-      workers: the workers.
-      read: the digests of the batches that this worker has read since the last call.
-
-    Raises:
-      UnlikeWorkersError: they have not.
-    """
+    """Checks that all workers have read the same batches. All workers must call this."""
     if workers.count == 1:
         return
     hashes = np.zeros(workers.count)

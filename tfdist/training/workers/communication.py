@@ -35,14 +35,9 @@ class Workers:
 
     Every method that communicates must be called by all workers, in the same order.
 
-    Args:
-      strategy: the trainer's strategy.
-
     Attributes:
-      count: the number of workers.
       index: the index of this worker; 0 is the chief.
       num_replicas: the number of replicas over all workers.
-      pulse: tells the launcher what this worker is doing.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -105,11 +100,7 @@ class Workers:
         self.any(False)
 
     def meet(self, name: str) -> None:
-        """Checks that all workers call the same method of a trainer.
-
-        Raises:
-          TfdistError: they call different ones.
-        """
+        """Checks that all workers call the same method of a trainer."""
         numbers = np.zeros(self.count)
         numbers[self.index] = _MEETINGS.index(name)
         names = [_MEETINGS[int(number)] for number in self.sum(numbers)]

@@ -24,11 +24,7 @@ def compare_weights(workers: Workers, variables: Sequence[keras.Variable]) -> No
     Each worker reads its own copy; three numbers per variable are exchanged.
 
     Args:
-      workers: the workers.
       variables: variables of which each worker has a copy; those that have none are skipped.
-
-    Raises:
-      UnlikeWorkersError: they have not.
     """
     if workers.count == 1:
         return
