@@ -51,7 +51,7 @@ def check_inputs(options: CommandOptions) -> None:
 
 
 def check_paths(group: OptionGroup) -> None:
-    """Checks that the local files and directories that a command reads are there."""
+    """Checks that the local files and directories that a group's options name are there."""
     for item in dataclasses.fields(group):  # type: ignore[arg-type]
         holds, value = item.metadata.get("must_exist"), getattr(group, item.name)
         name, wanted = item.metadata.get("must_exist_if", (item.name, value))
