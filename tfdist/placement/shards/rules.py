@@ -18,6 +18,7 @@ Weights = Mapping[str, Any]
 Axes = Mapping[str, int]
 """Name of a layer's attribute -> the axis of the units."""
 
+_KERNEL = ("kernel",)
 _ACROSS = {"glu", "log_softmax", "softmax", "sparsemax"}
 """Keras's activations that do not act on each element alone."""
 
@@ -68,14 +69,6 @@ def _channel_axis(layer: Any) -> int:
     return -1 if getattr(layer, "data_format", None) != "channels_first" else 1
 
 
-def _add_bias(layer: Any, y: Any, weights: Weights) -> Any:
-    if weights.get("bias") is None:
-        return y
-    shape = [1] * len(y.shape)
-    shape[_channel_axis(layer)] = -1
-    return ops.add(y, ops.reshape(weights["bias"], shape))
-
-
 def _with_bias(layer: Any, **axes: int) -> Axes:
     return axes | ({"bias": 0} if getattr(layer, "bias", None) is not None else {})
 
@@ -85,6 +78,24 @@ def _dense(layer: Any, x: Any, weights: Weights) -> Any:
     return y if weights.get("bias") is None else ops.add(y, weights["bias"])
 
 
+def _convolve(
+    function: Callable[..., Any],
+    kernels: Sequence[str],
+    layer: Any,
+    x: Any,
+    weights: Weights,
+    **changed: Any,
+) -> Any:
+    names = ("strides", "padding", "dilation_rate", "data_format")
+    options = {name: getattr(layer, name) for name in names} | changed
+    y = function(x, *(weights[name] for name in kernels), **options)
+    if weights.get("bias") is None:
+        return y
+    shape = [1] * len(y.shape)
+    shape[_channel_axis(layer)] = -1
+    return ops.add(y, ops.reshape(weights["bias"], shape))
+
+
 def _conv(layer: Any, x: Any, weights: Weights) -> Any:
     padding = layer.padding
     if padding == "causal":
@@ -92,15 +103,7 @@ def _conv(layer: Any, x: Any, weights: Weights) -> Any:
         time = 1 if _channel_axis(layer) == -1 else 2
         pads[time][0] = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
         x, padding = ops.pad(x, pads), "valid"
-    y = ops.conv(
-        x,
-        weights["kernel"],
-        strides=list(layer.strides),
-        padding=padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
-    return _add_bias(layer, y, weights)
+    return _convolve(ops.conv, _KERNEL, layer, x, weights, padding=padding)
 
 
 def _find_conv_axes(layer: Any) -> Axes:
@@ -109,47 +112,14 @@ def _find_conv_axes(layer: Any) -> Axes:
     return _with_bias(layer, kernel=-1) if is_plain and layer.groups == 1 else {}
 
 
-def _depthwise(layer: Any, x: Any, weights: Weights) -> Any:
-    y = ops.depthwise_conv(
-        x,
-        weights["kernel"],
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
-    return _add_bias(layer, y, weights)
-
-
 def _find_depthwise_axes(layer: Any) -> Axes:
     # The outputs of one input channel are neighbors, so the bias has the same order.
     return _with_bias(layer, kernel=-2) if layer.depth_multiplier == 1 else {}
 
 
 def _transposed(layer: Any, x: Any, weights: Weights) -> Any:
-    y = ops.conv_transpose(
-        x,
-        weights["kernel"],
-        strides=list(layer.strides),
-        padding=layer.padding,
-        output_padding=layer.output_padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
-    return _add_bias(layer, y, weights)
-
-
-def _separable(layer: Any, x: Any, weights: Weights) -> Any:
-    y = ops.separable_conv(
-        x,
-        weights["depthwise_kernel"],
-        weights["pointwise_kernel"],
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
-    return _add_bias(layer, y, weights)
+    padding = layer.output_padding
+    return _convolve(ops.conv_transpose, _KERNEL, layer, x, weights, output_padding=padding)
 
 
 def _einsum(layer: Any, x: Any, weights: Weights) -> Any:
@@ -203,6 +173,10 @@ def _make_lookup(*, axis: int) -> Rule:
     )
 
 
+_depthwise = functools.partial(_convolve, ops.depthwise_conv, _KERNEL)
+_separable = functools.partial(
+    _convolve, ops.separable_conv, ("depthwise_kernel", "pointwise_kernel")
+)
 _CONVS = layers.Conv1D, layers.Conv2D, layers.Conv3D
 _DEPTHWISE = layers.DepthwiseConv1D, layers.DepthwiseConv2D
 _TRANSPOSED = layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose

@@ -1,7 +1,8 @@
 """Layers whose outputs depend on a window: parts get the rows and columns of their neighbors."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from keras import layers
@@ -9,7 +10,54 @@ from keras import layers
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values
 from tfdist.placement.strips.forward import StripForward
-from tfdist.placement.strips.image import Pieces, StripedImage, Window, list_areas
+from tfdist.placement.strips.image import (
+    Area,
+    Bounds,
+    Pieces,
+    StripedImage,
+    Window,
+    list_areas,
+)
+
+Plan: TypeAlias = tuple[
+    Area, Callable[[tf.Tensor, Any], tf.Tensor], Callable[[tf.Tensor], tf.Tensor] | None
+]
+"""How a part is computed: the area of the input that it needs; (this area, the padding for what the
+image lacks of it) -> the layer's input; the layer's output -> the part."""
+
+
+def _compute_parts(
+    run: StripForward,
+    operation: Operation,
+    image: StripedImage,
+    bounds: Bounds | None,
+    plan: Callable[[Area], Plan],
+    **attributes: Any,
+) -> list[Any] | None:
+    """Returns an image with the given bounds, each part of which is computed as `plan` says."""
+    if bounds is None:
+        return None
+    parts = []
+    for device, area in zip(run.devices, list_areas(bounds), strict=True):
+        needed, prepare, finish = plan(area)
+        pieces = run.take(image, *needed)
+        if not pieces.tensors:
+            return None
+        parts += run.call(
+            operation,
+            pieces.tensors,
+            device=device,
+            prepare=functools.partial(_prepare, pieces, prepare),
+            finish=finish,
+            attributes=attributes,
+        )
+    return [StripedImage(tuple(parts), bounds)]
+
+
+def _prepare(
+    pieces: Pieces, prepare: Callable[[tf.Tensor, Any], tf.Tensor], *tensors: tf.Tensor
+) -> list[tf.Tensor]:
+    return [prepare(pieces.join(*tensors), [[0, 0], *pieces.missing, [0, 0]])]
 
 
 def _slide(
@@ -24,27 +72,15 @@ def _slide(
     """Elements that depend on a window; `windows` has that of the rows and that of the columns."""
     (image,) = taken
     height, width = map(Window.count_outputs, windows, image.size)
-    if (bounds := run.find_bounds((height, width))) is None:
-        return None
-    parts = []
-    for device, area in zip(run.devices, list_areas(bounds), strict=True):
-        needed = [
+
+    def plan(area: Area) -> Plan:
+        rows, columns = (
             window.find_inputs(*span, length)
             for window, span, length in zip(windows, area, image.size, strict=True)
-        ]
-        pieces = run.take(image, *needed)
-        if not pieces.tensors:
-            return None
-        padding = [[0, 0], *pieces.missing, [0, 0]]
+        )
         counts: list[tf.Tensor] = []
 
-        def prepare(
-            *tensors: tf.Tensor,
-            pieces: Pieces = pieces,
-            padding: Any = padding,
-            counts: Any = counts,
-        ) -> list[tf.Tensor]:
-            x = pieces.join(*tensors)
+        def prepare(x: tf.Tensor, padding: Any) -> tf.Tensor:
             if average and windows[0].is_same:
                 shape = [1, tf.shape(x)[1], tf.shape(x)[2], 1]
                 ones = tf.pad(tf.ones(shape, x.dtype), padding)
@@ -52,20 +88,12 @@ def _slide(
                 counts.append(tf.nn.avg_pool2d(ones, size, step, "VALID"))
             if max(map(max, padding)):
                 x = tf.pad(x, padding, constant_values=tf.constant(fill(x.dtype), x.dtype))
-            return [x]
+            return x
 
-        def finish(y: tf.Tensor, counts: Any = counts) -> tf.Tensor:
-            return y / counts[0] if counts else y
+        return (rows, columns), prepare, lambda y: y / counts[0] if counts else y
 
-        parts += run.call(
-            operation,
-            pieces.tensors,
-            device=device,
-            prepare=prepare,
-            finish=finish,
-            attributes={"padding": "valid"},
-        )
-    return [StripedImage(tuple(parts), bounds)]
+    bounds = run.find_bounds((height, width))
+    return _compute_parts(run, operation, image, bounds, plan, padding="valid")
 
 
 def convolve(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
@@ -106,26 +134,15 @@ def shift(run: StripForward, operation: Operation, taken: Values) -> list[Any] |
     sign = 1 if name == "padding" else -1
     added = [(sign * before, sign * after) for before, after in getattr(layer, name)]
     height, width = (length + sum(own) for length, own in zip(image.size, added, strict=True))
-    if (bounds := run.find_bounds((height, width))) is None:
-        return None
-    parts = []
-    for device, area in zip(run.devices, list_areas(bounds), strict=True):
-        needed = [(a - before, b - before) for (a, b), (before, _) in zip(area, added, strict=True)]
-        pieces = run.take(image, *needed)
-        if not pieces.tensors:
-            return None
 
-        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
-            return [tf.pad(pieces.join(*tensors), [[0, 0], *pieces.missing, [0, 0]])]
-
-        parts += run.call(
-            operation,
-            pieces.tensors,
-            device=device,
-            prepare=prepare,
-            attributes={name: ((0, 0), (0, 0))},
+    def plan(area: Area) -> Plan:
+        rows, columns = (
+            (a - before, b - before) for (a, b), (before, _) in zip(area, added, strict=True)
         )
-    return [StripedImage(tuple(parts), bounds)]
+        return (rows, columns), tf.pad, None
+
+    none = {name: ((0, 0), (0, 0))}
+    return _compute_parts(run, operation, image, run.find_bounds((height, width)), plan, **none)
 
 
 def convolve_transposed(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
@@ -140,10 +157,8 @@ def convolve_transposed(run: StripForward, operation: Operation, taken: Values) 
         length * stride + (0 if is_same else max(0, size - stride))
         for length, (size, stride) in zip(image.size, windows, strict=True)
     )
-    if (bounds := run.find_bounds((height, width))) is None:
-        return None
-    parts = []
-    for device, area in zip(run.devices, list_areas(bounds), strict=True):
+
+    def plan(area: Area) -> Plan:
         needed, cuts = [], []
         for (low, high), length, (size, stride), before in zip(
             area, image.size, windows, removed, strict=True
@@ -153,23 +168,10 @@ def convolve_transposed(run: StripForward, operation: Operation, taken: Values) 
             needed.append((first, min(length, (high - 1 + before) // stride + 1)))
             start = low - (first * stride - before)
             cuts.append(slice(start, start + high - low))
-        pieces = run.take(image, *needed)
+        return (needed[0], needed[1]), lambda x, _: x, lambda y: y[:, cuts[0], cuts[1]]
 
-        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
-            return [pieces.join(*tensors)]
-
-        def finish(y: tf.Tensor, cuts: Any = cuts) -> tf.Tensor:
-            return y[:, cuts[0], cuts[1]]
-
-        parts += run.call(
-            operation,
-            pieces.tensors,
-            device=device,
-            prepare=prepare,
-            finish=finish,
-            attributes={"padding": "valid"},
-        )
-    return [StripedImage(tuple(parts), bounds)]
+    bounds = run.find_bounds((height, width))
+    return _compute_parts(run, operation, image, bounds, plan, padding="valid")
 
 
 def upsample(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
@@ -181,24 +183,22 @@ def upsample(run: StripForward, operation: Operation, taken: Values) -> list[Any
     reach = [int(layer.interpolation == "bilinear" and count > 1) for count in run.grid]
     if any(own and times & (times - 1) for own, times in zip(reach, layer.size, strict=True)):
         return None  # TensorFlow rounds other positions to float32, which depends on the first row
-    parts = []
-    for device, area in zip(run.devices, image.areas, strict=True):
-        pieces = run.take(image, *((a - r, b + r) for (a, b), r in zip(area, reach, strict=True)))
-
-        def prepare(*tensors: tf.Tensor, pieces: Pieces = pieces) -> list[tf.Tensor]:
-            padding = [[0, 0], *pieces.missing, [0, 0]]
-            return [tf.pad(pieces.join(*tensors), padding, mode="SYMMETRIC")]
-
-        def finish(y: tf.Tensor, area: Any = area) -> tf.Tensor:
-            rows, columns = (
-                slice(r * times, (r + b - a) * times)
-                for (a, b), r, times in zip(area, reach, layer.size, strict=True)
-            )
-            return y[:, rows, columns]
-
-        parts += run.call(operation, pieces.tensors, device=device, prepare=prepare, finish=finish)
     rows, columns = (
         tuple(bound * times for bound in own)
         for own, times in zip(image.bounds, layer.size, strict=True)
     )
-    return [StripedImage(tuple(parts), (rows, columns))]
+
+    def plan(area: Area) -> Plan:
+        own = [(a // times, b // times) for (a, b), times in zip(area, layer.size, strict=True)]
+        rows, columns = ((a - r, b + r) for (a, b), r in zip(own, reach, strict=True))
+
+        def finish(y: tf.Tensor) -> tf.Tensor:
+            kept = (
+                slice(r * times, (r + b - a) * times)
+                for (a, b), r, times in zip(own, reach, layer.size, strict=True)
+            )
+            return y[:, *kept]
+
+        return (rows, columns), functools.partial(tf.pad, mode="SYMMETRIC"), finish
+
+    return _compute_parts(run, operation, image, (rows, columns), plan)
