@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.cluster import ClusterConfig
@@ -105,19 +105,6 @@ def _find_default_accelerator(cluster: ClusterOptions) -> str:
 
 
 def _check_numbers(cluster: ClusterOptions) -> None:
-    lowest: Mapping[str, float] = {
-        "workers": 1,
-        "ps": 0,
-        "cpus_per_worker": 1,
-        "memory_gib_per_worker": 1,
-        "accelerators_per_worker": 0,
-        "retries": 0,
-        "storage_gib": 1,
-    }
-    for name, least in lowest.items():
-        value = getattr(cluster, name)
-        if value < least:
-            raise TfdistError(f"--{name}={value} is too small: give {least} or more.")
     if cluster.time_limit_h <= 0:
         raise TfdistError(f"--time_limit_h={cluster.time_limit_h:g} is not positive: give hours.")
     if cluster.accelerator and not cluster.accelerators_per_worker and cluster.target != "tpu_vm":

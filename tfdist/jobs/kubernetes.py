@@ -13,9 +13,9 @@ from tfdist.jobs.patching import check_kinds, patch_objects
 from tfdist.jobs.pods import (
     PORT,
     make_environment,
-    make_failure_policy,
+    make_job_spec,
     make_labels,
-    make_metadata,
+    make_object,
     make_pod_template,
     needs_volume,
 )
@@ -65,35 +65,17 @@ def make_kubernetes_files(job: Job) -> tuple[dict[str, str], Submission]:
 
 
 def make_indexed_job(job: Job) -> dict[str, Any]:
-    """Returns a Job whose pod i has the name that `parse_kubernetes` expects of task i.
-
-    Bad input ends the Job. A pod that was stopped is restarted; failures count toward a limit.
-    With parameter servers, the Job is done when the chief, pod 0, is.
-    """
+    """Returns a Job whose pod i has the name that `parse_kubernetes` expects of task i."""
     template = make_pod_template(
         job,
         name=_CONTAINER,
         environment=make_environment(job, job_name=job.name),
         with_accelerators=True,
     )
-    template["spec"] |= {"subdomain": job.name, "restartPolicy": "Never"}
-    spec = {
-        "completionMode": "Indexed",
-        "completions": job.num_tasks,
-        "parallelism": job.num_tasks,
-        # When a worker is lost, all others fail with it.
-        "backoffLimit": job.cluster.retries * job.num_tasks,
-        "podFailurePolicy": make_failure_policy(_CONTAINER),
-        "template": template,
-    }
-    if job.cluster.ps:
-        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": make_metadata(job),
-        "spec": spec,
-    }
+    template["spec"]["subdomain"] = job.name
+    counts = {"completions": job.num_tasks, "parallelism": job.num_tasks}
+    spec = make_job_spec(job, _CONTAINER, template) | counts
+    return make_object(job, "batch/v1", "Job", spec)
 
 
 def make_tf_job(job: Job) -> dict[str, Any]:
@@ -103,85 +85,62 @@ def make_tf_job(job: Job) -> dict[str, Any]:
     other failure ends the job: status 2, but also status 1.
     """
     kinds = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "TFJob",
-        "metadata": make_metadata(job),
-        "spec": {
-            "runPolicy": {"cleanPodPolicy": "Running"},
-            # Without a chief, the success of one worker does not imply that of the others.
-            "successPolicy": "" if job.cluster.ps else "AllWorkers",
-            "tfReplicaSpecs": {
-                kinds[role]: {
-                    "replicas": count,
-                    "restartPolicy": "ExitCode",
-                    "template": make_pod_template(
-                        job,
-                        name=_CONTAINER,
-                        environment={},
-                        with_accelerators=role == "worker",
-                    ),
-                }
-                for role, count in job.count_roles().items()
-            },
+    spec = {
+        "runPolicy": {"cleanPodPolicy": "Running"},
+        # Without a chief, the success of one worker does not imply that of the others.
+        "successPolicy": "" if job.cluster.ps else "AllWorkers",
+        "tfReplicaSpecs": {
+            kinds[role]: {
+                "replicas": count,
+                "restartPolicy": "ExitCode",
+                "template": make_pod_template(
+                    job, name=_CONTAINER, environment={}, with_accelerators=role == "worker"
+                ),
+            }
+            for role, count in job.count_roles().items()
         },
     }
+    return make_object(job, "kubeflow.org/v1", "TFJob", spec)
 
 
 def make_service(job: Job) -> dict[str, Any]:
     """Returns the headless Service that gives the pods of the indexed Job their names."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": make_metadata(job),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": make_labels(job),
-            "ports": [{"name": "tensorflow", "port": PORT}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": make_labels(job),
+        "ports": [{"name": "tensorflow", "port": PORT}],
     }
+    return make_object(job, "v1", "Service", spec)
 
 
 def make_network_policy(job: Job) -> dict[str, Any]:
     """Returns a policy that lets only the job's own pods reach its pods, on any port, for NCCL."""
     own = {"matchLabels": make_labels(job)}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": make_metadata(job),
-        "spec": {
-            "podSelector": own,
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": own}]}],
-        },
+    spec = {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": own}]}],
     }
+    return make_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def make_disruption_budget(job: Job) -> dict[str, Any]:
     """Returns a budget that keeps nodes from being drained: losing one pod would stop the job."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": make_metadata(job),
-        "spec": {
-            "minAvailable": job.num_tasks,
-            "selector": {"matchLabels": make_labels(job)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+    spec = {
+        "minAvailable": job.num_tasks,
+        "selector": {"matchLabels": make_labels(job)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
+    return make_object(job, "policy/v1", "PodDisruptionBudget", spec)
 
 
 def make_claim(job: Job) -> dict[str, Any]:
     """Returns a claim for a volume that all pods can write to."""
     storage_class = job.cluster.storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": make_metadata(job),
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            **({"storageClassName": storage_class} if storage_class else {}),
-            "resources": {"requests": {"storage": f"{job.cluster.storage_gib}Gi"}},
-        },
+    spec = {
+        "accessModes": ["ReadWriteMany"],
+        **({"storageClassName": storage_class} if storage_class else {}),
+        "resources": {"requests": {"storage": f"{job.cluster.storage_gib}Gi"}},
     }
+    return make_object(job, "v1", "PersistentVolumeClaim", spec)

@@ -11,11 +11,11 @@ class ClusterOptions(OptionGroup):
     """Where the job runs."""
 
     target: str = option("", "vertex, tpu_vm, kubernetes or slurm", metavar="NAME")
-    workers: int = option(1, "number of processes that train")
-    ps: int = option(0, "number of parameter servers; they add a chief")
-    cpus_per_worker: int = option(4, "kubernetes, slurm: CPU cores per task")
-    memory_gib_per_worker: int = option(16, "kubernetes, slurm: memory per task, in GiB")
-    accelerators_per_worker: int = option(0, "accelerators per worker")
+    workers: int = option(1, "number of processes that train", minimum=1)
+    ps: int = option(0, "number of parameter servers; they add a chief", minimum=0)
+    cpus_per_worker: int = option(4, "kubernetes, slurm: CPU cores per task", minimum=1)
+    memory_gib_per_worker: int = option(16, "kubernetes, slurm: memory per task, in GiB", minimum=1)
+    accelerators_per_worker: int = option(0, "accelerators per worker", minimum=0)
     accelerator: str = option(
         "",
         "kind of accelerator: on vertex, the machine's or NVIDIA_TESLA_T4 by default; on tpu_vm, "
@@ -43,8 +43,11 @@ class ClusterOptions(OptionGroup):
     retries: int = option(
         3,
         "not on vertex: number of restarts after failures; bad input is never retried",
+        minimum=0,
     )
-    storage_gib: int = option(100, "kubernetes: size of the volume for the run directory, in GiB")
+    storage_gib: int = option(
+        100, "kubernetes: size of the volume for the run directory, in GiB", minimum=1
+    )
     storage_class: str = option(
         "", "kubernetes: the volume's storage class, which must support ReadWriteMany"
     )

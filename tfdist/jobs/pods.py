@@ -80,9 +80,29 @@ def needs_volume(job: Job) -> bool:
     return any(path.startswith(f"{CONTAINER_STORAGE}/") for path in paths)
 
 
-def make_metadata(job: Job) -> dict[str, Any]:
-    """Returns the metadata of an object of the job."""
-    return {"name": job.name, "labels": make_labels(job)}
+def make_object(job: Job, api: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Returns an object of the job."""
+    metadata = {"name": job.name, "labels": make_labels(job)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def make_job_spec(job: Job, container: str, template: dict[str, Any]) -> dict[str, Any]:
+    """Returns what decides when the pods of a Job are restarted, and when it ends.
+
+    Bad input ends the Job. A pod that was stopped is restarted; failures count toward a limit.
+    With parameter servers, the Job is done when the chief, pod 0, is.
+    """
+    template["spec"]["restartPolicy"] = "Never"
+    spec = {
+        "completionMode": "Indexed",
+        # When a worker is lost, all others fail with it.
+        "backoffLimit": job.cluster.retries * job.num_tasks,
+        "podFailurePolicy": _make_failure_policy(container),
+        "template": template,
+    }
+    if job.cluster.ps:
+        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
+    return spec
 
 
 def make_labels(job: Job) -> dict[str, str]:
@@ -105,7 +125,7 @@ def make_environment(job: Job, *, job_name: str) -> dict[str, str]:
     }
 
 
-def make_failure_policy(container: str) -> dict[str, Any]:
+def _make_failure_policy(container: str) -> dict[str, Any]:
     """Returns a policy that ends a Job on bad input, and does not count stops as failures."""
     disruption = {"type": "DisruptionTarget", "status": "True"}
     return {
