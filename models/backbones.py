@@ -16,6 +16,7 @@ from tfdist.models.unet import (
     drop_features,
     head_stage,
     make_rescaling,
+    wide_dtype,
 )
 
 DOWNLOAD_TIMEOUT_S = 20.0
@@ -199,8 +200,7 @@ def _rebuild(encoder, shape, *, depth, norm, seed):
     weights from one seed each.
     """
     # The images stay float32 until they are preprocessed, even under mixed precision.
-    policy = keras.config.dtype_policy().compute_dtype
-    image = keras.Input(shape, name="image", dtype="float64" if policy == "float64" else "float32")
+    image = keras.Input(shape, name="image", dtype=wide_dtype())
     application = encoder.build(
         input_tensor=encoder.preprocess(image, shape[-1]), include_top=False, weights=None
     )

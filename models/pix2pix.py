@@ -5,7 +5,7 @@ import keras
 from tfdist.models.backbones import DOWNLOAD_TIMEOUT_S, Encoder, make_encoder, to_unit_range
 from tfdist.models.layers import make_norm
 from tfdist.models.stages import check_positive, layer_seed
-from tfdist.models.unet import drop_features
+from tfdist.models.unet import drop_features, wide_dtype
 
 _NAME = "pix2pix_unet"
 _ENDPOINTS = (
@@ -35,19 +35,12 @@ def pix2pix_unet(
     With the defaults, the decoder has 512, 256, 128 and 64 filters, and the last transposed
     convolution returns the logits. The tutorial's encoder has ImageNet weights and is frozen; see
     `tfdist.models.stages.freeze_encoder`. Unlike the tutorial, which gives the encoder images in
-    [0, 1], this model scales them to [-1, 1], as the ImageNet weights require.
+    [0, 1], this model scales them to [-1, 1], as the ImageNet weights require. For the arguments,
+    see `tfdist.models.backbones.make_backbone_unet`.
 
     Args:
-      image_size: see `tfdist.models.backbones.make_backbone_unet`, like all others.
-      num_classes: the number of logits per pixel.
-      channels: the number of channels of an image.
       base_filters: the filters of the decoder's last level before the logits.
-      depth: how many times the encoder halves the image: 2 to 5.
-      norm: one of `NORMS` of `layers`.
       dropout: the fraction of the encoder's features to drop in training.
-      pretrained: whether the encoder starts from ImageNet weights.
-      seed: the seed of the initial weights.
-      download_timeout_s: how long the download may stall.
 
     Raises:
       ValueError: see `make_backbone_unet`.
@@ -76,14 +69,13 @@ def pix2pix_unet(
             x = make_norm(norm, channels=filters, name=f"{stage}_norm")(x)
         x = keras.layers.ReLU(name=f"{stage}_relu")(x)
         x = keras.layers.Concatenate(name=f"{stage}_concat")([x, skips[level - 1]])
-    dtype = "float64" if keras.config.dtype_policy().compute_dtype == "float64" else "float32"
     logits = keras.layers.Conv2DTranspose(
         num_classes,
         3,
         strides=2,
         padding="same",
         kernel_initializer=keras.initializers.GlorotUniform(layer_seed(seed, "head_logits")),
-        dtype=dtype,
+        dtype=wide_dtype(),
         name="head_logits",
     )(x)
     return keras.Model(body.inputs[0], logits, name=_NAME)

@@ -43,10 +43,7 @@ def to_fused_layers(model: keras.Model) -> keras.Model:
     )
 
 
-def _replace(
-    model: keras.Model,
-    makers: Makers,
-) -> keras.Model:
+def _replace(model: keras.Model, makers: Makers) -> keras.Model:
     if not any(type(layer) in makers for layer in model.layers):
         return model
 

@@ -73,7 +73,7 @@ def unet(
         )
     options: dict[str, Any] = {"norm": norm, "seed": seed}
     with stage_scope("encoder_0"):
-        image = keras.Input((*size, channels), name="image", dtype=_wide_dtype())
+        image = keras.Input((*size, channels), name="image", dtype=wide_dtype())
         x = make_rescaling(mean, std, name="encoder_0_rescale")(image)
 
     skips = []
@@ -152,7 +152,7 @@ def head_stage(x, *, num_classes: int, seed: int):
         num_classes,
         1,
         kernel_initializer=_he_normal(seed, name),
-        dtype=_wide_dtype(),
+        dtype=wide_dtype(),
         name=name,
     )(x)
 
@@ -165,10 +165,10 @@ def make_rescaling(
         stds = list(std) if isinstance(std, Sequence) else [std] * len(mean)
         scale = [1 / s for s in stds]
         offset = [-m / s for m, s in zip(mean, stds, strict=True)]
-        return keras.layers.Rescaling(scale, offset, dtype=_wide_dtype(), name=name)
+        return keras.layers.Rescaling(scale, offset, dtype=wide_dtype(), name=name)
     if isinstance(std, Sequence):
         return make_rescaling([mean] * len(std), std, name=name)
-    return keras.layers.Rescaling(1 / std, -mean / std, dtype=_wide_dtype(), name=name)
+    return keras.layers.Rescaling(1 / std, -mean / std, dtype=wide_dtype(), name=name)
 
 
 def check_norm(norm: str, *, model: str) -> None:
@@ -181,6 +181,6 @@ def _he_normal(seed, name):
     return keras.initializers.HeNormal(seed=layer_seed(seed, name))
 
 
-def _wide_dtype():
+def wide_dtype():
     """Returns the dtype of images and logits; half precision would lose some of their digits."""
     return "float64" if keras.config.dtype_policy().compute_dtype == "float64" else "float32"
