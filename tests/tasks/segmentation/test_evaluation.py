@@ -2,7 +2,7 @@ import keras
 import numpy as np
 
 from tfdist.data.source import ArraySource
-from tfdist.tasks.segmentation.evaluation import draw_samples
+from tfdist.tasks.segmentation.report import draw_samples
 from tfdist.training.fit.trainer import Trainer
 
 

@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.tasks.segmentation.folder import make_folder
-from tfdist.tasks.segmentation.original_size import measure_original_size
-from tfdist.tasks.segmentation.registry import make_source
+from tfdist.tasks.segmentation.registry import make_source, measure_original_size
 
 
 def write_folder(path, sizes):

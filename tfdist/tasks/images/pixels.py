@@ -1,5 +1,6 @@
 """The values of a data set's images, and how they become numbers from 0 to 255."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -71,12 +72,7 @@ class PixelFormat:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the format, ready for JSON."""
-        return {
-            "dtype": self.dtype,
-            "channels": self.channels,
-            "value_range": list(self.value_range),
-            "is_given": self.is_given,
-        }
+        return dataclasses.asdict(self) | {"value_range": list(self.value_range)}
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> Self:
@@ -116,11 +112,7 @@ def make_format(dtype: str, channels: int, value_range: Sequence[float] = ()) ->
 
 
 def check_value_range(value_range: Sequence[float]) -> None:
-    """Checks a value range.
-
-    Raises:
-      TfdistError: it is not empty, and no two numbers that increase.
-    """
+    """Checks that a value range is empty, or two numbers that increase."""
     if value_range and (len(value_range) != 2 or not value_range[0] < value_range[1]):
         text = ",".join(f"{value:g}" for value in value_range)
         raise TfdistError(

@@ -1,26 +1,33 @@
 """The table of data sets, by the names that `--dataset` accepts."""
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from tfdist.data.cache import cache_source
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
 from tfdist.tasks.images.pixels import PixelFormat
+from tfdist.tasks.images.reading import find_size
 from tfdist.tasks.segmentation.dataset_name import check_dataset
-from tfdist.tasks.segmentation.folder import leave_out_bad, make_folder
+from tfdist.tasks.segmentation.folder import FolderSource, leave_out_bad, make_folder
 from tfdist.tasks.segmentation.label_map import LabelMap
-from tfdist.tasks.segmentation.original_size import measure_original_size
 from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
-from tfdist.tasks.segmentation.tfds_source import make_tfds
+from tfdist.tasks.segmentation.tfds_source import TfdsSource, make_tfds
 
 DEFAULT_IMAGE_SIZE = (128, 128)
 
 # Training would draw `shapes` again in every epoch; kept in memory, they are drawn once.
 # The limit is on the delay at the start.
 _SHAPES_CACHE_LIMIT_BYTES = 128 * 2**20
+
+_SAMPLE = 32  # images that are measured
+_MAX_RATIO = 1.5  # between large and small sides of images that count as equally large
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +105,43 @@ def make_source(
         size_bytes = source.num_examples * math.prod(source.image_size) * 4
         cache = "memory" if size_bytes <= _SHAPES_CACHE_LIMIT_BYTES else "none"
     return cache_source(source, cache, directory=cache_dir, quiet=quiet)
+
+
+def measure_original_size(source: Any) -> tuple[int, int] | None:
+    """Returns the median (height, width) in pixels of a sample of the original images.
+
+    Images that cannot be read are left out: the training itself reports them. That of tiles is
+    their own size.
+
+    Args:
+      source: a source of images and masks; one that draws its images has no other size.
+
+    Returns:
+      None if the sizes differ so much that the median says little.
+    """
+    sizes = np.array(list(_read_sizes(source)))
+    if not len(sizes):
+        return None
+    low, high = np.percentile(sizes, [10, 90], axis=0)
+    if (high > _MAX_RATIO * low).any():
+        return None
+    height, width = np.median(sizes, axis=0)
+    return round(height), round(width)
+
+
+def _read_sizes(source: Any) -> Iterator[tuple[int, int]]:
+    if isinstance(source, FolderSource) and source.tile:
+        yield source.tile, source.tile
+    elif isinstance(source, FolderSource):
+        step = -(-len(source.pairs) // _SAMPLE)
+        for path, _ in source.pairs[::step]:
+            with contextlib.suppress(TfdistError):
+                yield find_size(path)
+    elif isinstance(source, TfdsSource):
+        for image, _ in itertools.islice(source.read_examples(original_size=True), _SAMPLE):
+            yield image.shape[:2]
+    else:
+        yield source.image_size
 
 
 def make_examples(dataset: str, **options: Any) -> Source | SequentialSource:

@@ -1,12 +1,20 @@
-"""Segmentation's part of a report."""
+"""Segmentation's part of a report: samples, the IoU of every class, the confusion matrix."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tfdist.records.recorded_run import RecordedRun
 from tfdist.report import Section, make_bars, make_confusion, make_pictures
-from tfdist.tasks.segmentation.pictures import make_palette
+from tfdist.tasks.segmentation.pictures import make_comparison, make_palette
+
+if TYPE_CHECKING:
+    from tfdist.data.source import Source
+    from tfdist.training.fit.trainer import Trainer
 
 _IOU = "val_iou/"
+_SAMPLES = 6
 
 
 def make_sections(run: RecordedRun) -> Sequence[Section]:
@@ -27,6 +35,29 @@ def make_sections(run: RecordedRun) -> Sequence[Section]:
             make_confusion(confusion, list(ious)) if confusion else "",
         ),
     ]
+
+
+def draw_samples(trainer: "Trainer", source: "Source", *, class_names: Sequence[str]) -> np.ndarray:
+    """Returns image, truth and prediction of some examples, uint8 [height, width, 3].
+
+    They are spread over the source, because neighbors may be frames of one video. All workers
+    call this.
+    """
+    import tensorflow as tf
+
+    count = min(_SAMPLES, source.num_examples)
+    chosen = np.linspace(0, source.num_examples - 1, count).round().astype(np.int64)
+    examples = [source.load(tf.constant(index)) for index in chosen]
+    images = np.stack([image.numpy() for image, _ in examples])
+    truths = np.stack([mask.numpy() for _, mask in examples]).reshape(images.shape[:3])
+    logits = trainer.predict(
+        images,
+        verbose=0,
+        global_batch_size=max(count, trainer.engine.workers.num_replicas),
+    )
+    return make_comparison(
+        images, truths.astype(np.int64), np.argmax(logits, -1), class_names=class_names
+    )
 
 
 def _find_last(run: RecordedRun) -> Mapping[str, float]:

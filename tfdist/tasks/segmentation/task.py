@@ -334,7 +334,7 @@ class Segmentation(Task):
 
     def draw(self, trainer: "Trainer", data: Data) -> "Mapping[str, np.ndarray]":
         """Returns the samples with their predictions."""
-        from tfdist.tasks.segmentation.evaluation import draw_samples
+        from tfdist.tasks.segmentation.report import draw_samples
 
         val: Any = data.val
         return {"predictions": draw_samples(trainer, val, class_names=data.info["class_names"])}
