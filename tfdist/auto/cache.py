@@ -28,22 +28,14 @@ _LENGTHS = {"epochs", "max_steps", "early_stopping", "seed", "init_from"}
 
 @dataclass(frozen=True)
 class Cache:
-    """The file for the trials of one machine and training program, in `~/.cache/tfdist/auto`.
-
-    Attributes:
-      key: what the file is for.
-    """
+    """The file for the trials of one machine and training program, in `~/.cache/tfdist/auto`."""
 
     path: Path
     key: Mapping[str, Any]
 
     @classmethod
     def find(cls, plan: Plan, data: SourceData, devices: Sequence[str]) -> "Cache":
-        """Returns the file for a run.
-
-        Args:
-          data: its data, whose shapes and `info` decide what the task's model is.
-        """
+        """Returns the file for a run; shapes and `info` of its data decide what its model is."""
         key = make_key(plan, data, devices)
         try:
             home = Path.home()

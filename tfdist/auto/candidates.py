@@ -46,11 +46,7 @@ def find_devices(options: TrainOptions) -> Sequence[str]:
 
 
 def apply(options: TrainOptions, setup: Setup) -> TrainOptions:
-    """Returns the options that train with a setup.
-
-    Args:
-      setup: one of `list_candidates`.
-    """
+    """Returns the options that train with a setup of `list_candidates`."""
     values: dict[str, Any] = {
         "strategy": setup.strategy,
         "devices": tuple(find_devices(options)[: setup.replicas]),

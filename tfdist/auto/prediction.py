@@ -80,11 +80,7 @@ def explain_omission(name: str, predicted: Mapping[str, float], *, left_s: float
 
 
 def _find_hardware() -> Hardware:
-    """Returns the hardware of this process's devices.
-
-    Raises:
-      TfdistError: it is not in the plan's table.
-    """
+    """Returns the hardware of this process's devices, in the plan's table."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return replace(load_hardware("cpu"), shares_cores=True)

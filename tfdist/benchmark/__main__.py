@@ -29,11 +29,7 @@ def main() -> int:
 
 
 def run_benchmark(options: BenchmarkOptions) -> int:
-    """Measures the configurations and prints a table.
-
-    Returns:
-      0, or 1 if one of them failed.
-    """
+    """Measures the configurations, prints a table, and returns whether one of them failed."""
     from tfdist.benchmark import runs, table
 
     configurations = list_configurations(options)

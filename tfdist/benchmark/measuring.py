@@ -119,11 +119,7 @@ def run_loop(
     steps: int | None,
     end_step: Callable[[tf.Tensor], object],
 ) -> None:
-    """Trains with a loop as one would write it by hand, on one device.
-
-    Args:
-      end_step: called with the loss after each step.
-    """
+    """Trains with a loop as one would write it by hand; calls `end_step` with each loss."""
     model = build_model(options)
     optimizer, loss_of = model.optimizer, model.loss
 

@@ -50,11 +50,7 @@ def run_rounds(
 
 
 def run_configuration(configuration: Configuration, options: BenchmarkOptions) -> dict[str, Any]:
-    """Measures one configuration once.
-
-    Returns:
-      The result of `measure` or `measure_ceilings`, or only `error`, one line, if it failed.
-    """
+    """Returns what `measure` or `measure_ceilings` returns, or only `error`, if it failed."""
     return call_in_cluster(
         {
             "configuration": dataclasses.asdict(configuration),

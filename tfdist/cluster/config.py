@@ -108,11 +108,7 @@ class ClusterConfig:
 
 
 def check_cluster(config: ClusterConfig) -> None:
-    """Checks that a cluster is valid, regardless of its strategy.
-
-    Raises:
-      TfdistError: a role is unknown, an address malformed or repeated, or this task not listed.
-    """
+    """Checks that roles are known, addresses well-formed and unique, and this task listed."""
     source = config.source
     for role in [*config.tasks, config.role]:
         if role not in ROLES:
@@ -163,11 +159,7 @@ def make_evaluator_error(source: str) -> TfdistError:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns the host, without IPv6's brackets, and the port of "host:port".
-
-    Raises:
-      TfdistError: the address is malformed.
-    """
+    """Returns the host, without IPv6's brackets, and the port of a well-formed "host:port"."""
     if "://" in address:
         raise TfdistError(
             f"{address!r} is a URL. Write host:port alone, as in {address.partition('://')[2]}."
@@ -192,11 +184,7 @@ def split_address(address: str) -> tuple[str, int]:
 def make_config(
     source: str, tasks: Mapping[str, Sequence[str]], role: str, index: Any
 ) -> ClusterConfig:
-    """Returns a checked cluster.
-
-    Raises:
-      TfdistError: the index is not a number, or the cluster is invalid.
-    """
+    """Returns a checked cluster; the index must be a number."""
     if isinstance(index, bool) or not re.fullmatch(r"\d{1,9}", str(index).strip(), re.ASCII):
         raise TfdistError(
             f"{source}: the task's index is {index!r}. Write a whole number, 0 or more, as in "
@@ -229,22 +217,14 @@ def make_ranked_config(
 
 
 def parse_count(source: str, name: str, text: str) -> int:
-    """Returns the number in a variable.
-
-    Raises:
-      TfdistError: the text is not a whole number of at most 18 digits.
-    """
+    """Returns the whole number of at most 18 digits in a variable."""
     if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
         raise TfdistError(f"{source}: {name}={text[:80]!r} is not a whole number. Correct it.")
     return int(text)
 
 
 def parse_task_count(source: str, name: str, text: str) -> int:
-    """Returns a number of tasks in a variable.
-
-    Raises:
-      TfdistError: the text is not a whole number, or above `MOST_TASKS`.
-    """
+    """Returns a number of tasks in a variable, at most `MOST_TASKS`."""
     count = parse_count(source, name, text)
     if count > MOST_TASKS:
         raise TfdistError(f"{source}: {name}={count} is above {MOST_TASKS}. Correct it.")

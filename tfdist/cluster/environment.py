@@ -51,11 +51,7 @@ def find_launch_dir() -> str | None:
 
 
 def find_token() -> str:
-    """Returns the secret by which the tasks of this cluster know one another, "" if there is none.
-
-    Raises:
-      TfdistError: TFDIST_TOKEN_FILE names a file that cannot be read, or an empty one.
-    """
+    """Returns the secret of this cluster's tasks, maybe from a file; "" if there is none."""
     token = os.environ.get(TOKEN, "").strip()
     path = os.environ.get(TOKEN_FILE, "")
     if token or not path:

@@ -39,11 +39,7 @@ def parse_tf_config(text: str) -> ClusterConfig | None:
 
 
 def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
-    """Returns the JSON object in a variable, or an empty one if the variable is empty.
-
-    Raises:
-      TfdistError: the text is not a JSON object.
-    """
+    """Returns the JSON object in a variable, which is empty if the variable is."""
     if not text.strip():
         return {}
     try:
@@ -61,11 +57,7 @@ def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
 
 
 def parse_tasks(source: str, cluster: Any) -> dict[str, tuple[str, ...]]:
-    """Returns role -> addresses of a cluster in decoded JSON.
-
-    Raises:
-      TfdistError: the JSON has another shape.
-    """
+    """Returns role -> addresses of a cluster in decoded JSON of the right shape."""
     if not isinstance(cluster, Mapping):
         raise TfdistError(
             f"{source}: the cluster is {json.dumps(cluster)}. Write an object of roles, as in "

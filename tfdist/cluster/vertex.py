@@ -42,11 +42,7 @@ def parse_vertex(text: str) -> ClusterConfig | None:
 
 
 def without_reduction_servers(config: ClusterConfig) -> ClusterConfig:
-    """Returns a cluster without the tasks in Vertex AI's pool 2.
-
-    Raises:
-      TfdistError: this process is in that pool.
-    """
+    """Returns a cluster without the tasks in Vertex AI's pool 2, which this process is not in."""
     if config.role == "ps":
         raise TfdistError(
             f"{config.source}: this process is in Vertex AI's pool 2, and the strategy has no "

@@ -26,11 +26,7 @@ _KINDS_OF_BATCHES = ("dataset", "batches")
 
 
 def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str, Any]:
-    """Returns the part with which the fingerprints of all sources begin.
-
-    Args:
-      kind: the kind of the data, such as "folder", which determines the other parts.
-    """
+    """Returns the beginning of a source's fingerprint, whose other parts depend on the kind."""
     return {
         "format": FORMAT,
         "kind": kind,

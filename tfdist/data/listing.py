@@ -34,11 +34,7 @@ class Listing:
         return _describe_kinds(self.skipped)
 
     def warn_of_skipped(self, *, more: str = "") -> None:
-        """Logs one warning that says what is skipped, if anything is.
-
-        Args:
-          more: a text to append, such as what else is left out as a consequence.
-        """
+        """Logs one warning that says what is skipped, if anything is, and then `more`."""
         if self.skipped:
             count = len(self.skipped)
             text = f"Skipped {count} {'file' if count == 1 else 'files'} in {self.directory!r}"
@@ -69,11 +65,7 @@ def list_directory(directory: str, extensions: Sequence[str]) -> Listing:
 
 
 def check_regular(path: str) -> None:
-    """Refuses what is no regular file, before reading it waits for ever or fills the memory.
-
-    Raises:
-      TfdistError: a local path is a directory, a FIFO, a device or a link to nothing.
-    """
+    """Refuses what is no regular file: reading it may wait for ever, or fill the memory."""
     if "://" in path:
         return
     try:
@@ -89,11 +81,7 @@ def check_regular(path: str) -> None:
 
 
 def list_names(directory: str) -> list[str]:
-    """Returns the sorted names in a directory.
-
-    Raises:
-      TfdistError: a name is not UTF-8.
-    """
+    """Returns the sorted names in a directory, which must be UTF-8."""
     if "://" in directory:
         return sorted(tf.io.gfile.listdir(directory))
     names = os.listdir(directory)

@@ -13,11 +13,7 @@ Item = TypeVar("Item")
 
 
 class Pace:
-    """Decides when the next line is due: soon at first, then more and more seldom.
-
-    Args:
-      every_s: the most seconds between two lines.
-    """
+    """Decides when the next line is due: soon at first, then more seldom, up to `every_s`."""
 
     def __init__(self, every_s: float = _EVERY_S):
         self._every_s = every_s

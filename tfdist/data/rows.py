@@ -192,11 +192,7 @@ def check_replicas(
     *,
     at_least_one_row: bool = True,
 ) -> tuple[int, ...]:
-    """Returns the replicas to read for, all by default.
-
-    Raises:
-      TfdistError: there is no such replica, or the batch is too small for all of them.
-    """
+    """Returns the replicas to read for, all by default; each must exist and get an example."""
     ids = _check_replica_ids(num_replicas, replicas)
     at_least = num_replicas if at_least_one_row else 1
     if global_batch_size < at_least:

@@ -103,12 +103,7 @@ def _tell(machine: Machine, own: str, first: tuple[str, str], deadline: float) -
 def _compare(
     machine: Machine, own: str, first: str, answer: Any, *, sent: float, received: float
 ) -> Iterator[Finding]:
-    """Yields how this task differs from the first one.
-
-    Args:
-      answer: what the first task has sent.
-      sent, received: this machine's time before and after.
-    """
+    """Yields how this task differs from the first, whose answer came between two times."""
     versions = _list_versions(machine)
     for package, theirs in answer["versions"].items():
         if versions[package] != theirs:

@@ -69,11 +69,7 @@ class Machine:
 
     @property
     def cluster(self) -> ClusterConfig | None:
-        """The cluster that this machine belongs to, None for a single process.
-
-        Raises:
-          TfdistError: its description is invalid.
-        """
+        """The cluster that this machine belongs to, None for a single process."""
         return find_cluster(self.hosts, self.task, environ=self.environ)[0]
 
     @property

@@ -134,11 +134,7 @@ class _Runs:
     def run(
         self, name: str, train: TrainOptions, run_dir: str, *, in_cluster: bool = False
     ) -> Measurement | None:
-        """Trains for some steps and returns what was measured, None where this is not the chief.
-
-        Args:
-          in_cluster: whether the process is a task of the cluster, if there is one.
-        """
+        """Trains for some steps, maybe as a task of the cluster; None if not as the chief."""
         machine, steps = self._machine, self._options.steps
         run = dataclasses.replace(
             train.run, run_dir=run_dir, log_every=1, tensorboard=False, quiet=True

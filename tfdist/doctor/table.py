@@ -38,11 +38,7 @@ CHECKS: dict[str, Check] = {
 def examine(
     machine: Machine, *, say: Callable[[str], None] = lambda name: None
 ) -> Iterator[Finding]:
-    """Yields what all checks find; `ok` only where a check finds nothing else.
-
-    Args:
-      say: called with the name of each check before it runs.
-    """
+    """Yields what all checks find, `ok` only if one finds nothing else; says their names."""
     for name, check in CHECKS.items():
         say(name)
         found = list(check(machine))

@@ -32,11 +32,7 @@ def make_job_files(job: Job) -> JobFiles:
 
 
 def write_job_files(files: JobFiles, output: str) -> list[str]:
-    """Writes the files, replacing those of an earlier call, and returns their paths.
-
-    Raises:
-      TfdistError: the directory is in a bucket.
-    """
+    """Writes the files locally, replacing those of an earlier call, and returns their paths."""
     if "://" in output:
         raise TfdistError(
             f"--output={output}: job files must be on the machine that submits them. Give a local "

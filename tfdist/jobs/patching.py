@@ -50,11 +50,7 @@ class TpuVmPatch:
 
 
 def read_patches(path: str) -> tuple[Patch, ...]:
-    """Returns the documents of a file of patches; none without a file.
-
-    Raises:
-      TfdistError: the file cannot be read, or a document is no mapping.
-    """
+    """Returns the documents of a file of patches, each a mapping; none without a file."""
     if not path:
         return ()
     try:
@@ -99,11 +95,7 @@ def check_kinds(kinds: Sequence[str], patches: Sequence[Patch]) -> None:
 
 
 def make_script_patch(kind: type, patches: Sequence[Patch]) -> Any:
-    """Returns what patches add to a script.
-
-    Raises:
-      TfdistError: a name is unknown, or a value is of another type.
-    """
+    """Returns what patches add to a script, by the names and types of a patch's fields."""
     types = {"sbatch": dict, "srun": dict, "create": dict, "setup": str}
     known = {item.name: types.get(item.name, list) for item in fields(kind)}
     found: Any = {name: each() for name, each in known.items()}

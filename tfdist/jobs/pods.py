@@ -13,11 +13,7 @@ _EXIT_BAD_INPUT = 2
 def make_pod_template(
     job: Job, *, name: str, environment: dict[str, str], with_accelerators: bool
 ) -> dict[str, Any]:
-    """Returns the template of a task's pod.
-
-    Args:
-      name: the container's name, by which an operator finds it.
-    """
+    """Returns the template of a task's pod; an operator finds its container by the name."""
     cluster = job.cluster
     resources = {
         "cpu": str(cluster.cpus_per_worker),
@@ -111,11 +107,7 @@ def make_labels(job: Job) -> dict[str, str]:
 
 
 def make_environment(job: Job, *, job_name: str) -> dict[str, str]:
-    """Returns the variables that `parse_kubernetes` reads.
-
-    Args:
-      job_name: the name of the indexed Job, with which its pods' names begin.
-    """
+    """Returns the variables that `parse_kubernetes` reads; pods' names begin with `job_name`."""
     return {
         "TFDIST_SERVICE": job.name,
         "TFDIST_JOB": job_name,

@@ -82,11 +82,7 @@ exit "$status"
 
 
 def _make_directive(name: str, value: Any) -> str:
-    """Returns a line for sbatch, which reads quotes as a shell does, but no multi-line values.
-
-    Raises:
-      TfdistError: the value has a line break; the rest would become part of the script.
-    """
+    """Returns a line for sbatch, which reads quotes as a shell does; refuses values of several."""
     if len(f"{name}{value}.".splitlines()) > 1:
         raise TfdistError(
             f"Cannot write #SBATCH --{name}={value!r}: it has a line break. Give one line."

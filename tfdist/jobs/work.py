@@ -33,11 +33,7 @@ class Work:
 
 
 def make_work(arguments: Sequence[str]) -> Work:
-    """Returns the work in a command line: flags of `tfdist.train`, or of `tfdist.run` and a script.
-
-    Raises:
-      TfdistError: a flag is unknown, or a value is malformed.
-    """
+    """Returns the work in flags of `tfdist.train`, or in flags of `tfdist.run` and a script."""
     flags, script = split_command(ScriptOptions, arguments)
     if script and script[0].endswith(".py"):
         return _make_script(expand_flag_files(flags), script)

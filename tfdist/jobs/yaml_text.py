@@ -10,11 +10,7 @@ _LOOKS_LIKE_ANOTHER_TYPE = re.compile(r"[-+.]?\d|[-+]?\.(inf|nan)$|[yn]$", re.IG
 
 
 def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
-    """Returns the documents as one YAML text.
-
-    Args:
-      comment: one or more lines for the top, without "#".
-    """
+    """Returns the documents as one YAML text, under a comment that is given without "#"."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.dump_all(
         documents,

@@ -97,12 +97,7 @@ def _run_command(argv: Sequence[str]) -> int:
 def _find_command(
     rest: Sequence[str], command: Sequence[str]
 ) -> tuple[list[str], list[str] | None]:
-    """Returns the flags of tfdist.train, and the command to run instead of it, if any.
-
-    Args:
-      rest: the arguments after the flags of this command.
-      command: the arguments in `--command`.
-    """
+    """Returns the flags of tfdist.train in the rest, and the command to run instead, if any."""
     if rest[:1] == ["--"] or not rest:
         train_flags = list(rest[1:])
         if not command:

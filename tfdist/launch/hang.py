@@ -23,11 +23,7 @@ class HangWatch:
         self._still: dict[str, float] = {}
 
     def measure(self, pids: Mapping[str, int]) -> dict[str, float]:
-        """Returns task -> seconds without activity, from a sample at most a second old.
-
-        Args:
-          pids: task -> pid of its process, which leads a session of its own.
-        """
+        """Returns task -> seconds without activity in its session, at most a second old."""
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now

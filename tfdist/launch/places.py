@@ -23,11 +23,7 @@ _FIRST_ISOLATED_PORT = 2222
 
 
 class LocalCluster:
-    """The tasks of a cluster on this machine.
-
-    Args:
-      counts: role -> number of tasks.
-    """
+    """The tasks of a cluster on this machine, so many of each role."""
 
     is_whole = True
 
@@ -71,11 +67,7 @@ class LocalCluster:
 
 
 class OneTask:
-    """One task of a cluster of several machines.
-
-    Attributes:
-      is_whole: whether it is the cluster's only task.
-    """
+    """One task of a cluster of several machines, or its only task."""
 
     def __init__(self, config: ClusterConfig):
         self._config = config

@@ -16,11 +16,7 @@ from tfdist.reading import parse_object
 
 
 class StepFile:
-    """The number of steps done, in a file that is written at every step.
-
-    Args:
-      directory: where the launcher keeps its files.
-    """
+    """The number of steps done, in a file of the launcher that is written at every step."""
 
     def __init__(self, directory: str | os.PathLike[str]):
         self._path = Path(directory) / "step"

@@ -35,11 +35,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Pulse:
-    """What a task is doing, in the file that the launcher has made for it.
-
-    Args:
-      file: the descriptor of the file; None to write nothing.
-    """
+    """What a task is doing, in the file that the launcher has made for it, if it has."""
 
     def __init__(self, file: int | None = None):
         self._file = file
@@ -109,11 +105,7 @@ class Sign:
 
 
 class PulseWatch:
-    """Reads the pulses of tasks.
-
-    Args:
-      directory: the launcher's directory.
-    """
+    """Reads the pulses of tasks in the launcher's directory."""
 
     def __init__(self, directory: str | os.PathLike[str], tasks: Sequence[str]):
         self._paths = {name: find_path(directory, name) for name in tasks}
@@ -135,11 +127,7 @@ class PulseWatch:
                 path.unlink()
 
     def measure(self, pids: Mapping[str, int]) -> dict[str, float]:
-        """Returns task -> seconds without a sign of life, of the tasks that give any.
-
-        Args:
-          pids: task -> pid of its process, which leads a session of its own.
-        """
+        """Returns task -> seconds without a sign of life of its session, of those that give any."""
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now

@@ -38,11 +38,7 @@ class StallWatch:
         self.remove = self._watch.remove
 
     def find(self, pids: Mapping[str, int]) -> tuple[str, str] | None:
-        """Returns a task that hangs, and how, as in "hung for 60 s in load (data.py:7)".
-
-        Args:
-          pids: task -> pid of its process, which leads a session of its own.
-        """
+        """Returns a task that hangs, and how, as in "hung for 60 s in load (data.py:7)"."""
         idle = self._watch.measure(pids)
         suspects = self._list_suspects(idle)
         now = time.monotonic()

@@ -10,12 +10,7 @@ from tfdist.cluster import ClusterConfig
 def make_configs(
     counts: Mapping[str, int], ports: Sequence[int], *, evaluator: bool = False
 ) -> list[ClusterConfig]:
-    """Returns one configuration per task; the chief, or worker 0, comes first.
-
-    Args:
-      ports: ports on the loopback interface, one per task.
-      evaluator: whether to add an evaluator, which has no address.
-    """
+    """Returns one configuration per task; the chief, or worker 0, comes first."""
     addresses = iter([f"127.0.0.1:{port}" for port in ports])
     tasks = {role: tuple(next(addresses) for _ in range(n)) for role, n in counts.items()}
     names = [(role, index) for role, number in counts.items() for index in range(number)]

@@ -43,11 +43,7 @@ class Operation:
         return list(self.layer.variables) if is_layer else []
 
     def run(self, values: Values, *, training: bool | None, **context: Any) -> None:
-        """Computes the outputs from the inputs.
-
-        Args:
-          training, **context: as in the call of the model.
-        """
+        """Computes the outputs from the inputs, with the arguments of the model's call."""
         taken = [values[number] for number in self.inputs]
         if self.node is None:
             packed = keras.tree.pack_sequence_as(self.layer._inputs_struct, taken)
@@ -71,11 +67,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A model's operations.
-
-    Attributes:
-      inputs, outputs: the numbers of the model's inputs and outputs.
-    """
+    """A model's operations, and the numbers of its inputs and outputs."""
 
     model: Any
     operations: tuple[Operation, ...]
@@ -98,11 +90,7 @@ def find_functional(model: Any) -> Any:
 
 
 def make_graph(model: keras.Model) -> Graph:
-    """Returns a model's operations.
-
-    Raises:
-      TfdistError: it is neither functional nor sequential.
-    """
+    """Returns the operations of a model, which must be functional or sequential."""
     functional = find_functional(model)
     if functional is None:
         raise TfdistError(

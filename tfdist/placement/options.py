@@ -237,11 +237,7 @@ class PlacementOptions(OptionGroup):
         return sizes
 
     def select(self) -> Placement | None:
-        """Returns the chosen placement with its options; None if there is none.
-
-        Raises:
-          TfdistError: an option is given that has no effect without a placement.
-        """
+        """Returns the chosen placement, None if there is none; refuses options without effect."""
         kind = PLACEMENTS.get(self.placement)
         own = [item.name for item in fields(kind)] if kind else []
         for name in ("stages", "branches", "layout", "grid", "mesh"):

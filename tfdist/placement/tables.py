@@ -33,11 +33,7 @@ _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 @dataclass(frozen=True)
 class Lookup:
-    """Rows that a step looked up.
-
-    Attributes:
-      rows: the rows [..., units].
-    """
+    """Rows [..., units] that a step looked up."""
 
     variable: keras.Variable
     ids: tf.Tensor
@@ -191,12 +187,7 @@ def check_unused(stand_ins: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
 def add_lookups(
     variable: keras.Variable, lookups: Sequence[Lookup], gradients: Sequence[Any]
 ) -> tf.IndexedSlices | None:
-    """Returns the gradient of a table; None if the loss depends on no row.
-
-    Args:
-      lookups: the lookups of a step, also those of other tables.
-      gradients: the gradient of each lookup's rows.
-    """
+    """Returns the gradient of a table, from those of all lookups; None if it has none."""
     found = [
         (lookup.ids, gradient)
         for lookup, gradient in zip(lookups, gradients, strict=True)

@@ -20,11 +20,7 @@ from tfdist.replacing import find_function, replaced
 
 @contextlib.contextmanager
 def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
-    """Replaces the call of a functional model. Must be opened around all replicas.
-
-    Args:
-      run: (inputs, training=..., **context) -> outputs, as flat lists of tensors.
-    """
+    """Replaces a functional model's call by (inputs, training=..., **context) -> flat outputs."""
     original = find_function(Functional, "call")
 
     def call(

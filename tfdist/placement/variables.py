@@ -92,11 +92,7 @@ def _move(
 def create_copies(
     value: tf.Tensor, old: Any, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> Any:
-    """Returns a variable of a strategy that takes the place of another one, on other devices.
-
-    Args:
-      devices: the device of each local replica's copy.
-    """
+    """Returns a variable of a strategy that takes the place of another one, on other devices."""
     left: Iterator[str] = iter(devices)
 
     def create(next_creator: Any, **arguments: Any) -> Any:

@@ -30,11 +30,7 @@ def main() -> int:
 
 
 def run_report(options: ReportOptions, *, paths: Sequence[str]) -> int:
-    """Writes a report.
-
-    Raises:
-      TfdistError: the report cannot be written.
-    """
+    """Writes a report."""
     from tfdist.records.recorded_run import read_recorded_run
     from tfdist.report.comparison import make_comparison
     from tfdist.runs.reporting import list_pictures, naming_damage, write_page, write_report

@@ -16,11 +16,7 @@ _SPEED = "examples_per_second"
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with one or several curves.
-
-    Attributes:
-      curves: name -> one value for each place on the horizontal axis; None where there is none.
-    """
+    """A picture with a title and curves, with a value or None for each horizontal place."""
 
     title: str
     curves: Mapping[str, Sequence[float | None]]

@@ -110,11 +110,7 @@ def make_bars(
 
 
 def make_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> str:
-    """Returns a confusion matrix, or with many classes a table of the most frequent mistakes.
-
-    Args:
-      confusion: counts, [classes (truth), classes (prediction)].
-    """
+    """Returns a confusion [truth, prediction], or the most frequent mistakes of many classes."""
     totals = [sum(row) for row in confusion]
     if len(class_names) > _MOST_CLASSES:
         mistakes = [

@@ -50,11 +50,7 @@ def make_run_page(
     monitor: str,
     defaults: Mapping[str, Any],
 ) -> str:
-    """Returns the report of one run, finished or not, as HTML.
-
-    Args:
-      monitor: the metric that decides which epoch is the best.
-    """
+    """Returns the report of one run, finished or not, as HTML; `monitor` names its main log."""
     sections = [
         Section("Losses and metrics", chart_run(run.lines, first=monitor, within=run.steps)),
         _make_about(run),

@@ -29,11 +29,7 @@ def main() -> int:
 
 
 def run_serving(options: ServeOptions) -> int:
-    """Serves a model, tunes its batches, or writes TensorFlow Serving's configuration.
-
-    Returns:
-      143 after SIGTERM, 130 after Ctrl-C, 0 after tuning and writing.
-    """
+    """Serves a model, tunes its batches, or writes TensorFlow Serving's configuration."""
     if bool(options.model.run_dir) == bool(options.model.model):
         raise TfdistError("Cannot serve without a model. Give either `run_dir` or `model`.")
     if options.tf_serving.write_tf_serving:

@@ -47,11 +47,7 @@ def make_host_check(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Checks names for `make_host_check`.
-
-    Raises:
-      TfdistError: one is no name, such as a URL.
-    """
+    """Checks that names for `make_host_check` are names, rather than URLs."""
     for name in names:
         if not re.fullmatch(r"[\w.*:-]+", name) or re.search(r"^[^:]*:[^:]*$", name):
             raise TfdistError(

@@ -92,11 +92,7 @@ class StrictConnection(h11.Connection):
     """
 
     def next_event(self) -> Any:
-        """Returns the next event, as `h11.Connection` does.
-
-        Raises:
-          h11.RemoteProtocolError: the request is invalid.
-        """
+        """Returns the next event, as `h11.Connection` does, of a valid request."""
         before, _ = self.trailing_data
         event = super().next_event()
         if isinstance(event, (h11.Request, h11.EndOfMessage)):

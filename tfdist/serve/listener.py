@@ -35,11 +35,7 @@ _DROP_NEW_CONNECTIONS = [
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-      TfdistError: the address is in use or not of this machine.
-    """
+    """Returns a socket that listens at a free address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)

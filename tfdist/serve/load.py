@@ -41,11 +41,7 @@ class LoadResult:
 def send_requests(
     port: int, path: str, bodies: Sequence[bytes], *, num_clients: int, num_requests: int
 ) -> LoadResult:
-    """Sends requests to this machine, each client on one connection, and returns what it saw.
-
-    Args:
-      num_clients: clients, each of which waits for its answer before it sends its next request.
-    """
+    """Sends requests to this machine; each client waits for its answer before its next request."""
     numbers = itertools.count()  # `next` is atomic.
     seconds: list[float] = []
     statuses: Counter[str] = Counter()

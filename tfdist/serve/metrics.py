@@ -11,11 +11,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counts requests and batches.
-
-    Args:
-      count_waiting: returns the number of instances in the queue.
-    """
+    """Counts requests and batches, and the instances that wait in the queue."""
 
     def __init__(self, count_waiting: Callable[[], int]):
         self._registry = CollectorRegistry()

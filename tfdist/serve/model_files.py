@@ -11,11 +11,7 @@ SAVED_MODEL = "saved_model.pb"
 
 
 def find_versions(path: str) -> dict[int, str]:
-    """Returns number -> directory of the complete versions of a servable.
-
-    Args:
-      path: a directory of versions 1, 2, ..., or of one SavedModel, which is version 1.
-    """
+    """Returns number -> directory of the complete versions; a lone SavedModel is version 1."""
     isdir: Any
     exists: Any
     listdir: Any

@@ -2,11 +2,7 @@
 
 
 class RequestError(Exception):
-    """A request is not answered; the client gets a status and one line.
-
-    Args:
-      message: what is wrong and what to do.
-    """
+    """A request is not answered; the client gets a status, and one line with what to do."""
 
     def __init__(self, message: str, *, status: int = 400):
         super().__init__(message)

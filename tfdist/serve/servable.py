@@ -23,11 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Signature:
-    """A signature of a servable.
-
-    Attributes:
-      inputs, outputs: name -> dtype and shape.
-    """
+    """A signature of a servable: the dtypes and shapes of its inputs and outputs."""
 
     name: str
     inputs: Mapping[str, tf.TensorSpec]

@@ -20,11 +20,7 @@ _TARGET_CPU_PERCENT = 70
 
 
 def write_tf_serving_files(options: ServeOptions) -> int:
-    """Writes the files, exports the run if one is given, and prints how to use them.
-
-    Raises:
-      TfdistError: the directory is not a local one, or `model` is not one of versions.
-    """
+    """Writes the files, exports the run if one is given, and prints how to use them."""
     output, name = options.tf_serving.write_tf_serving, options.model.name
     if "://" in output:
         raise TfdistError(f"`write_tf_serving={output}` is in a bucket. Give a local directory.")
@@ -57,11 +53,7 @@ def write_tf_serving_files(options: ServeOptions) -> int:
 
 
 def make_tf_serving_files(options: ServeOptions, model: str) -> dict[str, str]:
-    """Returns file name -> text.
-
-    Args:
-      model: the directory of the versions, local or in a bucket.
-    """
+    """Returns file name -> text, for a model in a directory of versions, local or in a bucket."""
     base = model if "://" in model else f"{_MODELS_DIR}/{options.model.name}"
     configs = {
         "batching.config": _format_batching(options.batching, options.tf_serving.cpus),

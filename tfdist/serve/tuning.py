@@ -41,11 +41,7 @@ class Measurement:
 
 
 def make_tuning(options: ServeOptions) -> Callable[[RunningServer], Any]:
-    """Returns the work of a server that tunes itself; its result is the exit status.
-
-    Raises:
-      TfdistError: the request in `tune_request` cannot be read.
-    """
+    """Returns the work of a server that tunes itself; its result is the exit status."""
     given, max_bytes = options.run.tune_request, options.limits.max_body_mib * 2**20
     try:
         body = read_text(given, max_bytes=max_bytes).encode() if given else None
@@ -73,11 +69,7 @@ def make_tuning(options: ServeOptions) -> Callable[[RunningServer], Any]:
 
 
 def make_request(servable: Servable) -> bytes:
-    """Returns the body of a request with one instance for the default signature.
-
-    Raises:
-      TfdistError: an input has axes of unknown size, or is of strings that are no images.
-    """
+    """Returns a request with one instance for the default signature, whose sizes must be known."""
     signature = servable.signatures.get(DEFAULT_SIGNATURE) or next(
         iter(servable.signatures.values())
     )
@@ -111,11 +103,7 @@ def choose_setting(found: Sequence[Measurement]) -> Measurement:
 
 
 def format_measurements(found: Sequence[Measurement]) -> str:
-    """Returns a table of the settings and the proposal.
-
-    Raises:
-      TfdistError: requests failed.
-    """
+    """Returns a table of the settings and the proposal, unless requests failed."""
     failed = sum(n for row in found for s, n in row.result.statuses.items() if s != "200")
     if failed:
         raise TfdistError(

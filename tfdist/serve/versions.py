@@ -25,11 +25,7 @@ class _Version:
 
 
 class Versions:
-    """Serves the highest version of a directory, and follows the directory.
-
-    Args:
-      path: a directory of versions 1, 2, ..., or of one SavedModel, which is version 1.
-    """
+    """Serves the highest version of a directory, and follows the directory."""
 
     def __init__(self, path: str, load: Callable[[str, int], Servable]):
         self._path = path
@@ -39,11 +35,7 @@ class Versions:
         self._failures: dict[int, list[str]] = {}
 
     def load_first(self) -> Servable:
-        """Loads the highest version.
-
-        Raises:
-          TfdistError: there is none, or it cannot be loaded.
-        """
+        """Loads the highest version; there must be one."""
         found = find_versions(self._path)
         check_versions(self._path, found)
         servable = self._load(found[max(found)], max(found))
@@ -52,11 +44,7 @@ class Versions:
 
     @contextlib.contextmanager
     def use(self, number: int | None = None) -> Iterator[Servable]:
-        """Yields the current servable, which remains loaded meanwhile.
-
-        Raises:
-          RequestError: there is another version, or none.
-        """
+        """Yields the current servable, of the given version, which remains loaded meanwhile."""
         version = self._current
         if version is None or (number is not None and number != version.servable.version):
             there = "none" if version is None else str(version.servable.version)

@@ -106,11 +106,7 @@ class ExportRunOptions(FinishedRunOptions):
     )
 
     def find_output(self) -> str:
-        """Returns the output.
-
-        Raises:
-          TfdistError: there is none, or the format cannot be quantized.
-        """
+        """Returns the output, which must be given; only one format can be quantized."""
         if not self.output:
             raise TfdistError("Cannot export without `output`. Give a directory or a file.")
         if self.quantize != "none" and self.format != "litert":

@@ -61,11 +61,7 @@ class Command:
 
 
 def run_task_command(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs `evaluate`, `predict` or `export` as defined by the task of the run in `--run_dir`.
-
-    Args:
-      arguments: the command line without the program; `sys.argv` by default.
-    """
+    """Runs a command as the task of the run in `--run_dir` defines it; returns its exit status."""
     with lenient_output():
         return _run_task_command(name, sys.argv[1:] if arguments is None else arguments)
 
@@ -137,11 +133,7 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
 
 def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: str) -> int:
-    """Writes the metrics of an evaluation, and prints a text about them.
-
-    Args:
-      text: what to print, followed by where the metrics are.
-    """
+    """Writes the metrics of an evaluation, and prints a text about them and where they are."""
     from tfdist.records.durable_files import make_directories, write_atomically
 
     chosen = options.run
@@ -190,11 +182,7 @@ def run_prediction(options: PredictOptions) -> int:
 
 
 def check_export(options: ExportOptions) -> None:
-    """Checks the output, and whether its format can be written.
-
-    Raises:
-      TfdistError: there is no output, its name is wrong, or a package is missing.
-    """
+    """Checks the name of the output, and that the packages for its format are there."""
     from tfdist.tasks.exporting.formats import check_file_name, check_installed
 
     output, file_format = options.run.find_output(), options.run.format
@@ -204,11 +192,7 @@ def check_export(options: ExportOptions) -> None:
 
 
 def run_export(options: ExportOptions, *, write: Callable[[ExportRunOptions, str], str]) -> int:
-    """Writes the run's model as a file, or as the next version of a servable.
-
-    Args:
-      write: writes a servable to a directory on this machine, and returns what it is.
-    """
+    """Writes the run's model as a file, or as a new version whose servable `write` makes."""
     from tfdist.records.pattern_paths import check_saved_model_path
     from tfdist.tasks.exporting.command import run_file_export
     from tfdist.tasks.exporting.versions import write_version

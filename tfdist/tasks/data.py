@@ -13,11 +13,7 @@ _DATASETS = ("shapes", "folder", "tfds:NAME")
 
 
 def find_dataset(dataset: str, *, data_dir: str | None, holds: str) -> tuple[str, str]:
-    """Returns the kind of a data set of images, and its name in TensorFlow Datasets.
-
-    Raises:
-      TfdistError: there is no such kind, or no directory.
-    """
+    """Returns the checked kind of a data set of images, and its name in TensorFlow Datasets."""
     kind, _, name = dataset.partition(":")
     if dataset not in _DATASETS[:2] and not (kind == "tfds" and name):
         raise make_unknown_name_error("`dataset`", dataset, _DATASETS)
@@ -69,11 +65,7 @@ class SourceData(Data):
 
 
 def to_sources(data: Any) -> SourceData:
-    """Returns a task's data with arrays converted to sources.
-
-    Raises:
-      TfdistError: the task's data is neither sources nor tuples of arrays.
-    """
+    """Returns a task's data with arrays converted to sources; refuses what is neither."""
     if not isinstance(data, Data):
         raise TfdistError(f"make_data returned {type(data).__name__}, not tfdist.Data.")
     return SourceData(_to_source(data.train), _to_source(data.val), data.info)

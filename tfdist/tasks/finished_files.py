@@ -8,11 +8,7 @@ from tfdist.errors import TfdistError, shorten_error
 
 
 def check_finished(path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
-    """Checks that a directory holds a finished run.
-
-    Raises:
-      TfdistError: there is no run, or it is not finished.
-    """
+    """Checks that a directory holds a run, and that the run is finished."""
     if not exists(f"{path}/options.json"):
         raise TfdistError(
             f"Cannot find a run in `run_dir={path}`: it has no options.json. Give the run "

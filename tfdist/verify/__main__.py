@@ -29,11 +29,7 @@ def main() -> int:
 
 
 def run_verification(options: VerifyOptions) -> int:
-    """Compares the strategies and prints a table.
-
-    Returns:
-      0 if all of them agree with one device, else 1.
-    """
+    """Compares the strategies, prints a table, and returns whether one of them differs."""
     check_options(options)
     if options.verification.bits:
         return _compare_bits(options)
@@ -99,11 +95,7 @@ def _compare_bits(options: VerifyOptions) -> int:
 
 
 def check_options(options: VerifyOptions) -> None:
-    """Checks that the options describe a comparison.
-
-    Raises:
-      TfdistError: there is no strategy, or the model is unknown.
-    """
+    """Checks that the options name strategies, and a model that exists."""
     names = options.verification.strategies
     if not names:
         raise TfdistError("--strategies is empty. Name one or more, as in --strategies=mirrored.")

@@ -36,11 +36,7 @@ class Arrangement:
 
 
 def compare_bits(options: VerifyOptions, report: Callable[[str], None]) -> Iterator[Arrangement]:
-    """Yields the result of each arrangement: one process, and two or more that share the replicas.
-
-    Args:
-      report: called with the name of an arrangement before it runs.
-    """
+    """Yields the result of each arrangement, in one process or more; reports its name before."""
     count = options.verification.logical_replicas
     first: Arrangement | None = None
     for workers in range(1, count + 1):

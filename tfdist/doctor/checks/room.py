@@ -106,12 +106,7 @@ def _find_existing(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Space:
-    """The room in a directory's file system.
-
-    Attributes:
-      free, total: bytes.
-      free_files: how many files may still be created; None if there is no limit.
-    """
+    """A file system's bytes, free and in all, and how many files it still takes, if limited."""
 
     free: int
     total: int

@@ -14,11 +14,7 @@ _TOLERANCE = 1 / 64
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight that can be given to replicas.
-
-    Attributes:
-      may_be_cut: whether several replicas may each update some of its elements.
-    """
+    """A weight that is given to one replica, or to several if it `may_be_cut`."""
 
     shape: tuple[int, ...]
     item_bytes: int

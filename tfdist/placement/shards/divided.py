@@ -23,11 +23,7 @@ _PARTS = "_tfdist_parts"
 
 
 class DividedVariable(StandIn):
-    """A variable whose value is the concatenation of its parts.
-
-    Args:
-      axis: the axis along which they are parts.
-    """
+    """A variable whose value is the concatenation of its parts along an axis."""
 
     def __init__(self, parts: Sequence[Any], axis: int):
         self.parts = tuple(parts)
@@ -101,12 +97,7 @@ def divide(
     strategy: tf.distribute.Strategy,
     groups: Mapping[str, Sequence[str]],
 ) -> None:
-    """Divides a variable over the devices of each replica. All workers must call this.
-
-    Args:
-      variable: a variable of a model or an optimizer, whole on each replica.
-      axis: the axis to divide; its first parts are larger by one if the sizes cannot be equal.
-    """
+    """Divides a variable along an axis over each replica's devices; all workers must call this."""
     old = variable.value
     count = min(len(next(iter(groups.values()))), variable.shape[axis])
     whole = tf.convert_to_tensor(strategy.experimental_local_results(old)[0])
@@ -235,11 +226,7 @@ def building_parts(
 def updating_parts(
     strategy: tf.distribute.Strategy, weights: Sequence[keras.Variable], optimizers: Sequence[Any]
 ) -> Iterator[None]:
-    """Makes optimizers update divided variables part by part, while a step is traced.
-
-    Args:
-      optimizers: the optimizers. They may be built in this context.
-    """
+    """Makes optimizers, which may be built later, update variables by parts during a trace."""
     kind = type(strategy.extended)
     original = find_function(kind, "update")
     owners = {id(weight._value): id(weight) for weight in weights}

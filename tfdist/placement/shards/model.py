@@ -51,11 +51,7 @@ class _Choice:
 
 
 class UnitShards:
-    """The divided layers of a model.
-
-    Raises:
-      TfdistError: a layer or an optimizer cannot be divided.
-    """
+    """The divided layers of a model; its optimizers must update weights by parts, too."""
 
     def __init__(
         self,
@@ -193,11 +189,7 @@ def _read(weight: keras.Variable) -> list[tf.Tensor]:
 
 
 def _choose(model: keras.Model, layout: Mapping[str, int], count: int) -> list[_Choice]:
-    """Returns the layers to divide.
-
-    Args:
-      layout: pattern of weights' paths -> axis; empty for all layers that have a rule.
-    """
+    """Returns the layers to divide: those that the layout names, or all that have a rule."""
     layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.Model)]
     if not layout:
         found = [_Choice(a, rule, rule.find_axes(a)) for a in layers if (rule := find_rule(a))]

@@ -236,11 +236,7 @@ class _Run:
         return self.inputs[number]
 
     def pass_on(self, stage: Stage, found: Values, results: Sequence[tf.Tensor]) -> None:
-        """Keeps what a stage gives to others, and its penalties.
-
-        Args:
-          results: those of its outputs that have a gradient, and then the penalties.
-        """
+        """Keeps what a stage gives to others: results with a gradient, then its penalties."""
         left = iter(results)
         for number, taker in stage.outputs:
             value = next(left) if has_gradient(found[number]) else found[number]

@@ -50,11 +50,7 @@ class Stage:
 
 
 def cut(graph: Graph, places: Sequence[int]) -> tuple[Stage, ...]:
-    """Returns stages that follow one another, each on the next device.
-
-    Args:
-      places: the positions of the first operations of all stages but the first.
-    """
+    """Returns stages that start at the given places, and follow one another on the devices."""
     bounds = [0, *places, len(graph.operations)]
     parts = [graph.operations[a:b] for a, b in itertools.pairwise(bounds)]
     return connect(graph, parts, range(len(parts)))

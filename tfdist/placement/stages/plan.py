@@ -73,11 +73,7 @@ def make_plan(
     *,
     recomputes: bool,
 ) -> Plan:
-    """Returns how a model is computed by stages.
-
-    Raises:
-      TfdistError: the model cannot be divided, or there are not enough devices.
-    """
+    """Returns how a model is computed by stages, for which there must be enough devices."""
     graph = make_graph(model)
     costs = tuple(estimate_costs(graph))
     if not isinstance(placement, Layers):

@@ -80,11 +80,7 @@ def make_strip_plan(
 
 
 class StripedCall:
-    """Runs a functional model on strips of its images.
-
-    Args:
-      pool: returns moments over all replicas, for batch normalization.
-    """
+    """Runs a functional model on strips of its images; `pool` is for batch normalization."""
 
     def __init__(self, plan: StripPlan, *, pool: Pool):
         self._plan, self._graph = plan, plan.graph

@@ -42,11 +42,7 @@ class DeviceTape:
     def run(
         self, device: str | None, function: Compute, inputs: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns a function's results.
-
-        Args:
-          function: takes the inputs, and returns tensors.
-        """
+        """Returns the tensors that a function of the inputs returns, computed on a device."""
         device = device or self._first
         tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         with tf.device(device), tape if self._is_recorded else contextlib.nullcontext():
@@ -65,12 +61,7 @@ class DeviceTape:
         upstream: Sequence[tf.Tensor],
         sources: Sequence[tf.Tensor],
     ) -> list[Any]:
-        """Returns the gradients of the sources; None for those that do not matter.
-
-        Args:
-          targets: outputs of functions, or sources.
-          sources: tensors that functions took.
-        """
+        """Returns the gradients of tensors that functions took; None where they do not matter."""
         found: dict[int, Any] = {}
 
         def add(tensor: tf.Tensor, gradient: Any) -> None:

@@ -77,12 +77,7 @@ class StripForward:
         weights: Mapping[int, tf.Tensor],
         states: dict[int, tf.Tensor],
     ) -> None:
-        """Computes the model's outputs.
-
-        Args:
-          weights: id of a trainable variable -> its value.
-          states: id of another variable -> its value.
-        """
+        """Computes the model's outputs with the given values of variables, by their ids."""
         self._weights, self.states = weights, states
         for number, given, spec in zip(
             self._graph.inputs, inputs, self._graph.model.inputs, strict=True
@@ -132,12 +127,7 @@ class StripForward:
         return image
 
     def take(self, image: StripedImage, rows: tuple[int, int], columns: tuple[int, int]) -> Pieces:
-        """Returns the tensors that an area consists of.
-
-        Args:
-          rows: the first row, and the one after the last, which may lie outside of the image.
-          columns: the same of the columns.
-        """
+        """Returns the tensors of an area, whose bounds may lie outside of the image."""
         below, missing_rows = find_overlaps(image.bounds[0], *rows)
         across, missing_columns = find_overlaps(image.bounds[1], *columns)
         pieces = []

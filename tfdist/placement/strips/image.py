@@ -59,12 +59,7 @@ class Pieces(NamedTuple):
 
 
 def join(tensors: Sequence[tf.Tensor], across: int) -> tf.Tensor:
-    """Returns tensors beside and below each other as one.
-
-    Args:
-      tensors: from left to right, and then from top to bottom.
-      across: how many there are from left to right.
-    """
+    """Returns tensors in rows of `across`, from left to right and from top to bottom, as one."""
     rows = [tensors[place : place + across] for place in range(0, len(tensors), across)]
     joined = [tf.concat(row, 2) if across > 1 else row[0] for row in rows]
     return tf.concat(joined, 1) if len(joined) > 1 else joined[0]
@@ -116,11 +111,7 @@ def list_areas(bounds: Bounds) -> list[Area]:
 def find_overlaps(
     bounds: Sequence[int], first: int, last: int
 ) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
-    """Returns what of which parts lies between two bounds, along one axis.
-
-    Returns:
-      (part, its first element, the one after its last), and how many are missing before and after.
-    """
+    """Returns (part, first, end) of the elements between bounds, and how many are missing."""
     low, high = max(first, 0), min(last, bounds[-1])
     found = []
     for part, (begin, end) in enumerate(itertools.pairwise(bounds)):

@@ -17,12 +17,7 @@ _MIN_HEIGHT = 128  # Smaller pictures are enlarged.
 def choose_examples(
     logits: "np.ndarray", truth: "np.ndarray", class_names: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the examples whose class is predicted best and worst, ready for JSON.
-
-    Args:
-      logits: float [examples, classes].
-      truth: int [examples].
-    """
+    """Returns the examples with the best and worst logits [examples, classes], as JSON values."""
     import numpy as np
 
     logits = logits.astype(np.float64)

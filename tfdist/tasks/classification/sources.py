@@ -242,11 +242,7 @@ def make_class_tfds(
 
 
 def list_unprepared_classes(name: str, data_dir: str | None) -> list[str] | None:
-    """Returns the classes of a data set that is not prepared yet, or None if it is.
-
-    Raises:
-      TfdistError: see `make_class_tfds`.
-    """
+    """Returns the classes of a data set that is not prepared yet, or None if it is."""
     builder = _make_builder(name, data_dir)
     return None if builder.is_prepared() else list(builder.info.features["label"].names)
 

@@ -84,11 +84,7 @@ def run_file_export(options: ExportRunOptions) -> int:
 
 @dataclass(frozen=True)
 class _Checked:
-    """An accepted file: the scores of the model and of the file.
-
-    Attributes:
-      lost: by how much the file's metric is worse.
-    """
+    """An accepted file: the scores of model and file, and how much is lost of the metric."""
 
     keras: Score
     file: Score

@@ -32,22 +32,14 @@ class Score:
 def read_one_by_one(
     source: Source, model: keras.Model, indices: Iterable[int] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """Yields examples as batches of one: (x, y) or (x, y, sample_weight).
-
-    Args:
-      model: x gets the dtype of its input.
-    """
+    """Yields batches of one: (x, y) or (x, y, sample_weight), with x in the model's dtype."""
     for index in range(source.num_examples) if indices is None else indices:
         x, *rest = source.load_batch(tf.constant([index], tf.int64))
         yield np.asarray(x).astype(model.inputs[0].dtype), *rest
 
 
 def measure_difference(model: keras.Model, predict: Predict, source: Source) -> float:
-    """Returns the mean difference of outputs, as a fraction of the outputs' mean size.
-
-    Args:
-      source: its first examples are predicted.
-    """
+    """Returns the mean difference of the first outputs, as a fraction of their mean size."""
     difference, size = 0.0, 0.0
     for x, *_ in itertools.islice(read_one_by_one(source, model), _COMPARED):
         expected = np.asarray(model.predict_on_batch(x))

@@ -59,11 +59,7 @@ def decode_image(data: bytes) -> np.ndarray:
 
 
 def read_bytes(path: str) -> bytes:
-    """Returns a file's bytes.
-
-    Raises:
-      TfdistError: the file cannot be read.
-    """
+    """Returns a file's bytes; an error names the file."""
     check_regular(path)
     try:
         return tf.io.read_file(path).numpy()
@@ -122,11 +118,7 @@ def open_image(path: str, pixels: PixelFormat) -> OpenedImage:
 
 
 def open_tiff(path: str) -> tiff.TiffImage:
-    """Opens a TIFF file.
-
-    Raises:
-      TfdistError: it cannot be read, or the package for it is missing.
-    """
+    """Opens a TIFF file, if the package for it is there."""
     tiff.check_installed(path)
     check_regular(path)
     with _naming(path):
@@ -154,11 +146,7 @@ def find_format(path: str, value_range: Sequence[float] = ()) -> PixelFormat:
 
 
 def find_size(path: str) -> tuple[int, int]:
-    """Returns the (height, width) of an image, of which as little as possible is decoded.
-
-    Raises:
-      TfdistError: it cannot be read.
-    """
+    """Returns the (height, width) of an image, of which as little as possible is decoded."""
     if tiff.is_tiff(path):
         height, width = open_tiff(path).values.shape[:2]
         return height, width

@@ -67,11 +67,7 @@ def make_builder(
 
 
 def prepare(builder: Any, name: str, download_config: Any = None) -> None:
-    """Downloads and prepares a data set unless it is already prepared.
-
-    Raises:
-      TfdistError: the data set cannot be downloaded or prepared.
-    """
+    """Downloads and prepares a data set unless it is already prepared."""
     try:
         with _lend_importlib_resources():
             builder.download_and_prepare(download_config=download_config)

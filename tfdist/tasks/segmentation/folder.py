@@ -174,11 +174,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
     def read_examples(
         self, *, original_size: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example in order, decoded by several threads; tiles by one.
-
-        Args:
-          original_size: whether to keep the original size; of tiles, that of the whole images.
-        """
+        """Yields every example in order; tiles, or whole images if the original size is kept."""
         if self.tiles and not original_size:
             yield from self._read_tiles()
             return

@@ -17,11 +17,7 @@ class UnknownColorError(ValueError):
 
 
 def check_label_map(label_map: LabelMap, num_classes: int, ignore_label: int | None) -> None:
-    """Checks that every class of a label map exists.
-
-    Raises:
-      TfdistError: a class is neither in 0 .. num_classes - 1 nor the ignore label.
-    """
+    """Checks that each class of a label map is in 0 .. num_classes - 1 or the ignore label."""
     for found, label in label_map.items():
         if not 0 <= label < num_classes and label != ignore_label:
             ignored = "" if ignore_label is None else f" or {ignore_label} (ignored)"

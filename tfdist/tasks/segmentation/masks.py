@@ -70,12 +70,7 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
 
 
 def encode_mask(labels: np.ndarray, palette: np.ndarray) -> bytes:
-    """Returns labels as the bytes of a palette PNG, which `decode_mask` reads back.
-
-    Args:
-      labels: uint8 [height, width].
-      palette: uint8 [colors, 3], the color of each label.
-    """
+    """Returns labels, uint8 [height, width], as a palette PNG, which `decode_mask` reads back."""
     data = tf.io.encode_png(labels[:, :, None]).numpy()
     # Gray levels and indices of 8 bits are stored alike; only the header differs.
     header = bytearray(data[16:29])

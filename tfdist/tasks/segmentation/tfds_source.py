@@ -121,11 +121,7 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
     def read_examples(
         self, *, original_size: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example, in the stored order.
-
-        Raises:
-          TfdistError: a label is out of range.
-        """
+        """Yields every example, in the stored order, and checks its labels."""
         examples = tfds.read_in_order(
             self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
         )

@@ -43,11 +43,7 @@ def build_predictor(
     *,
     original_size: bool = True,
 ) -> Predictor:
-    """Returns the predictor for a run whose model was loaded under the strategy.
-
-    Args:
-      original_size: whether images come in their original size, not in that of the training.
-    """
+    """Returns the predictor for a run, of images as in its training or in their original size."""
     zoom: Zoom = parse_zoom(options.zoom)
     if zoom is None:
         zoom = find_training_zoom(run) if original_size else 1.0

@@ -33,11 +33,7 @@ def check_evaluation(options: EvaluateOptions) -> None:
 
 
 def run_evaluation(options: EvaluateOptions) -> int:
-    """Scores a run's model on every example of a split, prints the metrics and writes them.
-
-    Raises:
-      TfdistError: the input is invalid; nothing was written.
-    """
+    """Scores a run's model on every example of a split, prints the metrics and writes them."""
     from tfdist.data.cache import read_examples
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.folder import FolderSource

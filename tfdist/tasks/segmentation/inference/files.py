@@ -69,11 +69,7 @@ def list_images(directory_or_pattern: str) -> dict[str, str]:
 
 
 def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Returns the mask of each image: name -> path of DIRECTORY/NAME.png, or .tif or .tiff.
-
-    Raises:
-      TfdistError: there is no such directory, or an image has no mask.
-    """
+    """Returns image -> path of DIRECTORY/NAME.png, or .tif or .tiff, each of which must exist."""
     if not tf.io.gfile.isdir(directory):
         raise TfdistError(
             f"Cannot read `masks={directory}`: there is no such directory. It must hold NAME.png "
@@ -158,12 +154,7 @@ class PredictionDirectory:
         return all(map(tf.io.gfile.exists, self._list_paths(name)))
 
     def write(self, name: str, image: np.ndarray, mask: np.ndarray) -> None:
-        """Writes an image's mask and overlay.
-
-        Args:
-          image: [height, width, channels], in [0, 255].
-          mask: uint8 [height, width].
-        """
+        """Writes an image [height, width, channels], in [0, 255], and its mask, uint8."""
         mask_path, overlay_path = self._list_paths(name)
         self._write(mask_path, encode_mask(mask, self.palette))
         overlay = make_overlay(image, mask, self.palette, class_names=self.class_names)

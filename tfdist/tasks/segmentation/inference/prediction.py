@@ -116,12 +116,7 @@ def write_statistics(
 def write_scores(
     directory: PredictionDirectory, predictions: Sequence[Prediction], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Writes `metrics.csv`, one row per image, and `metrics.json`, over all pixels.
-
-    Returns:
-      The contents of `metrics.json`: `images`, the result of `summarize_confusion`, `class_names`
-      and `confusion`.
-    """
+    """Writes `metrics.csv`, a row per image, and `metrics.json`; returns the latter's contents."""
     means = ["pixel_accuracy", "mean_iou", "mean_dice"]
     rows: list[list[Any]] = [["image", *means, *(f"iou/{name}" for name in class_names)]]
     total = np.zeros((len(class_names), len(class_names)), np.int64)

@@ -63,11 +63,7 @@ def score_examples(
     *,
     ignore_label: int | None,
 ) -> Iterator[np.ndarray]:
-    """Yields the confusion matrix of each example, int64 [classes, classes], in order.
-
-    Args:
-      examples: (image uint8 [height, width, 3], truth uint8 [height, width]).
-    """
+    """Yields the confusion, int64 [classes, classes], of each example (image, truth), in order."""
     for truth, mask in predictor.predict_masks((truth, image) for image, truth in examples):
         yield count_confusion(
             truth, mask, num_classes=predictor.num_classes, ignore_label=ignore_label

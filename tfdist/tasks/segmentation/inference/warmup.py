@@ -23,11 +23,7 @@ _MODEL_NAME = "tfdist"  # Any name: a server warms up the model in which it find
 
 
 def encode_predict_request(signature: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """Returns a serialized `tensorflow.serving.PredictionLog` with one request.
-
-    Args:
-      inputs: the signature's inputs by name; bytes in arrays of dtype object.
-    """
+    """Returns a `tensorflow.serving.PredictionLog` with one request; bytes have dtype object."""
     spec = _encode(_NAME, _MODEL_NAME.encode()) + _encode(_SIGNATURE_NAME, signature.encode())
     request = _encode(_MODEL_SPEC, spec)
     for name, value in inputs.items():
