@@ -314,11 +314,7 @@ def _make_logical_configuration(
 
 
 def read_gpu_memory(index: int, *, library: str = "libcuda.so.1") -> int:
-    """Returns the memory of a visible GPU, in bytes, without reserving any of it.
-
-    Args:
-      index: the number of the GPU among those that `CUDA_VISIBLE_DEVICES` shows.
-    """
+    """Returns the bytes of the GPU that has this number for CUDA, without reserving any of them."""
     handle, size = ctypes.c_int(), ctypes.c_size_t()
     try:
         cuda = ctypes.CDLL(library)

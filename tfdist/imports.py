@@ -34,11 +34,7 @@ def import_named(option: str, text: str) -> Any:
 
 
 def check_named(option: str, text: str) -> None:
-    """Checks, without importing anything, that the object that an option names may be there.
-
-    Raises:
-      TfdistError: there is no such module or file, or nothing in its source has the name.
-    """
+    """Checks, without importing anything, that an option's module, file and name may be there."""
     place, _, name = text.rpartition(":")
     problem = _find_problem(place, name)
     if problem is not None:

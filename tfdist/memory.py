@@ -22,11 +22,7 @@ _LACKS = (
 
 @dataclass(frozen=True, order=True)
 class FreeMemory:
-    """Memory that may still be used.
-
-    Attributes:
-      where: what limits it, as in "on the machine".
-    """
+    """Memory that may still be used, and what limits it, as in "on the machine"."""
 
     bytes: int
     where: str
@@ -53,11 +49,7 @@ def read_resident_memory(pid: int) -> int:
 
 
 def describe_lack(error: BaseException) -> str | None:
-    """Returns one line that says what did not fit in memory, or None for any other error.
-
-    Args:
-      error: an error of TensorFlow, NumPy or Python; TensorFlow's also stands for full disks.
-    """
+    """Returns what did not fit in memory, or on a full disk; None for any other error."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if not names & {"ResourceExhaustedError", "MemoryError"}:
         return None

@@ -81,11 +81,7 @@ class OptionGroup:
 
     @classmethod
     def widen(cls, chosen: Mapping[str, str]) -> type["OptionGroup"]:
-        """Returns the group's class, extended by the options that the given values add.
-
-        Args:
-          chosen: option -> given value.
-        """
+        """Returns the group's class, extended by the options that given values add."""
         return cls
 
     def takes(self, item: dataclasses.Field) -> bool:
@@ -121,11 +117,7 @@ class CommandOptions:
 
     @classmethod
     def list_groups(cls, chosen: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Returns group -> class, in the order of `--help`.
-
-        Args:
-          chosen: option -> given value; some values add other options.
-        """
+        """Returns group -> class, in the order of `--help`; given values may add options."""
         groups: dict[str, Any] = {i.name: type(i.default) for i in dataclasses.fields(cls)}
         return {name: group.widen(chosen or {}) for name, group in groups.items()}
 

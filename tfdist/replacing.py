@@ -102,11 +102,7 @@ def find_function(owner: Any, name: str) -> Any:
 def wrapped_in_subclasses(
     owner: type, **wraps: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Wraps methods of a class, and of all its subclasses that override them, within the context.
-
-    Args:
-      **wraps: a method's name -> the method of a class -> what replaces it.
-    """
+    """Wraps methods, by name, of a class and of its subclasses that override them."""
     with contextlib.ExitStack() as stack:
         for each in [owner, *list_subclasses(owner)]:
             for name, wrap in wraps.items():

@@ -104,12 +104,7 @@ class ScriptStop:
     def stoppable(
         cls, request_stop: Callable[[], None], was_stopped: Callable[[], bool]
     ) -> Iterator[None]:
-        """Lets a call that writes checkpoints end by itself, and then ends the script, if any.
-
-        Args:
-          request_stop: asks the call to end.
-          was_stopped: returns whether it has ended because it was asked to.
-        """
+        """Lets a call that writes checkpoints end by itself, and then ends the script, if any."""
         for script in cls._open:
             script._requests.append(request_stop)
         try:
