@@ -18,11 +18,7 @@ _MOST_LEVELS = 3
 
 
 def expand_config(arguments: Sequence[str]) -> list[str]:
-    """Returns the options of `--config=FILE` followed by the arguments, which override them.
-
-    Raises:
-      TfdistError: the file cannot be read, or it is a run's record that names unknown code.
-    """
+    """Returns the options of `--config=FILE`, whose code must be known, and then the arguments."""
     given = [(find_flag(arguments, name) or "").split(",") for name in CODE_OPTIONS]
     remember_code(name for names in given for name in names if ":" in name)
     path = find_flag(arguments, CONFIG)
@@ -38,11 +34,7 @@ def expand_config(arguments: Sequence[str]) -> list[str]:
 
 
 def format_config(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns options as TOML, with a table for each group; values of None are left out.
-
-    Args:
-      groups: group -> option -> value, as `CommandOptions.to_dict` returns them.
-    """
+    """Returns groups of options as TOML tables; values of None are left out."""
     tables = []
     for group, options in groups.items():
         lines = [

@@ -61,11 +61,7 @@ def parse_flags(
 
 
 def name_flags(error: BaseException, *commands: type[CommandOptions]) -> str:
-    """Returns the message of an error, with parameters written as flags.
-
-    Args:
-      error: an error that names parameters in backquotes, such as `epochs=0`.
-    """
+    """Returns the message of an error, with parameters in backquotes written as flags."""
     names = {item.name for command in commands for item in _list_items(command.list_groups())}
 
     def write(match: re.Match[str]) -> str:
