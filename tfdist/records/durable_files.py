@@ -39,11 +39,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file so that a reader sees either the old one or the new one, never part of one.
-
-    Raises:
-      OSError: the file could not be written; the old one is untouched.
-    """
+    """Writes a file so that a reader, or a failure, leaves the old one or the new one whole."""
     temporary = f"{path}.writing"
     try:
         with _explaining(temporary):
@@ -72,11 +68,7 @@ def append_durably(path: str, content: str) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copies a file, in place of one that is there.
-
-    Raises:
-      OSError: the file could not be read or written.
-    """
+    """Copies a file, in place of one that is there."""
     with _explaining(target):
         if is_local(source) and is_local(target):
             shutil.copyfile(source, target)

@@ -40,11 +40,7 @@ def name_literally(directory: str) -> Iterator[str]:
 
 
 def check_saved_model_path(option: str, path: str) -> None:
-    """Refuses a path from which TensorFlow could not load a SavedModel.
-
-    Raises:
-      TfdistError: the path holds a character of a pattern.
-    """
+    """Refuses a path with a character of a pattern, from which no SavedModel can be loaded."""
     whole = path if "://" in path else os.path.abspath(path)
     if found := _SPECIAL.search(whole):
         raise TfdistError(

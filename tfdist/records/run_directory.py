@@ -106,11 +106,7 @@ class RunDirectory:
             raise TfdistError(self._describe_failure(error)) from error
 
     def check(self, result: Mapping[str, Any], *, may_increase: Collection[str] = ()) -> bool:
-        """Returns whether the directory already holds a run.
-
-        Raises:
-          TfdistError: it holds another command's run, or its `options.json` is damaged.
-        """
+        """Returns whether the directory already holds a run, which must be this command's."""
         before = self.read_result()
         if (
             before is not None
@@ -175,12 +171,7 @@ class RunDirectory:
     def forget_metrics_after(
         self, step: int, *, lines_of_step: int | None = None, name: str = METRICS
     ) -> None:
-        """Drops the lines of steps that a continued run repeats.
-
-        Args:
-          step: the last step to keep.
-          lines_of_step: how many of its lines to keep; all by default.
-        """
+        """Drops the lines after a step, and of it those after `lines_of_step`, if given."""
         if exists(f"{self.path}/{name}"):
             lines = list(self.read_metrics(name))
             kept = [line for line in lines if line["step"] < step]
