@@ -92,11 +92,7 @@ class Strategy(OptionGroup):
 
     @classmethod
     def check_cluster(cls, config: ClusterConfig | None) -> None:
-        """Checks that a cluster is valid and suits this strategy.
-
-        Raises:
-          TfdistError: see `check_task`; or the cluster lacks a role or has an unsuitable one.
-        """
+        """Checks that a cluster is valid, and has the roles for this strategy."""
         if cls.traits.has_servers:
             check_servers(config, strategy=cls.name)
             return

@@ -233,11 +233,7 @@ def _count_bytes(value: tf.Tensor) -> int:
 
 
 class LogicalInputContext(tf.distribute.InputContext):
-    """What an input pipeline feeds.
-
-    Attributes:
-      replicas: the replicas of its process.
-    """
+    """What an input pipeline feeds: the replicas of its process."""
 
     def __init__(self, replicas: range, count: int, *, workers: int, index: int):
         super().__init__(workers, index, count)
@@ -367,11 +363,7 @@ def make_worker_replicas(
 def make_central_replicas(
     count: int, threads: int, devices: Sequence[str], parameter_device: str
 ) -> tf.distribute.experimental.CentralStorageStrategy:
-    """Builds a CentralStorageStrategy over logical replicas.
-
-    Args:
-      parameter_device: where the variables live.
-    """
+    """Builds a CentralStorageStrategy over logical replicas, with variables on one device."""
     parts = configure_logical_replicas(count, threads=threads, devices=devices)
     strategy = tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=list(parts), parameter_device=parameter_device

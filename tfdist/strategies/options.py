@@ -44,11 +44,7 @@ class StrategyOptions(OptionGroup):
         return _join((*STRATEGIES.values(), *others))
 
     def select(self) -> Strategy:
-        """Returns the options of the chosen strategy.
-
-        Raises:
-          TfdistError: the name is unknown, or an option is given that the strategy does not take.
-        """
+        """Returns the options of the chosen strategy; refuses those that it does not take."""
         chosen = find_strategy(self.strategy)
         taken = {item.name for item in dataclasses.fields(chosen)}
         own = {item.name for item in dataclasses.fields(StrategyOptions)}

@@ -88,11 +88,7 @@ def make_strategy(name: str, **options: Any) -> "tf.distribute.Strategy":
 
 
 def build(strategy: Strategy, *, must_match: Mapping[str, str] | None = None) -> Any:
-    """Builds a strategy from its options, which `find_options` can then return.
-
-    Args:
-      must_match: name -> value on which all workers must agree.
-    """
+    """Builds a strategy from its options, which `find_options` can then return."""
     strategy = strategy.resolve()
     built = strategy.build(must_match=must_match)
     _built[built] = strategy
@@ -205,12 +201,7 @@ def _add_logical_replicas(given: Any, count: int) -> Strategy:
 
 
 def choose_local_strategy(*, has_logical_replicas: bool = False) -> str:
-    """Returns the name that `auto` stands for on one machine.
-
-    Args:
-      has_logical_replicas: whether the devices are still to be divided among logical replicas, so
-        that they cannot be listed.
-    """
+    """Returns what `auto` means on one machine; logical replicas leave its devices unlisted."""
     if has_logical_replicas:
         return Mirrored.name
     from tfdist.devices import ACCELERATORS, list_devices

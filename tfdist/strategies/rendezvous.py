@@ -58,11 +58,7 @@ def wait_for_peers(
 
 
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:
-    """Waits until every worker and parameter server answers at its address.
-
-    Raises:
-      TrainingError: a task did not start in time; it is named.
-    """
+    """Waits until every worker and parameter server answers; names one that does not."""
     missing = {
         f"{role} {index}": address
         for role in ("worker", "ps")

@@ -23,11 +23,7 @@ _GRACE_S = 30.0
 def connect(
     cluster: ClusterConfig | None = None, *, timeout_s: float
 ) -> tf.distribute.ParameterServerStrategy:
-    """Returns the chief's strategy, once the workers and parameter servers answer.
-
-    Raises:
-      TfdistError, TrainingError: see `make_parameter_server`.
-    """
+    """Returns the chief's strategy, once the workers and parameter servers answer."""
     config = check_servers(cluster or resolve_cluster())
     check_own_address(config)
     wait_for_servers(config, timeout_s=timeout_s)
