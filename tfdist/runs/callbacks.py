@@ -81,11 +81,7 @@ class Throughput(keras.callbacks.Callback):
 
 
 class MetricsLog(keras.callbacks.Callback):
-    """Writes lines of `metrics.jsonl`: one per epoch, and one every `log_every` steps.
-
-    Args:
-      log_every: steps between two lines within an epoch; 0 for none.
-    """
+    """Writes lines of `metrics.jsonl`: one per epoch, and one every `log_every` steps, if any."""
 
     def __init__(
         self,
@@ -193,12 +189,7 @@ class CurvesLog(keras.callbacks.Callback):
 
 
 class MarkBest(keras.callbacks.Callback):
-    """Keeps the checkpoint of the best epoch so far.
-
-    Args:
-      monitor: the log to watch.
-      is_higher_better: whether the best value is the largest one, or else the smallest.
-    """
+    """Keeps the checkpoint of the epoch with the best value of the log `monitor` so far."""
 
     def __init__(self, trainer: Trainer, monitor: str, *, is_higher_better: bool):
         super().__init__()
@@ -268,11 +259,7 @@ class TensorBoardLog(keras.callbacks.Callback):
 
 
 class Profile(keras.callbacks.Callback):
-    """Writes a trace of some steps for TensorBoard's profile plugin.
-
-    Args:
-      first, last: the first and the last step to trace, counted from 1.
-    """
+    """Writes a trace of some steps, counted from 1, for TensorBoard's profile plugin."""
 
     def __init__(self, run: RunDirectory, trainer: Trainer, *, first: int, last: int):
         super().__init__()
@@ -308,11 +295,7 @@ def read_learning_rate(trainer: Trainer) -> dict[str, float]:
 
 
 class ReportSteps(keras.callbacks.Callback):
-    """Writes completed steps to the launcher's file, and records which ones a run repeats.
-
-    Args:
-      directory: the launcher's directory.
-    """
+    """Writes completed steps to the launcher's file, and records which ones a run repeats."""
 
     async_safe = True
 

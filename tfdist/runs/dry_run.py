@@ -147,12 +147,7 @@ def describe_padding(model: keras.Model, global_batch_size: int) -> str:
 def estimate_memory(
     model: keras.Model, num_rows: int, *, rematerialize: bool = False
 ) -> MemoryEstimate:
-    """Returns the memory that a training step of a compiled model uses.
-
-    Args:
-      model: a built model; its optimizer's variables are created.
-      num_rows: the number of examples that one replica computes at a time.
-    """
+    """Returns the memory of a training step, of a built model with an optimizer's variables."""
     model.optimizer.build(model.trainable_variables)
     state = sum(
         count_bytes(variable.shape, variable.dtype)
@@ -173,11 +168,7 @@ def estimate_memory(
 
 
 def find_inputs(model: keras.Model, data: DataPlan) -> Any:
-    """Returns a structure of `tf.TensorSpec` for a batch of inputs.
-
-    Raises:
-      TfdistError: the inputs are known only after reading the data.
-    """
+    """Returns the specs of a batch of inputs, if they are known before reading the data."""
     if data.element_spec is not None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data.element_spec)
         return tf.nest.map_structure(lambda s: tf.TensorSpec((None, *s.shape), s.dtype), x)

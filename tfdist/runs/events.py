@@ -37,11 +37,7 @@ def forget_events_after(directory: str, step: int) -> None:
 
 
 def write_hyperparameters(directory: str, values: Mapping[str, Any]) -> None:
-    """Writes hyperparameters for TensorBoard's HParams plugin, in place of those there.
-
-    Args:
-      values: name -> value; what is neither a number nor a text is written as text.
-    """
+    """Writes TensorBoard's hyperparameters anew; what is no number is written as text."""
     from tensorboard.plugins.hparams import api
 
     forget_events_after(directory, -1)
@@ -61,11 +57,7 @@ def _read_records(path: str) -> list[bytes]:
 
 
 def write_confusion(directory: str, summary: Mapping[str, Any], *, step: int) -> None:
-    """Writes the confusion matrix of a summary for TensorBoard's text plugin.
-
-    Args:
-      summary: the run's summary, with `confusion`: counts [classes (truth), classes (prediction)].
-    """
+    """Writes a summary's `confusion`, [truth, prediction], for TensorBoard's text plugin."""
     path = f"{directory}/confusion"
     counts = summary["confusion"]
     names = summary["info"].get("class_names") or list(map(str, range(len(counts))))

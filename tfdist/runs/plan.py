@@ -42,11 +42,7 @@ class Plan:
 
 
 def make_plan(options: TrainOptions) -> Plan:
-    """Joins the cluster, configures this process and resolves what the options leave open.
-
-    Raises:
-      TfdistError: the options do not suit one another, the machine or the cluster.
-    """
+    """Joins the cluster, configures this process and resolves what the options leave open."""
     options.check()
     check_trackers(options.run.track)
     run = find_run_directory(options.run.run_dir)
@@ -67,12 +63,7 @@ def read_data(plan: Plan) -> SourceData:
 
 
 def count_steps(training: TrainingOptions, num_examples: int) -> tuple[int, int]:
-    """Returns the number of steps per epoch, and of the run.
-
-    Args:
-      training: the training options, with a batch size.
-      num_examples: the number of training examples.
-    """
+    """Returns the number of steps per epoch, and of the run."""
     epoch_steps = steps_per_epoch(num_examples, training.global_batch_size)
     return epoch_steps, training.max_steps or training.epochs * epoch_steps
 

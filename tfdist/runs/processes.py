@@ -84,11 +84,7 @@ def join_cluster(options: HasStrategy) -> cluster.ClusterConfig | None:
 
 
 def resolve_strategy(options: Options, config: cluster.ClusterConfig | None) -> Options:
-    """Returns the options with `auto` replaced by the name of the strategy.
-
-    Args:
-      config: what `join_cluster` returned.
-    """
+    """Returns the options with the strategy's name in place of `auto`, as the cluster says."""
     if options.strategy.strategy != AUTO:
         return options
     is_logical = bool(getattr(options.strategy, "logical_replicas", 0))
@@ -128,11 +124,7 @@ def list_worker_devices(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def _spread(chosen: Strategy, placement: PlacementOptions) -> Strategy:
-    """Returns a strategy's options with as many replicas as a placement has groups of devices.
-
-    Raises:
-      TfdistError: the mesh does not fit the devices.
-    """
+    """Returns a strategy's options with as many replicas as the mesh has groups of devices."""
     if placement.placement == NONE:
         return chosen
     replicas = max(1, placement.parse_mesh()["data"])
@@ -188,11 +180,7 @@ def make_build_model(
     total_steps: int,
     initial: InitialWeights | None = None,
 ) -> Callable[[], keras.Model]:
-    """Returns a function that builds and compiles a run's model.
-
-    Args:
-      initial: the weights to start from, instead of the task's own.
-    """
+    """Returns a function that builds and compiles a run's model, with initial weights if given."""
 
     def build_model() -> keras.Model:
         model = task.build_model(info, seed=training.seed)

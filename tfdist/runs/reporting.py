@@ -41,11 +41,7 @@ def write_report(
 
 @contextlib.contextmanager
 def naming_damage(what: str) -> Iterator[None]:
-    """Raises an error that a changed record causes as one line.
-
-    Raises:
-      TfdistError: a value in the record has another type than runs write.
-    """
+    """Raises an error that a changed record causes as one line about `what`."""
     try:
         yield
     except TfdistError:

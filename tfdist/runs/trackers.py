@@ -163,11 +163,7 @@ def _is_state(state: Any) -> bool:
 
 
 class CsvTracker:
-    """Writes a row per epoch with Keras's `CSVLogger`.
-
-    Args:
-      path: the file, which is replaced.
-    """
+    """Writes a row per epoch with Keras's `CSVLogger`, into a file that it replaces."""
 
     def __init__(self, path: str):
         self._logger = keras.callbacks.CSVLogger(path)

@@ -247,11 +247,7 @@ class TrainingRun:
         return f"{self._task.describe_result(summary)}, {_describe_speed(summary)}"
 
     def _read_summary(self, speed: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns the summary of a run that was already finished, None if a part of it is missing.
-
-        Args:
-          speed: the entries that summaries of other versions may lack.
-        """
+        """Returns a finished run's summary; None if it lacks more than other versions do."""
         if not (self._run.is_finished and tf.io.gfile.exists(self._run.model)):
             return None
         found = parse_object(read_file(f"{self._run.path}/summary.json"))
@@ -262,11 +258,7 @@ class TrainingRun:
         return found
 
     def _save_best_model(self, *, is_kept: bool) -> dict[str, Any]:
-        """Saves the best model and its pictures; returns its entries of the summary.
-
-        Args:
-          is_kept: whether the existing model is kept, byte for byte.
-        """
+        """Saves the best model, unless it is kept, and pictures; returns entries of the summary."""
         trainer, task, training = self._trainer, self._task, self._options.training
         final_hash, of_strategy = hash_weights(trainer.model), trainer.engine.summarize()
         history = trainer.history.history

@@ -13,11 +13,7 @@ _COUNT = 8
 
 
 class RepeatedSource(BatchSource):
-    """A source that repeats a few examples.
-
-    Args:
-      examples: a structure of arrays of shape [examples, ...].
-    """
+    """A source that repeats a few examples, a structure of arrays [examples, ...]."""
 
     def __init__(self, examples: Any, *, num_examples: int):
         super().__init__(num_examples=num_examples)

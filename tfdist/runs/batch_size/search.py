@@ -11,11 +11,7 @@ _CLOSE = 1.05  # the growth below which another trial is not worthwhile
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory that a size used, in bytes.
-
-    Attributes:
-      limit: the most that it may be.
-    """
+    """The memory that a size used, and the most that it may be, in bytes."""
 
     peak: int
     limit: int
