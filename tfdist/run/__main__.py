@@ -35,11 +35,7 @@ def main() -> int:
 
 
 def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequence[str]) -> int:
-    """Runs a script in this process, or in the processes of a cluster on this machine.
-
-    Raises:
-      TfdistError: there is no such script, or the strategy cannot be built.
-    """
+    """Runs a script in this process, or in the processes of a cluster on this machine."""
     if not command:
         raise TfdistError("No script is given. Run python -m tfdist.run [flags] script.py.")
     if not os.path.isfile(command[0]):

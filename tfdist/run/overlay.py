@@ -41,11 +41,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Overlay:
-    """Maps paths to a directory below which this process writes.
-
-    Args:
-      root: an empty directory.
-    """
+    """Maps paths to a directory, empty at first, below which this process writes."""
 
     def __init__(self, root: str):
         self._root = os.path.realpath(root)
@@ -97,12 +93,7 @@ class Overlay:
             yield
 
     def to_write(self, path: Any, *, keeps: bool = False) -> Any:
-        """Returns where to write what the script writes to a path.
-
-        Args:
-          path: a path, or anything else, which is returned as it is.
-          keeps: whether what the real file holds remains, as if it is opened for appending.
-        """
+        """Returns where to write what the script writes to a path, or appends if it `keeps`."""
         real = self._find_real(path)
         if real is None:
             return path
