@@ -83,11 +83,7 @@ class CheckpointStore:
         self._stale: frozenset[str] = frozenset()
 
     def write(self, checkpoint: Checkpoint) -> str:
-        """Writes a checkpoint, removes those no longer kept, and returns its path.
-
-        Raises:
-          OSError: the checkpoint could not be written; the older ones are untouched.
-        """
+        """Writes a checkpoint, removes those no longer kept, and returns its path."""
         path = None
         try:
             path = self._make_directory(checkpoint.step)
@@ -104,11 +100,7 @@ class CheckpointStore:
         return path
 
     def read(self, step: int) -> Checkpoint:
-        """Reads one checkpoint and verifies every byte of it.
-
-        Raises:
-          OSError, tf.errors.OpError, ValueError: it is damaged or missing.
-        """
+        """Reads one checkpoint, and raises an error if any byte of it is damaged."""
         entries = [entry for entry in self._list_complete() if entry.step == step]
         for entry in reversed(entries[1:]):
             with contextlib.suppress(*_DAMAGES):
@@ -254,11 +246,7 @@ class CheckpointStore:
 
 
 class BackgroundWriter:
-    """Writes checkpoints in the background, one after another, while training continues.
-
-    Args:
-      store: the store to write to.
-    """
+    """Writes checkpoints in the background, one after another, while training continues."""
 
     def __init__(self, store: CheckpointStore):
         self._store = store

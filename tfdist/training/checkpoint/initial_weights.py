@@ -43,11 +43,7 @@ class InitialWeights:
         self._num_used = 0
 
     def give_to(self, model: keras.Model) -> None:
-        """Sets the weights of a built model that have the same path and shape.
-
-        Raises:
-          TfdistError: the model is not built, or no trainable weight matches.
-        """
+        """Sets the weights of a built model with the same path and shape, of which it has some."""
         if not all(layer.built for layer in model._flatten_layers()):
             raise TfdistError(
                 f"`init_from={self._run_dir}` requires {model.name!r} to be built. "

@@ -144,11 +144,7 @@ class Recovery:
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> int | None:
-        """Restores the checkpoint marked as best and returns its step, if there is one.
-
-        Args:
-          variables, optimizer: see `save`.
-        """
+        """Restores the checkpoint marked as best and returns its step, if there is one."""
         self._wait_for_writer()
         known = self._best_step in self._store.list_steps() if self._workers.is_chief else False
         best = self._workers.ask_chief(self._best_step if known and self._best_step else _NOTHING)
