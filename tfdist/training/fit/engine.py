@@ -379,11 +379,7 @@ class Engine:
         return kind in self._checked
 
     def announce_first(self, kind: str, what: str) -> None:
-        """Announces the work that comes before the first step of a kind, once for each trace.
-
-        Args:
-          what: the work, such as "Tracing".
-        """
+        """Announces work such as "Tracing" before the first step of a kind, once for each trace."""
         if (kind, what) not in self._announced:
             self._announced.add((kind, what))
             announce(f"{what} the {_STEP_NAMES[kind]} {self._describe_replicas()}")

@@ -308,11 +308,7 @@ class FitLoop:
         restore_callbacks()
 
     def _restore_reading(self, saved: dict[str, Any] | None) -> None:
-        """Finds the epoch, and the place in the data, at which a run continues.
-
-        Args:
-          saved: what `_save_reading` returned; None if the checkpoint does not have it.
-        """
+        """Finds the epoch and the place in the data where a run continues, from what was saved."""
         progress, reading, length = self._progress, self._reading, self._learned_steps
         if saved and saved["asked"] == [reading.asked, self._at_a_time]:
             self._epoch, self._start = saved["epoch"], saved["start"]
@@ -466,11 +462,7 @@ class FitLoop:
         return self._steps.runs_ahead and not is_stopping and self._callbacks.may_be_late("train")
 
     def _end_started(self) -> bool:
-        """Waits for the steps that were started last, if any, and calls callbacks for each.
-
-        Returns:
-          Whether the workers are in sync.
-        """
+        """Ends the steps started last, with their callbacks; returns if workers are in sync."""
         if self._started is None:
             return True
         (batch, end, read), self._started = self._started, None
@@ -523,11 +515,7 @@ class FitLoop:
         return not self._progress.was_stopped
 
     def _agree(self, *, save: bool = False) -> bool:
-        """Makes all workers stop if one of them was asked to, or if a callback of one requests it.
-
-        Returns:
-          Whether one of them requests a checkpoint.
-        """
+        """Agrees with all workers on a stop; returns whether one of them requests a checkpoint."""
         stop, self._model.stop_training, save = agree(
             self._workers,
             self._model,

@@ -44,11 +44,7 @@ class ModelFiles:
             self.model.load_weights(path, **kwargs)
 
     def export(self, path: str, **kwargs: Any) -> None:
-        """Exports the model for serving as `keras.Model.export` does, on the chief only.
-
-        Raises:
-          TfdistError: TensorFlow could not load a SavedModel from the path.
-        """
+        """Exports the model as `keras.Model.export` does, on the chief only; checks the path."""
         if kwargs.get("format", "tf_saved_model") == "tf_saved_model":
             check_saved_model_path("path", str(path))
         if self.is_chief:

@@ -52,11 +52,7 @@ class Route(Protocol):
 
 @contextlib.contextmanager
 def open_route(route: Route, *, for_all_threads: bool = False) -> Iterator[None]:
-    """Sends the calls of Keras's methods to a route within the context.
-
-    Args:
-      for_all_threads: whether it is for all threads, rather than for this one.
-    """
+    """Sends the calls of Keras's methods, in this or in all threads, to a route."""
     routes = _of_all_threads if for_all_threads else _list_own_routes()
     with contextlib.ExitStack() as stack:
         for name in (*METHODS, _CHECK):

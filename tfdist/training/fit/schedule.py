@@ -102,11 +102,7 @@ class Reading:
         return bool(self.asked) and self._round(batch) < self._limit
 
     def end_short(self, number: int) -> bool:
-        """Counts an execution that found fewer batches, from `number` on, as Keras does.
-
-        Returns:
-          Whether the epoch asks for more.
-        """
+        """Counts an execution of fewer batches as Keras does; returns whether more is asked for."""
         self.seen = self._round(self.seen)
         return number + self.at_a_time < self._limit and not self.is_at_end
 
@@ -216,11 +212,7 @@ def make_schedule(
     initial_epoch: int,
     validation_freq: Any,
 ) -> Schedule:
-    """Returns the schedule of a call of `fit`; for the arguments see there.
-
-    Raises:
-      TfdistError: nothing says how long an epoch is.
-    """
+    """Returns the schedule of a call of `fit`; something must say how long an epoch is."""
     counted = reading.count_steps(0)
     if counted == math.inf and not max_steps and adapter.is_endless:
         raise TfdistError(
