@@ -86,11 +86,7 @@ class TrainingSteps:
     def look_ahead(
         self, iterator: Any, adapter: DataAdapter, *, of_training: bool
     ) -> tuple[Any, Any]:
-        """Returns the next global batch, and an iterator that still has it.
-
-        Returns:
-          A structure of tensors, or None if no batch is left; and the iterator to continue with.
-        """
+        """Returns the next global batch, None if none is left, and an iterator that has it."""
         raise NotImplementedError
 
     def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
@@ -148,11 +144,7 @@ class TrainingSteps:
         raise NotImplementedError
 
     def read_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs over everything that all workers have seen. All workers must call this.
-
-        Args:
-          logs: the logs of this process's last step.
-        """
+        """Returns logs over what all workers have seen, instead of one; all must call this."""
         return logs
 
     def read_training_logs(self, trained: StepLogs) -> dict[str, Any]:
