@@ -67,11 +67,7 @@ def losses_by_thread(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def penalties_of_global_batch(model: keras.Model, scale: Callable[[Any], Any]) -> Iterator[None]:
-    """Scales penalties on activities, in versions of Keras that add them up over the examples.
-
-    Args:
-      scale: makes the weighted mean of the replicas' sums the total.
-    """
+    """Scales penalties on activities, in versions of Keras that add them up over the examples."""
     layers = [each for each in model._flatten_layers() if each.activity_regularizer is not None]
     if not (layers and adds_up_activities()):
         yield

@@ -98,11 +98,7 @@ class Division:
 
     @contextlib.contextmanager
     def of(self, part: BatchShare, *, draws_rows: bool) -> Iterator[None]:
-        """Runs Keras's code on a part of the global batch, in this thread.
-
-        Args:
-          draws_rows: whether random layers draw the numbers that belong to these examples.
-        """
+        """Runs Keras's code on a part of the global batch here; layers may draw its numbers."""
         rows = Rows(part.first, part.rows) if draws_rows else None
         self._of_thread.part, self._of_thread.normalizers = part, _Normalizers()
         self._of_thread.own = None

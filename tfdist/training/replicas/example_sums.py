@@ -25,11 +25,7 @@ _LIBRARIES = "keras.", "tfdist.", "tensorflow."
 
 
 def list_sum_replacements(find_scale: Callable[[], _Scale | None]) -> list[tuple[Any, str, Any]]:
-    """Returns owners, names and values for `replaced`: functions that add up examples.
-
-    Args:
-      find_scale: returns what scales a sum over a replica's examples, or None where nothing does.
-    """
+    """Returns what to replace by functions that scale sums over examples, where there is one."""
     sums = [(owner, name) for owner, name in _SUMS if hasattr(owner, name)]
     return [
         *((owner, name, _make_sum(owner, name, find_scale)) for owner, name in sums),

@@ -25,11 +25,7 @@ Normalize = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, float], tuple[tf.Tensor, 
 def list_norm_replacements(
     find_part: Callable[[], BatchShare | None],
 ) -> list[tuple[type, str, Any]]:
-    """Returns what is replaced in Keras: owners, names and functions.
-
-    Args:
-      find_part: returns this replica's part of the global batch; None outside of replicas.
-    """
+    """Returns what is replaced in Keras, on replicas with a part of a batch: owner, name, value."""
     norm = keras.layers.BatchNormalization
 
     def find_normalize() -> Normalize | None:

@@ -173,11 +173,7 @@ class ReplicaMetrics:
         return [tf.stack(values) for values in zip(*states, strict=True)]
 
     def compute_logs(self, kind: str, vector: tf.Tensor) -> Logs:
-        """Returns a step's logs for the global batch, as far as a vector contains them.
-
-        Args:
-          kind: the kind of step, which must have been traced.
-        """
+        """Returns a traced step's logs for the global batch, as far as a vector contains them."""
         plan = self._plans[kind]
         sources = [source for source in plan.values() if not isinstance(source, int)]
         metrics = {id(metric): metric for metric, _ in sources}

@@ -17,11 +17,7 @@ _ROUNDS = 5
 def sum_over_replicas(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, is_compressed: bool
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Returns the sums of the replicas' gradients. Must be called in replica context.
-
-    Args:
-      is_compressed: whether they are summed in bfloat16.
-    """
+    """Returns the sums of the replicas' gradients, in bfloat16 if compressed; for replicas."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return list(gradients)  # wherever they are

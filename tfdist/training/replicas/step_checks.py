@@ -159,11 +159,7 @@ def check_program(
     num_workers: int,
     is_placed: bool = False,
 ) -> None:
-    """Checks that a strategy can run the program of a model's class and optimizer.
-
-    Args:
-      is_placed: whether the model is computed by parts.
-    """
+    """Checks that a strategy can run the program of a model's class and optimizer."""
     name = type(strategy).__name__
     is_asynchronous = find_traits(strategy).has_servers
     has_replicas = strategy.num_replicas_in_sync > 1 or num_workers > 1 or is_asynchronous
