@@ -322,11 +322,7 @@ class AsynchronousSteps(TrainingSteps):
 
 
 def _list_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns a model's metrics.
-
-    Raises:
-      TfdistError: the values of a metric on different workers cannot be added.
-    """
+    """Returns a model's metrics, whose values on workers can be added."""
     metrics = [
         part
         for metric in model.metrics

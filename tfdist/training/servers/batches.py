@@ -15,11 +15,7 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 def make_reader(
     adapter: DataAdapter, read: Callable[[tf.Tensor], Any] | None
 ) -> Callable[[tf.Tensor, Any], Any]:
-    """Returns a function: (step, batch from the chief or None) -> the step's batch.
-
-    Args:
-      read: step -> its batch, where workers read their own batches; None where the chief reads.
-    """
+    """Returns (step, the chief's batch or None) -> the step's batch, read here if `read` can."""
 
     def hide(leaf: Any, spec: Any) -> Any:
         # Keras weights an output's loss by its examples only if their number is static.
