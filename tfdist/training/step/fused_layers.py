@@ -20,12 +20,7 @@ from tfdist.training.replicas.global_norm import make_norm_call
 
 @contextlib.contextmanager
 def fusing_layers(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
-    """Computes Keras's layers by fused kernels while a step is traced.
-
-    Args:
-      is_on: whether it does so at all.
-      is_compiled: whether XLA compiles the step, which has no kernel for an LSTM.
-    """
+    """Computes Keras's layers by fused kernels during a trace, if on; XLA has none for LSTMs."""
     if not is_on:
         yield
         return

@@ -169,11 +169,7 @@ def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: boo
 
 
 def build_outputs(model: keras.Model, x_spec: Any) -> None:
-    """Creates the variables of a model, without those of metrics and the optimizer.
-
-    Raises:
-      TfdistError: the model cannot be called on such inputs.
-    """
+    """Creates the variables of a model's call, without those of metrics and the optimizer."""
     try:
         compute_output_spec(model, _to_symbols(x_spec))
     except Exception as error:
