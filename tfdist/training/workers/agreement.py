@@ -44,11 +44,7 @@ def agree(
 
 
 def agree_on_data(workers: Workers, adapter: DataAdapter) -> dict[str, Any]:
-    """Returns the fingerprint of the data, after checking that it is the same on all workers.
-
-    Raises:
-      UnlikeWorkersError: the data of a worker differ from the chief's.
-    """
+    """Returns the fingerprint of the data, after checking that it is the same on all workers."""
     own = adapter.make_fingerprint()
     if workers.count == 1:
         return own

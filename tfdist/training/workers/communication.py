@@ -117,11 +117,7 @@ class Workers:
         return int(self.sum(np.array([mine], "f8"))[0])
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the rows of all workers, one after another; their numbers may differ.
-
-        Args:
-          rows: [rows, ...] of any dtype.
-        """
+        """Returns the rows [rows, ...] of all workers, in order; their numbers may differ."""
         if self.count == 1:
             return rows
         if rows.dtype == object:
