@@ -58,13 +58,7 @@ def make_schedule(
 
 
 def make_optimizer(options: OptimizerOptions, *, total_steps: int) -> "keras.optimizers.Optimizer":
-    """Builds the optimizer; clipping acts on the global batch's gradient.
-
-    Args:
-      options: `optimizer`, `clip_norm`, `momentum`, `weight_decay`, `ema_momentum` and those of
-        `make_schedule`.
-      total_steps: the steps of the run.
-    """
+    """Builds the optimizer; clipping acts on the global batch's gradient."""
     import keras
 
     learning_rate = make_schedule(options, total_steps=total_steps)

@@ -19,11 +19,7 @@ _TOLERANCE = 1e-3
 
 
 class Culprit(NamedTuple):
-    """A part of a program that cannot be divided.
-
-    Attributes:
-      is_loss: whether it is a loss for which outputs can be gathered.
-    """
+    """A part of a program that cannot be divided, and whether outputs can be gathered for it."""
 
     text: str
     is_loss: bool = False
@@ -58,11 +54,7 @@ def find_loss_of_batch(model: keras.Model) -> Culprit | None:
 
 
 def find_culprit(model: keras.Model, batch: Any, states: Sequence[str] = ()) -> Culprit:
-    """Finds the likely culprit by running the parts of a program on a batch and on its halves.
-
-    Args:
-      states: the paths of the variables whose values after the step depend on the division.
-    """
+    """Finds the likely culprit by running parts, and states that differ, on halves of a batch."""
     own = overrides(model, "train_step", "compute_loss")
     with contextlib.suppress(Exception):  # the user's code may fail on other batch sizes
         found = _compare_halves(model, batch, gathers="train_step" not in own)

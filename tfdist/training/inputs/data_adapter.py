@@ -286,12 +286,7 @@ class DataAdapter:
 def place_batches(
     dataset: tf.data.Dataset, digests: BatchDigests, *, num_replicas: int, replicas: range
 ) -> tf.data.Dataset:
-    """Returns a dataset of (batch, place) for some of the replicas.
-
-    Args:
-      digests: notes the batches, if other processes read them too.
-      replicas: the ids of this process's replicas.
-    """
+    """Returns a dataset of (batch, place) for some of the replicas; notes shared batches."""
     if num_replicas == 1:
         # A single replica gets whole batches, of any structure.
         def add_place(*arguments: Any) -> Any:

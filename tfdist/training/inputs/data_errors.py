@@ -22,11 +22,7 @@ _SHAPE = re.compile(
 
 @contextlib.contextmanager
 def explain_data_errors(batch_spec: Any) -> Iterator[None]:
-    """Raises a TfdistError of one line in place of an error about the data, if understood.
-
-    Args:
-      batch_spec: the structure of `tf.TensorSpec` of a global batch.
-    """
+    """Raises a TfdistError of one line in place of an error about the data, if understood."""
     try:
         yield
     except TfdistError:

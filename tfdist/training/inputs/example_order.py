@@ -47,12 +47,7 @@ ORDER_OF_SEED_0 = ExampleOrder()
 
 
 def find_order(seed: int | None, *, num_fits: int, by_python: bool) -> ExampleOrder:
-    """Returns the order of a call of `fit`.
-
-    Args:
-      num_fits: the calls of `fit` before this one.
-      by_python: see `ExampleOrder`.
-    """
+    """Returns the order of a call of `fit`, after so many others."""
     keras_seed = global_seed()
     if seed is None and keras_seed is not None:
         return ExampleOrder(keras_seed, of_keras=True, by_python=by_python)
