@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.training.guard.compare_steps import measure_gap
 from tfdist.verify.recording import FIRST, GRADIENTS, OPTIMIZER, STATISTICS, WEIGHTS, Recording
 
 LOSSES, EVALUATION = "losses", "evaluation"
@@ -112,18 +113,10 @@ def compare(found: Recording, expected: Recording, tolerance: Tolerance) -> Comp
 
 def measure_difference(found: Any, expected: Any, *, floor: float) -> float:
     """Returns the largest difference, relative to the largest expected value or the floor."""
-    found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
-    if found.shape != expected.shape:
-        return float("inf")
-    if not expected.size:
-        return 0.0
-    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    difference = np.where(same, 0.0, np.abs(found - expected))
-    if not np.isfinite(difference).all():
-        return float("inf")
-    finite = np.abs(expected[np.isfinite(expected)])
-    size = max(float(finite.max(initial=0.0)), floor)
-    return float(difference.max() / size) if size else float(difference.max() > 0)
+    gap = measure_gap(found, expected)
+    expected = np.asarray(expected, "float64")
+    size = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)), floor)
+    return gap / size if size else float(gap > 0)
 
 
 def _compare_logs(found: list, expected: list, tolerance: Tolerance) -> Difference:

@@ -42,11 +42,7 @@ def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
 def find_clear_difference(
     divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
 ) -> str | None:
-    """Describes a difference that is too large for rounding; returns None if there is none.
-
-    Args:
-      moved: the whole batch computed with slightly moved weights.
-    """
+    """Describes a difference too large for rounding; `moved` has slightly moved weights."""
     numbers = [*divided.logs.values(), *divided.gradients.values()]
     if not all(np.isfinite(np.asarray(each, "float64")).all() for each in numbers):
         return None  # An overflow, which float64 may not have.
@@ -73,7 +69,7 @@ def find_difference(
     def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
         found = getattr(divided, kind).get(name)
         other = getattr(moved, kind).get(name) if moved else None
-        least = 0.0 if other is None else moves * _measure_gap(other, expected)
+        least = 0.0 if other is None else moves * measure_gap(other, expected)
         return differs(found, expected, tolerance, floor=floor, least=least)
 
     for name, expected in whole.logs.items():
@@ -118,10 +114,10 @@ def differs(
     """
     expected = np.asarray(expected, "float64")
     size = np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)
-    return bool(_measure_gap(found, expected) > max(tolerance * max(size, floor), least))
+    return bool(measure_gap(found, expected) > max(tolerance * max(size, floor), least))
 
 
-def _measure_gap(found: Any, expected: Any) -> float:
+def measure_gap(found: Any, expected: Any) -> float:
     """Returns the largest difference of two arrays; infinite if their shapes differ."""
     found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
     if found.shape != expected.shape:
