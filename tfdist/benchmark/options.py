@@ -1,12 +1,10 @@
 """The options of `python -m tfdist.benchmark`; see `tfdist.options`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.strategies.registry import STRATEGIES
-from tfdist.tasks.registry import find_task, join_task
+from tfdist.tasks.registry import OwnTaskOptions
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import PRECISIONS, RunOptions, TrainingOptions
 from tfdist.verify.options import FIXED_BATCH_SIZE
@@ -57,14 +55,9 @@ class ContestOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredModelOptions(OptionGroup):
+class MeasuredModelOptions(OwnTaskOptions):
     """Model and training."""
 
-    task: str = option(
-        "",
-        "a task of your own to use instead, with its flags: package.module:Class or FILE.py:Class",
-        metavar="FILE.py:Class",
-    )
     model: str = inherit(Segmentation, "model")
     image_size: tuple[int, int] = option((128, 128), "height and width in pixels", metavar="H,W")
     num_classes: int = option(3, "classes", minimum=2)
@@ -72,13 +65,6 @@ class MeasuredModelOptions(OptionGroup):
     depth: int = inherit(Segmentation, "depth")
     norm: str = inherit(Segmentation, "norm")
     global_batch_size: int = inherit(TrainingOptions, "global_batch_size", **FIXED_BATCH_SIZE)
-
-    @classmethod
-    def widen(cls, chosen: Mapping[str, str]) -> type["MeasuredModelOptions"]:
-        """Returns the class with the options of the chosen task, if any."""
-        name = chosen.get("task")
-        kind: Any = find_task(name) if name else None
-        return join_task(MeasuredModelOptions, kind) if kind else MeasuredModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def find_task(name: str) -> type[Task]:
-    """Returns the class of a task.
-
-    Args:
-      name: a key of `TASKS`, `package.module:Class` or `FILE.py:Class`.
-    """
+    """Returns the class for a key of `TASKS`, `package.module:Class` or `FILE.py:Class`."""
     if name in TASKS:
         return TASKS[name]
     if ":" not in name:
@@ -99,6 +95,24 @@ def join_task(group: type[Any], kind: type[Task]) -> type[Any]:
     )
     joined.__doc__ = group.__doc__
     return joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTaskOptions(OptionGroup):
+    """Base class of groups that a task of one's own extends by its options."""
+
+    task: str = option(
+        "",
+        "a task of your own to use instead, with its flags: package.module:Class or FILE.py:Class",
+        metavar="FILE.py:Class",
+    )
+
+    @classmethod
+    def widen(cls, chosen: Mapping[str, str]) -> type[Any]:
+        """Returns the class with the options of the chosen task, if any."""
+        group: Any = cls
+        kind: Any = find_task(chosen["task"]) if chosen.get("task") else None
+        return join_task(group, kind) if kind else group
 
 
 def select_task(options: Any) -> Task:

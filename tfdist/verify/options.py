@@ -1,6 +1,5 @@
 """The options of `python -m tfdist.verify`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.placement.options import PlacementOptions
 from tfdist.strategies.builtin.mirrored import Mirrored
 from tfdist.strategies.registry import STRATEGIES, list_names
-from tfdist.tasks.registry import find_task, join_task
+from tfdist.tasks.registry import OwnTaskOptions
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.training.options import RunOptions, TrainingOptions
 from tfdist.training.step_options import StepOptions
@@ -54,14 +53,9 @@ class VerificationOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifiedModelOptions(OptionGroup):
+class VerifiedModelOptions(OwnTaskOptions):
     """Model and training."""
 
-    task: str = option(
-        "",
-        "a task of your own to use instead, with its flags: package.module:Class or FILE.py:Class",
-        metavar="FILE.py:Class",
-    )
     model: str = option(
         "unet",
         "one of tfdist's models, such as unet or resnet50_unet, on the shapes data; or a function "
@@ -91,13 +85,6 @@ class VerifiedModelOptions(OptionGroup):
         choices=("float64", "float32", "mixed_bfloat16"),
     )
     seed: int = inherit(TrainingOptions, "seed")
-
-    @classmethod
-    def widen(cls, chosen: Mapping[str, str]) -> type["VerifiedModelOptions"]:
-        """Returns the class with the options of the chosen task, if any."""
-        name = chosen.get("task")
-        kind: Any = find_task(name) if name else None
-        return join_task(VerifiedModelOptions, kind) if kind else VerifiedModelOptions
 
     @property
     def is_own(self) -> bool:
