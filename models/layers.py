@@ -138,7 +138,6 @@ class FusedBatchNormalization(keras.layers.Layer):
         self.moving_variance = add("moving_variance", "ones", False)
 
     def compute_output_shape(self, input_shape):
-        """Returns `input_shape`."""
         return input_shape
 
     def call(self, inputs, training=None):
@@ -175,7 +174,6 @@ class FusedBatchNormalization(keras.layers.Layer):
         return y, pool_moments(local, replicas) if replicas else local
 
     def get_config(self):
-        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "synchronized": self.synchronized,
@@ -195,7 +193,6 @@ class ReverseChannels(keras.layers.Layer):
     """
 
     def compute_output_shape(self, input_shape):
-        """Returns `input_shape`."""
         return input_shape
 
     def call(self, inputs):

@@ -73,7 +73,6 @@ class Patch(NamedTuple):
       owner: the module or class; for the attribute of an object, its class.
       names: the names, separated by spaces.
       by: the module of tfdist that has what takes their place.
-      why: what would be wrong without it.
     """
 
     when: When

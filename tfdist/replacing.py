@@ -32,7 +32,6 @@ class _Place:
 
     Attributes:
       own: the attribute of the owner; None if a class inherits it.
-      num_contexts: the number of contexts that replace it.
     """
 
     original: Any

@@ -25,7 +25,6 @@ class Findings:
     Attributes:
       rates: candidate -> examples per second, in its fastest round.
       problems: candidate -> why it was left out.
-      seconds: how long the trials took.
     """
 
     rates: dict[str, float] = field(default_factory=dict)

@@ -22,7 +22,6 @@ class Configuration:
     Attributes:
       kind: `trainer`, one of `BASELINES`, `ceiling` for the convolutions alone, or a kind that
         another benchmark defines.
-      strategy, precision: see `tfdist.train`.
       workers: the number of processes that train, without parameter servers.
       cores: the number of cores that the process may use; 0 for all.
     """

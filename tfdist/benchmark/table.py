@@ -35,8 +35,6 @@ class Row:
       of_convolutions: its operations per second relative to the model's convolutions alone.
       of_peak: the same relative to the fastest of these convolutions (MFU).
       memory_mib: the peak memory of its (chief's) process.
-      first_step_s: the time from the start of training to the end of the first step.
-      error: why it failed, in one line; empty if it did not.
     """
 
     configuration: Configuration

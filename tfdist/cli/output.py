@@ -59,11 +59,9 @@ class _LenientFile(io.FileIO):
     """A file that loses what it cannot write.
 
     Args:
-      descriptor: where it writes.
       replaced: the stream instead of which it is used.
 
     Attributes:
-      replaced: as given.
       has_failed: whether something was lost.
       is_unread: whether that was the choice of the reader.
     """

@@ -20,7 +20,6 @@ class ClusterConfig:
     Attributes:
       tasks: role -> addresses, "host:port" each, in the order of the tasks' indices. An
         evaluator may be a task without an address.
-      source: where the description came from, for messages.
     """
 
     tasks: Mapping[str, tuple[str, ...]]

@@ -245,13 +245,7 @@ class Visitors:
 
 
 class _Signatures:
-    """Signs and checks the messages of one connection.
-
-    Args:
-      token: the cluster's token.
-      task_nonce, server_nonce: what both sides chose.
-      side: this side, "task" or "server".
-    """
+    """Signs and checks the messages of one connection."""
 
     def __init__(self, token: str, task_nonce: str, server_nonce: str, side: str):
         nonces = f"{task_nonce} {server_nonce}".encode()

@@ -39,7 +39,6 @@ class CachedSource(BatchSource):
       leaves: an array [num_examples, ...] for each tensor of an example.
       spec: the structure of `tf.TensorSpec` of one example.
       origin: the fingerprint of the cached source when it was cached.
-      origin_info: the `info` of the cached source.
     """
 
     leaves: tuple["tf.Tensor | MappedFile", ...]
@@ -49,16 +48,13 @@ class CachedSource(BatchSource):
 
     @property
     def element_spec(self) -> Any:
-        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
         return self.spec
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The `info` of the cached source."""
         return self.origin_info
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        """Returns the examples at `indices` (int64 [batch]), stacked."""
         specs = tf.nest.flatten(self.spec)
         rows = [
             tf.cast(_gather(leaf, indices), spec.dtype)

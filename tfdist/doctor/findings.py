@@ -13,7 +13,6 @@ class Finding:
     Attributes:
       severity: `wrong` if training fails or its result is at risk, `slow` if training is slower
         than it could be, `ok` if nothing is wrong.
-      text: what was found and, unless it is `ok`, what to do.
     """
 
     severity: str

@@ -27,13 +27,11 @@ class Machine:
 
     Attributes:
       root: the directory of /proc, /sys and /dev.
-      environ: the environment variables.
       directory: the run's directory, or where it will be created; empty if unknown.
       hosts, task: the cluster and this machine's task, as in `tfdist.launch`; empty to read the
         environment.
       wait_s: how long to wait for the other tasks, in seconds.
       clock: returns the time, in seconds since 1970.
-      packages: the directories of installed packages.
       report: what TensorFlow reports; empty to ask it.
     """
 

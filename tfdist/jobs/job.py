@@ -40,7 +40,6 @@ class Job:
 
     Attributes:
       name: the name of the job, a DNS label.
-      accelerator: the kind of accelerator, as the target names it.
       patches: what is merged into the job's files; see `tfdist.jobs.patching`.
     """
 

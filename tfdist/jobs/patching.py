@@ -38,12 +38,7 @@ class SlurmPatch:
 
 @dataclass(frozen=True)
 class TpuVmPatch:
-    """What is added to the script of a TPU VM.
-
-    Attributes:
-      create: further options of `gcloud compute tpus queued-resources create`.
-      docker: further options of `docker run`, such as `[--env=NAME=VALUE]`.
-    """
+    """What is added to the script of a TPU VM."""
 
     create: Mapping[str, Any]
     docker: Sequence[str]

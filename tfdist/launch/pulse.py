@@ -91,8 +91,6 @@ class Sign:
     """The last sign of life of a task.
 
     Attributes:
-      what: what it was doing.
-      pid: the process that wrote it.
       since: when it was seen, in the time of `time.monotonic`.
       work: what the process had computed and transferred by then; see `_measure_work`.
     """

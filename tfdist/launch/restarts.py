@@ -33,9 +33,6 @@ class Restarts:
     """Decides on, counts and records the restarts of one launcher.
 
     Args:
-      max_restarts: the total number of restarts, of tasks and of the cluster.
-      workers: the number of workers at first.
-      min_workers: the fewest workers to continue with.
       reports_steps: whether the chief writes every step, as `tfdist.train` does.
 
     Attributes:

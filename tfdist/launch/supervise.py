@@ -36,7 +36,6 @@ class Outcome:
     Attributes:
       exits: task -> the agent's last "exited" event.
       failure: the first failure that ended the others, None if all went well.
-      timed_out: whether the tasks were ended by the timeout.
     """
 
     exits: Mapping[str, Mapping[str, Any]]

@@ -16,7 +16,6 @@ class Placement(OptionGroup):
     """Base class of placements: how the model of one replica is divided over several devices.
 
     Attributes:
-      name: the value of `--placement`.
       has_parts: whether a functional model is computed in another way than Keras does.
     """
 

@@ -36,7 +36,6 @@ class RunDirectory:
 
     Attributes:
       checkpoint_dir, tensorboard_dir: directories for these outside of `path`.
-      model_copy_dir: a directory for another copy of the saved model.
     """
 
     path: str

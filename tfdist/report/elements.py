@@ -20,7 +20,6 @@ class Section:
     """A part of a page.
 
     Attributes:
-      body: the content, as HTML.
       is_folded: whether the body is shown only after a click.
     """
 

@@ -42,9 +42,6 @@ class Routing:
 
     Args:
       quiet: whether not to say what `fit` waits for, such as the tracing of its step.
-
-    Attributes:
-      workers: the processes that run the script.
     """
 
     def __init__(

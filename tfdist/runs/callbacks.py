@@ -213,7 +213,6 @@ class TensorBoardLog(keras.callbacks.Callback):
     which a run continues, so that no curve doubles back.
 
     Args:
-      hyperparameters: option -> value, for the HParams plugin.
       write_more: writes more about an epoch with `tf.summary`; its argument is the step.
     """
 
@@ -320,9 +319,6 @@ class DrawSamples(keras.callbacks.Callback):
     """Lets the task draw predictions; for all workers, because all of them predict.
 
     The chief writes `samples/NAME.png`, in place of the picture of an earlier epoch.
-
-    Args:
-      every: the number of epochs between two drawings; 0 for none.
     """
 
     def __init__(

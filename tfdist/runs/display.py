@@ -43,9 +43,6 @@ class LogLines(ProgressBar):
     """Prints lines for files, pipes and notebooks: of each epoch, and within it.
 
     The first one comes after the first step, further ones after seconds, and later minutes.
-
-    Args:
-      every_s: the most seconds between two lines within an epoch.
     """
 
     def __init__(

@@ -41,7 +41,6 @@ class MemoryEstimate:
     """The memory that training uses on one replica, in bytes.
 
     Attributes:
-      state: weights, their gradients and the optimizer's variables.
       activations: every layer's output for the examples that the replica computes at a time, which
         the backward pass needs; with rematerialization, the outputs between stages and those in
         the largest stage. Kernels' workspaces and the framework itself come on top. None for a

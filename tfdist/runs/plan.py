@@ -29,7 +29,6 @@ class Plan:
     Attributes:
       options: the options, with everything resolved that depends on the machine, the cluster or
         an earlier start, except a batch size that must still be found.
-      cluster: the cluster that this process belongs to; None for a single process.
       is_open: whether `auto` chose the strategy by the devices, and trials may choose another one.
     """
 

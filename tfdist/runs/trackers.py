@@ -52,7 +52,6 @@ class Trackers:
 
     Args:
       names: `csv`, `mlflow` or `wandb`.
-      hyperparameters: option -> value.
     """
 
     def __init__(

@@ -41,7 +41,6 @@ class TrainingRun:
 
     Args:
       started: when the command began, by `time.perf_counter`.
-      data: the task's data; made here by default.
 
     Raises:
       TfdistError: the data, the model or the batch do not suit one another or the strategy.

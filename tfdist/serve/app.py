@@ -36,9 +36,7 @@ class Service:
     """What the routes use.
 
     Attributes:
-      name: the model's name in URLs.
       is_own: whether a `Host` header, in a request that has reached an address, names this server.
-      is_draining: whether the server is about to stop.
       title: what the page calls the model; the name by default.
     """
 

@@ -43,7 +43,6 @@ class Batcher:
     the shapes of their rows are equal.
 
     Args:
-      num_threads: the number of batches at the same time.
       observe: called with the number of rows of every batch.
     """
 

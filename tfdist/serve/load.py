@@ -28,7 +28,6 @@ class LoadResult:
 
     Attributes:
       statuses: HTTP status, or "lost" if there was no answer -> number of requests.
-      per_second: answers of status 200 per second.
       p50_ms, p99_ms: percentiles of their latency.
     """
 

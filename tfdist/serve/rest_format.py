@@ -28,7 +28,6 @@ class PredictRequest:
     Attributes:
       inputs: name -> array, with the dtype and shape of the signature.
       is_row: whether it has `instances`, so that the answer has one prediction for each.
-      outputs: the names of the outputs to answer with.
     """
 
     signature: Signature

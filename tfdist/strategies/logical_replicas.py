@@ -244,13 +244,10 @@ class LogicalExtended(CollectiveAllReduceExtended):
     """What runs the logical replicas of a process.
 
     Args:
-      strategy: the strategy that this is a part of.
       devices: a device for each replica of this process.
-      options: how processes communicate.
       resolver: knows the processes; None for one.
 
     Attributes:
-      replicas: the replicas of this process.
       numerics: name -> what the bits depend on, besides the program and the data.
     """
 

@@ -45,7 +45,6 @@ class DataPlan:
 
     Attributes:
       text: the line that a dry run prints.
-      info: see `Data`.
       num_examples: the number of training examples; None if unknown before the data is read.
       element_spec: the structure of `tf.TensorSpec` of one example; None if unknown.
     """

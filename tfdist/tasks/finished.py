@@ -23,9 +23,7 @@ class FinishedRun:
     """A finished run, read from its directory.
 
     Attributes:
-      options: the options that it was trained with.
       model: the best model, uncompiled.
-      model_sha256: the SHA-256 of the model's file.
     """
 
     path: str

@@ -46,9 +46,7 @@ class Difference:
 
     Attributes:
       kind: one of `KINDS`.
-      value: the largest relative difference.
       name: the name of the variable, loss or metric with this difference.
-      holds: whether the difference is within the tolerance.
       wrong: the names of all that are not within it, in the model's order.
     """
 

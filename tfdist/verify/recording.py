@@ -33,7 +33,6 @@ class Recording:
         after it; weights, optimizer state and normalization statistics at the end.
       logs: losses and metrics of every step.
       norms: for every step, name -> norm of each of the model's float variables after it.
-      evaluation: losses and metrics of an evaluation at the end.
     """
 
     arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)

@@ -31,8 +31,6 @@ class Verdict:
     """The result for one strategy.
 
     Attributes:
-      form: a description of how it ran.
-      comparison: the comparison with one device, or None.
       problem: why there is no comparison, or the cause of a difference.
       skip_reason: the skip reason, in two words; empty if the strategy was not skipped.
     """

@@ -66,11 +66,9 @@ class DividedVariable(StandIn):
         return read
 
     def read_value(self) -> tf.Tensor:
-        """Returns the whole value."""
         return tf.concat(self.read_parts(), self.axis)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value."""
         return np.concatenate([part.numpy() for part in self.parts], self.axis)
 
     def _export_to_saved_model_graph(self, *_: Any, **__: Any) -> None:

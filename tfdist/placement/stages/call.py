@@ -212,11 +212,9 @@ class _Run:
     """One forward pass.
 
     Attributes:
-      inputs: the model's inputs, by number.
       states: the values of the model's variables, by id.
       autocast: the scope that decides to which dtype variables are cast, if any.
       passed: (number of a value, stage that takes it) -> the value.
-      penalties: the activity penalties of the layers.
     """
 
     def __init__(

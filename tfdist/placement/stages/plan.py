@@ -24,7 +24,6 @@ class Plan:
     Attributes:
       groups: the first device of each local replica -> all devices of the replica; empty if the
         stages run where the replica runs.
-      recomputes: whether activations are recomputed in the backward pass.
     """
 
     graph: Graph

@@ -30,7 +30,6 @@ class DeviceTape:
 
     Args:
       first: the device of functions that are given none.
-      is_recorded: whether they are differentiated by `differentiate`.
     """
 
     def __init__(self, first: str, *, is_recorded: bool):

@@ -34,16 +34,12 @@ class StripForward:
     """One forward pass.
 
     Args:
-      grid: into how many parts the height and the width are divided.
       find_rule: returns how an operation is computed by strips, or None.
-      pool: returns moments over all replicas.
       context: the arguments that all layers get.
       autocast: the scope that decides to which dtype variables are cast, if any.
 
     Attributes:
       states: id of a variable that is not trained -> its value.
-      penalties: the losses that layers have added.
-      whole: the names of operations on images that were computed whole.
     """
 
     def __init__(

@@ -72,7 +72,6 @@ class Classification(Task):
     )
 
     def check(self) -> None:
-        """Checks the name of the data set."""
         self._find_dataset()
 
     def make_data(self, *, seed: int, quiet: bool) -> Data:
@@ -141,11 +140,9 @@ class Classification(Task):
         return Mirror() if self.flip else None
 
     def describe_model(self) -> str:
-        """Returns the network's name."""
         return self.model
 
     def without_downloads(self) -> Self:
-        """Returns the task without ImageNet weights."""
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ class Score:
     """How well and how fast examples are predicted, one at a time.
 
     Attributes:
-      logs: the metrics, and the mean loss as `loss`.
       seconds: the median time of one example.
     """
 

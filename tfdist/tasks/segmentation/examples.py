@@ -64,7 +64,6 @@ class ReducedSource(BatchSource):
 
     @property
     def element_spec(self) -> Any:
-        """See `ImagesAndMasks`."""
         return tuple(
             tf.TensorSpec([*self.image_size, *leaf.shape[2:]], leaf.dtype)
             for leaf in self.stored.element_spec
@@ -72,7 +71,6 @@ class ReducedSource(BatchSource):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """That of the larger ones."""
         return self.stored.info
 
     def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -84,11 +82,9 @@ class ReducedSource(BatchSource):
         return tf.round(images) if self.is_rounded else images, masks
 
     def load_for_augmentation(self, indices: tf.Tensor) -> Any:
-        """Returns the larger examples."""
         return self.stored.load_batch(indices)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns that of the larger ones."""
         return self.stored.make_fingerprint()
 
 

@@ -81,7 +81,6 @@ class PixelCrossEntropy(_SegmentationLoss):
     [batch, height, width].
 
     Args:
-      ignore_label: the label of pixels that do not count.
       logit_adjustment: how many times the logarithm of its class weight is added to each logit. A
         class is then predicted as often as if its weight in the loss were lower, by this exponent.
     """

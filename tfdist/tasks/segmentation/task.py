@@ -288,11 +288,9 @@ class Segmentation(Task):
         )
 
     def describe_model(self) -> str:
-        """Returns the network's name."""
         return self.model
 
     def without_downloads(self) -> Self:
-        """Returns the task without ImageNet weights."""
         return dataclasses.replace(self, pretrained=False)
 
     def evaluate(self, trainer: "Trainer", data: Data, *, global_batch_size: int) -> dict[str, Any]:
@@ -340,7 +338,6 @@ class Segmentation(Task):
         return {"predictions": draw_samples(trainer, val, class_names=data.info["class_names"])}
 
     def to_portable(self, model: "keras.Model") -> "keras.Model":
-        """Returns the model with Keras's own layers."""
         from tfdist.models.portable import to_keras_layers
 
         return to_keras_layers(model)

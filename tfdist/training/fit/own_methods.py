@@ -101,9 +101,6 @@ def run_own_first(method: Callable[..., Any]) -> Callable[..., Any]:
 class TrainerRoute:
     """Sends the calls of Keras's methods to a trainer.
 
-    Args:
-      trainer: the trainer; it may still be building its model.
-
     Attributes:
       added: method -> the arguments that the model's own method does not know.
     """

@@ -22,14 +22,11 @@ class Progress:
 
     Attributes:
       step: updates made by this call of `fit`.
-      resumed_from_step: the step of the checkpoint that this call continued from, if any.
-      is_asked_to_stop: whether this process was asked to stop.
       steps_s: seconds spent in steps, without the work between them.
       steps_before: updates made by earlier calls of `fit`, and of `train_on_batch`.
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
-      num_fits: the number of calls of `fit` that have ended.
     """
 
     step: int = 0
@@ -59,7 +56,6 @@ class Reading:
     Attributes:
       asked: the steps that an epoch is asked to have; None for all of the data, negative for all
         until a request finds none.
-      num_batches: the batches of a pass; None while unknown.
       at_a_time: the steps that Keras takes at a time, its `steps_per_execution`.
       is_exact: whether a pass has exactly `num_batches`.
       rounds_up: whether an epoch takes whole executions, as in Keras.
@@ -128,7 +124,6 @@ class Schedule:
     Attributes:
       steps_per_epoch: steps per epoch; the last one, and those of data that end, may have fewer.
       is_known: whether these numbers are known; else an epoch ends where the data end.
-      first_epoch: the epoch in which a run without a checkpoint begins.
       max_steps: the step after which training ends; None for none.
       validation_epochs: epoch -> whether to validate after it.
       reading: how the data are read, from their start.

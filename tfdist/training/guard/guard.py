@@ -125,8 +125,6 @@ class Guard:
 
     Args:
       batch: a global batch that can be checked, the same on all workers.
-      kind: the kind of step, `train`, `test` or `predict`.
-      generators: the seed generators of the model's layers.
     """
 
     def __init__(

@@ -37,8 +37,6 @@ class DataAdapter:
     Attributes:
       batch_spec: structure of `tf.TensorSpec` for a batch, `x`, `(x, y)` or
         `(x, y, sample_weight)`.
-      num_steps: global batches per epoch; None if unknown.
-      num_examples: examples per epoch; None if unknown.
       make_train: (context, start step) -> a dataset of per-replica batches.
       make_eval: context -> a finite dataset of per-replica batches.
       is_endless: whether `make_train` never ends.
@@ -67,7 +65,6 @@ class DataAdapter:
       count_steps: reads the data to count the batches of an epoch; None if that would never end.
       first_step: the step at which the data begin; not 0 with an `initial_epoch`.
       is_single: whether there is only one batch, of one of Keras's methods for single batches.
-      make_fingerprint: returns the fingerprint of the data, as JSON; see `data.fingerprint`.
       digests: those of the batches that this process has read, where every worker reads the global
         batches; None where each reads its own part only.
     """

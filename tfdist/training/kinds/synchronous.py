@@ -35,8 +35,6 @@ class SynchronousSteps(TrainingSteps):
 
     Args:
       shards: divides the optimizer's state over the replicas, if it is divided.
-      is_apart: whether each worker trains independently.
-      check_trace: checks the graph of a training step before it runs.
     """
 
     def __init__(

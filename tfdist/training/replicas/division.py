@@ -57,7 +57,6 @@ class Division:
       batch_norm: `global` uses the moments of the global batch; `per_replica` is as in Keras.
       gather_outputs: whether a loss sees the examples of all replicas.
       is_chief: whether this worker counts the examples when all workers have copies of them.
-      is_compiled: whether XLA compiles the step.
 
     Attributes:
       draws: decides what random layers draw.

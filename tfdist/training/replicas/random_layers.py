@@ -76,9 +76,6 @@ class RowDraws:
     drawn by example: `hide_rows` makes this dimension unknown while the step is traced. Any other
     tensor, such as noise on a weight, is the same on all replicas, as in Keras.
 
-    Args:
-      is_compiled: whether XLA compiles the step.
-
     Attributes:
       seen: every generator that has drawn while a step was traced, by its id.
     """

@@ -52,12 +52,9 @@ class AsynchronousSteps(TrainingSteps):
     """The steps of a trainer under ParameterServerStrategy.
 
     Args:
-      model: a compiled and built model, created in the strategy's scope.
       shard_tables_bytes: the size of the smallest table that is divided; 0 if none is.
       max_in_flight: the number of steps in flight; 0 for one per worker. With 1, the result is
         the same as on one device.
-      check_trace: checks the graph of a worker's training step.
-      fused_layers: see `StepOptions`.
 
     Raises:
       TfdistError: `max_in_flight` is negative, or a metric is not a sum over examples.

@@ -93,10 +93,7 @@ class StepStream:
       schedule: (step, batch) -> the step's remote result.
       batches: the batches that the chief reads for the workers; None if they read their own. The
         iterator may continue after it has ended, as it does for epochs of unknown length.
-      start_step: the first step.
-      max_in_flight: the highest number of steps in flight.
       find_end: next step to take -> first step that must not be scheduled yet; None for no end.
-      fetch: remote result -> result.
     """
 
     def __init__(

@@ -24,10 +24,7 @@ class WorkerSteps:
     """The steps that are sent to workers. They change nothing but the slot of a gradient.
 
     Args:
-      model: a compiled and built model, created in the strategy's scope.
       counted: the variables of the metrics.
-      generators: the generators whose states a step is given.
-      fused_layers: whether Keras's layers are computed by fused kernels.
 
     Attributes:
       version: the number of updates of the weights, which a step reads before the weights.

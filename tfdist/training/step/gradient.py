@@ -44,7 +44,6 @@ class GradientStep:
     Without such options, the step is the model's own `train_step`.
 
     Args:
-      model: a compiled and built model.
       staged: computes the model by stages or strips, if it has any.
     """
 

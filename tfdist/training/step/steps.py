@@ -65,7 +65,6 @@ class Steps:
     """A model's steps under a strategy.
 
     Args:
-      model: a compiled and built model.
       shards: divides the optimizer's state, or units of layers, if they are divided.
       is_apart: whether this worker trains independently of the others.
     """

@@ -37,7 +37,6 @@ class Workers:
 
     Attributes:
       index: the index of this worker; 0 is the chief.
-      num_replicas: the number of replicas over all workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
