@@ -5,21 +5,19 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import hash_arrays, hash_loaded, hash_text, make_header
 from tfdist.data.python_calls import call_python
 from tfdist.errors import TfdistError
+from tfdist.internals import array_slicing
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Examples(abc.ABC):
-    """What both kinds of sources say about their examples.
-
-    Attributes:
-      num_skipped: the number of examples left out because they could not be read.
-    """
+    """What both kinds of sources say about their examples, and how many are left out."""
 
     num_examples: int
     num_skipped: int = 0
@@ -94,7 +92,6 @@ class BatchSource(Source):
         """Returns the examples at `indices` (int64 [batch]), stacked."""
 
     def load(self, index: tf.Tensor) -> Any:
-        """Returns the example at `index` (int64 scalar)."""
         return tf.nest.map_structure(lambda leaf: leaf[0], self.load_batch(index[None]))
 
 
@@ -111,10 +108,7 @@ class ArraySource(BatchSource):
     arrays: Any
 
     @classmethod
-    def from_arrays(
-        cls,
-        arrays: Any,
-    ) -> "ArraySource":
+    def from_arrays(cls, arrays: Any) -> "ArraySource":
         """Returns a source of any nested structure of arrays, such as `(x, y)`.
 
         Arrays are passed to graphs as inputs, not as constants, so they may be larger
@@ -142,24 +136,18 @@ class ArraySource(BatchSource):
                 "Cannot make a source of arrays: their first dimensions must be equal "
                 f"and at least 1, found {found}. Give every array one entry per example."
             )
-        return cls(
-            num_examples=lengths[0],
-            arrays=arrays,
-        )
+        return cls(num_examples=lengths[0], arrays=arrays)
 
     @property
     def element_spec(self) -> Any:
-        """The structure of `tf.TensorSpec` of one example, without a batch dimension."""
         return tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(leaf.shape[1:], tf.as_dtype(leaf.dtype)), self.arrays
         )
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        """Returns the entries at `indices` (int64 [batch]) of every array."""
         return tf.nest.map_structure(lambda leaf: _gather(leaf, indices), self.arrays)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        """Returns a fingerprint of the arrays' shapes and contents, ready for JSON."""
         return {
             **make_header(
                 kind="arrays", num_examples=self.num_examples, element_spec=self.element_spec
@@ -193,6 +181,36 @@ def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
         lambda i: np.ascontiguousarray(array[i]), [indices], tf.as_dtype(array.dtype)
     )
     return tf.ensure_shape(rows, [*indices.shape, *array.shape[1:]])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SparseSource(BatchSource):
+    """Sparse or ragged arrays, perhaps with dense ones, in the form that Keras gives them."""
+
+    arrays: Any
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of the specs of a batch, as sparse and ragged arrays have no other."""
+        indices = tf.data.Dataset.range(self.num_examples).batch(self.num_examples)
+        return indices.map(self.load_batch).element_spec
+
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        def gather(array: Any) -> Any:
+            if isinstance(array, array_slicing.TensorflowSparseWrapper):
+                return array_slicing.slice_tensorflow_sparse_wrapper(array, indices)
+            if isinstance(array, (list, tuple, dict)):
+                return None
+            return array if array is None else tf.gather(array, indices)
+
+        return keras.tree.traverse(gather, self.arrays)
+
+    def make_fingerprint(self) -> dict[str, Any]:
+        header = make_header(
+            kind="sparse arrays", num_examples=self.num_examples, element_spec=self.element_spec
+        )
+        parts = tf.nest.flatten(self.arrays, expand_composites=True)
+        return {**header, "contents": hash_text(str(hash_arrays(parts)))}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

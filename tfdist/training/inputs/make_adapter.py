@@ -18,8 +18,7 @@ from tfdist.data.pipeline import (
     make_train_reader,
     steps_per_epoch,
 )
-from tfdist.data.source import ArraySource, Source
-from tfdist.data.sparse_source import SparseSource
+from tfdist.data.source import ArraySource, Source, SparseSource
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     NoneTensorSpec,
