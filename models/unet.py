@@ -149,11 +149,7 @@ def head_stage(x, *, num_classes: int, seed: int):
     """Returns the logits [batch, h, w, num_classes] for [batch, h, w, c], at least in float32."""
     name = "head_logits"
     return keras.layers.Conv2D(
-        num_classes,
-        1,
-        kernel_initializer=_he_normal(seed, name),
-        dtype=wide_dtype(),
-        name=name,
+        num_classes, 1, kernel_initializer=_he_normal(seed, name), dtype=wide_dtype(), name=name
     )(x)
 
 

@@ -41,9 +41,7 @@ class ClusterOptions(OptionGroup):
     account: str = option("", "slurm: account to charge")
     time_limit_h: float = option(24.0, "vertex, slurm: time limit of one start, in hours")
     retries: int = option(
-        3,
-        "not on vertex: number of restarts after failures; bad input is never retried",
-        minimum=0,
+        3, "not on vertex: number of restarts after failures; bad input is never retried", minimum=0
     )
     storage_gib: int = option(
         100, "kubernetes: size of the volume for the run directory, in GiB", minimum=1
@@ -62,9 +60,7 @@ class FileOptions(OptionGroup):
 
     name: str = option("tfdist", "the job's name")
     image: str = option(
-        "",
-        "not on slurm: container image, built with the Dockerfile",
-        metavar="IMAGE",
+        "", "not on slurm: container image, built with the Dockerfile", metavar="IMAGE"
     )
     output: str = option("jobs", "directory for the job's files", metavar="DIR")
     patch: str = option(

@@ -13,11 +13,7 @@ def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
     """Returns the documents as one YAML text, under a comment that is given without "#"."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.dump_all(
-        documents,
-        Dumper=_Dumper,
-        sort_keys=False,
-        explicit_start=len(documents) > 1,
-        width=1000,
+        documents, Dumper=_Dumper, sort_keys=False, explicit_start=len(documents) > 1, width=1000
     )
 
 

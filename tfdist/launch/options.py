@@ -16,8 +16,7 @@ class LocalClusterOptions(OptionGroup):
     ps: int = option(0, "number of parameter servers; they add a chief")
     chief: bool = option(False, "add a chief to the workers")
     evaluator: bool = option(
-        False,
-        "add an evaluator; only for a --command that has one, as tfdist.train has none",
+        False, "add an evaluator; only for a --command that has one, as tfdist.train has none"
     )
     isolate: str = option(
         "auto",

@@ -20,12 +20,7 @@ def say(text: str) -> None:
 
 
 def announce(
-    configs: Sequence[ClusterConfig],
-    agent: AgentProcess,
-    logs: Logs,
-    *,
-    isolate: str,
-    stream: bool,
+    configs: Sequence[ClusterConfig], agent: AgentProcess, logs: Logs, *, isolate: str, stream: bool
 ) -> None:
     """Reports which tasks start, and whether other machines can reach them."""
     if stream:

@@ -265,11 +265,7 @@ def _run(
 
 
 def _make_result(
-    outcome: Outcome,
-    paths: Mapping[str, Path],
-    isolated: bool,
-    seconds: float,
-    restarts: int,
+    outcome: Outcome, paths: Mapping[str, Path], isolated: bool, seconds: float, restarts: int
 ) -> ClusterResult:
     exits, failure = outcome.exits, outcome.failure
     return ClusterResult(

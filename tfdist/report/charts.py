@@ -64,10 +64,7 @@ def make_charts(
 
 
 def chart_run(
-    lines: Sequence[Mapping[str, Any]],
-    *,
-    first: str = "",
-    within: Sequence[Mapping[str, Any]] = (),
+    lines: Sequence[Mapping[str, Any]], *, first: str = "", within: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Returns the curves of one run over its steps, training and validation together.
 
@@ -162,9 +159,7 @@ def _list_metrics(lines: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: "loss" not in name)
 
 
-def _thin(
-    lines: dict[float, dict[str, float | None]],
-) -> dict[float, dict[str, float | None]]:
+def _thin(lines: dict[float, dict[str, float | None]]) -> dict[float, dict[str, float | None]]:
     """Returns at most `_MOST_POINTS` lines: those with validation first, which are of epochs."""
     kept: set[float] = set()
     for has_validation in (True, False):

@@ -44,11 +44,7 @@ _GROUPS = ("strategy", "placement", "task", "training", "step", "run")
 
 
 def make_run_page(
-    run: RecordedRun,
-    parts: Iterable[Section],
-    *,
-    monitor: str,
-    defaults: Mapping[str, Any],
+    run: RecordedRun, parts: Iterable[Section], *, monitor: str, defaults: Mapping[str, Any]
 ) -> str:
     """Returns the report of one run, finished or not, as HTML; `monitor` names its main log."""
     sections = [

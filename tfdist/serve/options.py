@@ -21,9 +21,7 @@ class ServedModelOptions(OptionGroup):
     run_dir: str = option("", "serve the model of this finished run; it is exported", metavar="DIR")
     trust_task: bool = trust_option()
     model: str = option(
-        "",
-        "serve this SavedModel, or the highest of its versions 1, 2, ...",
-        metavar="DIR",
+        "", "serve this SavedModel, or the highest of its versions 1, 2, ...", metavar="DIR"
     )
     name: str = option("model", "the model's name in URLs")
     poll_s: float = option(1.0, "seconds between two looks for a new version", above=0)

@@ -120,12 +120,7 @@ def measure_difference(found: Any, expected: Any, *, floor: float) -> float:
 def _compare_logs(found: list, expected: list, tolerance: Tolerance) -> Difference:
     values = [
         _compare_values(
-            LOSSES,
-            ours,
-            theirs,
-            tolerance.later if step else tolerance.first,
-            tolerance,
-            scale=1.0,
+            LOSSES, ours, theirs, tolerance.later if step else tolerance.first, tolerance, scale=1.0
         )
         for step, (ours, theirs) in enumerate(zip(found, expected, strict=True))
     ]
@@ -184,12 +179,7 @@ def _find_start(
         scale = max(theirs.values(), default=0.0)
         norms = _compare_values("", ours, theirs, tolerance.later, tolerance, scale=scale)
         logs = _compare_values(
-            "",
-            found.logs[step - 1],
-            expected.logs[step - 1],
-            tolerance.later,
-            tolerance,
-            scale=1.0,
+            "", found.logs[step - 1], expected.logs[step - 1], tolerance.later, tolerance, scale=1.0
         )
         if not (norms.holds and logs.holds):
             return f"step {step}: {', '.join([*logs.wrong, *norms.wrong][:4])}"

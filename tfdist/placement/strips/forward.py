@@ -68,10 +68,7 @@ class StripForward:
         self._whole: Values = {}
 
     def run(
-        self,
-        inputs: Sequence[Any],
-        weights: Mapping[int, tf.Tensor],
-        states: dict[int, tf.Tensor],
+        self, inputs: Sequence[Any], weights: Mapping[int, tf.Tensor], states: dict[int, tf.Tensor]
     ) -> None:
         """Computes the model's outputs with the given values of variables, by their ids."""
         self._weights, self.states = weights, states

@@ -10,14 +10,7 @@ from keras import layers
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values
 from tfdist.placement.strips.forward import StripForward
-from tfdist.placement.strips.image import (
-    Area,
-    Bounds,
-    Pieces,
-    StripedImage,
-    Window,
-    list_areas,
-)
+from tfdist.placement.strips.image import Area, Bounds, Pieces, StripedImage, Window, list_areas
 
 Plan: TypeAlias = tuple[
     Area, Callable[[tf.Tensor, Any], tf.Tensor], Callable[[tf.Tensor], tf.Tensor] | None

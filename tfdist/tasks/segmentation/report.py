@@ -51,9 +51,7 @@ def draw_samples(trainer: "Trainer", source: "Source", *, class_names: Sequence[
     images = np.stack([image.numpy() for image, _ in examples])
     truths = np.stack([mask.numpy() for _, mask in examples]).reshape(images.shape[:3])
     logits = trainer.predict(
-        images,
-        verbose=0,
-        global_batch_size=max(count, trainer.engine.workers.num_replicas),
+        images, verbose=0, global_batch_size=max(count, trainer.engine.workers.num_replicas)
     )
     return make_comparison(
         images, truths.astype(np.int64), np.argmax(logits, -1), class_names=class_names
