@@ -9,9 +9,8 @@ from tfdist.cli.command import run_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.runs.options import TrainOptions
-from tfdist.serve.model_files import check_versions, find_versions
+from tfdist.serve.model_files import check_versions, export_run, find_versions
 from tfdist.serve.options import ServeOptions
-from tfdist.tasks.commands import run_task_command
 from tfdist.tasks.finished_files import check_finished
 
 _EXTRA = ("starlette", "uvicorn", "prometheus_client", "orjson", "PIL")
@@ -60,9 +59,7 @@ def run_serving(options: ServeOptions) -> int:
         check_saved_model_path("model", options.model.model)
         return run_server(options, options.model.model, chosen, work)
     with tempfile.TemporaryDirectory(prefix="tfdist-serve-") as directory:
-        arguments = [f"--run_dir={options.model.run_dir}", f"--output={directory}", "--quiet"]
-        arguments += ["--trust_task"] if options.model.trust_task else []
-        if status := run_task_command("export", arguments):
+        if status := export_run(options.model, directory):
             return status
         return run_server(options, directory, chosen, work)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.records.durable_files import is_local
+from tfdist.serve.options import ServedModelOptions
+from tfdist.tasks.commands import run_task_command
 
 SAVED_MODEL = "saved_model.pb"
 
@@ -28,6 +30,13 @@ def find_versions(path: str) -> dict[int, str]:
     names = [name.rstrip("/") for name in listdir(path)]
     paths = {int(name): f"{path}/{name}" for name in names if name.isdecimal()}
     return {n: p for n, p in paths.items() if exists(f"{p}/{SAVED_MODEL}")}
+
+
+def export_run(options: ServedModelOptions, output: str) -> int:
+    """Exports the run of `run_dir` to a directory; returns the exit status."""
+    arguments = [f"--run_dir={options.run_dir}", f"--output={output}", "--quiet"]
+    arguments += ["--trust_task"] if options.trust_task else []
+    return run_task_command("export", arguments)
 
 
 def check_versions(path: str, found: Mapping[int, str]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.yaml_text import dump_documents
+from tfdist.serve.model_files import export_run
 from tfdist.serve.options import BatchingOptions, ServeOptions
-from tfdist.tasks.commands import run_task_command
 
 _CONFIG_DIR, _MODELS_DIR = "/config", "/models"
 _GRPC_PORT, _REST_PORT = 8500, 8501
@@ -40,11 +40,8 @@ def write_tf_serving_files(options: ServeOptions) -> int:
             f"Cannot write to `write_tf_serving={output}`: {error.strerror}. Give another "
             "directory."
         ) from error
-    if options.model.run_dir:
-        arguments = [f"--run_dir={options.model.run_dir}", f"--output={model}", "--quiet"]
-        arguments += ["--trust_task"] if options.model.trust_task else []
-        if status := run_task_command("export", arguments):
-            return status
+    if options.model.run_dir and (status := export_run(options.model, model)):
+        return status
     if not options.run.quiet:
         print("\n".join(f"{output}/{file}" for file in texts))
         print(f"Start it with\n  sh {shlex.quote(f'{output}/docker.sh')}")
@@ -63,7 +60,7 @@ def make_tf_serving_files(options: ServeOptions, model: str) -> dict[str, str]:
         ),
     }
     documents = [
-        _make_config_map(options, configs),
+        _make_object(options, "v1", "ConfigMap", data=configs),
         _make_deployment(options, has_volume=base != model),
         _make_service(options),
         _make_autoscaler(options),
@@ -134,8 +131,9 @@ def _format_docker(options: ServeOptions, model: str) -> str:
     return "#!/bin/sh\nexec " + " \\\n  ".join(parts) + "\n"
 
 
-def _make_metadata(options: ServeOptions) -> dict[str, Any]:
-    return {"name": options.model.name, "labels": _make_labels(options)}
+def _make_object(options: ServeOptions, api: str, kind: str, **content: Any) -> dict[str, Any]:
+    metadata = {"name": options.model.name, "labels": _make_labels(options)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
 
 
 def _make_labels(options: ServeOptions) -> dict[str, str]:
@@ -143,11 +141,6 @@ def _make_labels(options: ServeOptions) -> dict[str, str]:
         "app.kubernetes.io/name": "tensorflow-serving",
         "app.kubernetes.io/instance": options.model.name,
     }
-
-
-def _make_config_map(options: ServeOptions, configs: dict[str, str]) -> dict[str, Any]:
-    metadata = _make_metadata(options)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": configs}
 
 
 def _make_deployment(options: ServeOptions, *, has_volume: bool) -> dict[str, Any]:
@@ -182,22 +175,18 @@ def _make_deployment(options: ServeOptions, *, has_volume: bool) -> dict[str, An
         "prometheus.io/port": str(_REST_PORT),
         "prometheus.io/path": "/monitoring/prometheus/metrics",
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _make_metadata(options),
-        "spec": {
-            "selector": {"matchLabels": _make_labels(options)},
-            "template": {
-                "metadata": {"labels": _make_labels(options), "annotations": annotations},
-                "spec": {
-                    "automountServiceAccountToken": False,
-                    "containers": [container],
-                    "volumes": volumes,
-                },
+    spec = {
+        "selector": {"matchLabels": _make_labels(options)},
+        "template": {
+            "metadata": {"labels": _make_labels(options), "annotations": annotations},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "containers": [container],
+                "volumes": volumes,
             },
         },
     }
+    return _make_object(options, "apps/v1", "Deployment", spec=spec)
 
 
 def _make_service(options: ServeOptions) -> dict[str, Any]:
@@ -205,25 +194,17 @@ def _make_service(options: ServeOptions) -> dict[str, Any]:
         {"name": "grpc", "port": _GRPC_PORT, "targetPort": "grpc"},
         {"name": "rest", "port": _REST_PORT, "targetPort": "rest"},
     ]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _make_metadata(options),
-        "spec": {"selector": _make_labels(options), "ports": ports},
-    }
+    spec = {"selector": _make_labels(options), "ports": ports}
+    return _make_object(options, "v1", "Service", spec=spec)
 
 
 def _make_autoscaler(options: ServeOptions) -> dict[str, Any]:
     name = options.model.name
     target = {"type": "Utilization", "averageUtilization": _TARGET_CPU_PERCENT}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": _make_metadata(options),
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-            "minReplicas": 1,
-            "maxReplicas": options.tf_serving.max_replicas,
-            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
-        },
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": 1,
+        "maxReplicas": options.tf_serving.max_replicas,
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
     }
+    return _make_object(options, "autoscaling/v2", "HorizontalPodAutoscaler", spec=spec)
