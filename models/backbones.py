@@ -113,7 +113,6 @@ def make_backbone_unet(
       dropout: the fraction of the bottleneck's features to drop in training.
       pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
       seed: determines the initial weights (together with the ImageNet weights, if any).
-      download_timeout_s: how long the download may stall.
 
     Returns:
       A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:

@@ -55,11 +55,7 @@ def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
 
 
 def freeze_encoder(model: keras.Model) -> None:
-    """Makes the layers of a model's encoder untrainable: weights and statistics stay as they are.
-
-    Raises:
-      ValueError: the model has no stage `encoder_0`.
-    """
+    """Makes the layers of a model's encoder untrainable: weights and statistics stay the same."""
     layers = [layer for layer in model.layers if layer.name.startswith("encoder_")]
     if not layers:
         raise ValueError(

@@ -132,11 +132,7 @@ def conv_block(x, *, stage: str, filters: int, norm: str, seed: int):
 
 
 def drop_features(x, rate: float, *, seed: int):
-    """Returns x, of which a fraction of the features is dropped in training.
-
-    Raises:
-      ValueError: the rate is not in [0, 1).
-    """
+    """Returns x, of which a fraction of the features is dropped in training."""
     if not 0 <= rate < 1:
         raise ValueError(f"Cannot drop a fraction of {rate} of the features: give one in [0, 1).")
     if not rate:

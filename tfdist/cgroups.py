@@ -22,7 +22,6 @@ def list_cgroups(controller: str, root: Path = Path("/")) -> Iterator[ControlGro
 
     Args:
       controller: what they limit, such as `memory` or `cpu`.
-      root: the directory of /proc and /sys.
     """
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -66,9 +66,6 @@ def configure_logical_replicas(
       devices: the devices to split, such as `GPU:0`, before they are split; by default, all GPUs,
         or the CPU if there is no GPU.
 
-    Returns:
-      The names of the parts, one for each replica.
-
     Raises:
       TfdistError: there is no such device, or TensorFlow has already started its devices otherwise.
     """

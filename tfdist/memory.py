@@ -72,12 +72,6 @@ def find_free_memory(root: Path = Path("/")) -> FreeMemory:
     The limits are the machine's available memory, those of this process's control groups
     (containers, Slurm, systemd), and `ulimit -m`, which Linux itself does not enforce. Where
     there is no /proc, as on macOS, all memory of the machine counts as available.
-
-    Args:
-      root: the directory of /proc and /sys.
-
-    Raises:
-      OSError: the system does not say.
     """
     if not (root / "proc").exists():
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -65,11 +65,7 @@ def check_recorded_code(options: Mapping[str, Any], *, where: str, cure: str) ->
 
     Args:
       options: group -> option -> value, or option -> value.
-      where: what records the options, for the message.
       cure: what to do if the code can be trusted.
-
-    Raises:
-      UnknownCodeError: an option names other code.
     """
     for kind, name in _list_code(options):
         with contextlib.suppress(OSError, RuntimeError):

@@ -122,9 +122,6 @@ def watch_for_maintenance() -> threading.Thread | None:
     A daemon thread asks the machine's metadata server every 5 s. On other machines, this does
     nothing. A live migration is not a reason to stop.
 
-    Returns:
-      The thread, or None on other machines.
-
     Source: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice and
       https://cloud.google.com/compute/docs/instances/create-use-spot
     """

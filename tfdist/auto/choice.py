@@ -21,9 +21,6 @@ def choose_strategy(plan: Plan) -> tuple[Plan, SourceData | None]:
 
     Returns:
       (the plan, the data of the run if they had to be read).
-
-    Raises:
-      TfdistError: the options or the data are invalid.
     """
     if not plan.is_open:
         return plan, None

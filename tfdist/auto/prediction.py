@@ -29,7 +29,6 @@ def predict(
     """Returns candidate -> predicted examples per second; 0 if it does not fit or is refused.
 
     Args:
-      model: the compiled model on one device.
       gpu_limit: the bytes that may be used of the smallest GPU; None for CPUs.
 
     Returns:

@@ -98,9 +98,6 @@ _ADVICE_WORDS = {
 def find_meaning(name: str, valid: Iterable[str]) -> str | None:
     """Returns a sentence that says which flag does what a flag of another tool does.
 
-    Args:
-      name: the name that was given, without leading dashes.
-
     Returns:
       None if the name is not known.
 

@@ -10,7 +10,6 @@ def parse_hosts(hosts: str, task: str) -> ClusterConfig | None:
     Args:
       hosts: "host:port,...", the workers in the order of their indices. "role=" before an address
         sets the role of that address and of those after it.
-      task: this process's "role:index".
 
     Raises:
       TfdistError: one of the two is missing or malformed.

@@ -25,9 +25,6 @@ def resolve_cluster(
     Args:
       has_servers: whether the strategy may have parameter servers. If not, Vertex AI's pool 2
         holds Reduction Servers, which TensorFlow does not see.
-
-    Raises:
-      TfdistError: the first description found is invalid.
     """
     environ = read_environment() if environ is None else environ
     config = parse_hosts(hosts, task)

@@ -72,7 +72,6 @@ def find_damage(directory: Path, sizes_bytes: Mapping[str, int]) -> str | None:
     256 MiB are read.
 
     Args:
-      directory: the directory that was given to `write_records`.
       sizes_bytes: name -> size of each expected file.
     """
     try:

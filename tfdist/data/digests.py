@@ -76,7 +76,6 @@ class BatchDigests:
         others.
 
         Args:
-          batches: the batches of a pass.
           skipped: how many of them are dropped before `watch` sees the others.
         """
         waiting: list[Any] = []

@@ -116,7 +116,6 @@ def find_split(data_dir: str, split: str, val_fraction: float) -> str:
     """Returns the directory that holds a split, or from which the split is taken.
 
     Args:
-      split: "train", "val" or another name.
       val_fraction: the fraction of the training examples to use for validation; 0 for none.
 
     Raises:
@@ -141,12 +140,7 @@ def take_part(
     The part to which an item belongs does not change when other items are added or removed.
 
     Args:
-      split: the part; any other name selects all items.
       val_fraction: the fraction of the items that belong to "val"; 0 selects all items.
-      name: returns the name of an item.
-
-    Raises:
-      TfdistError: the part has no items.
     """
     if not val_fraction or split not in ("train", "val"):
         return list(items)

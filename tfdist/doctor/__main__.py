@@ -42,9 +42,6 @@ def run_doctor(options: DoctorOptions, train_flags: Sequence[str] = ()) -> int:
 
     Args:
       train_flags: flags of `tfdist.train` that describe what to train for a minute.
-
-    Returns:
-      0 if nothing is wrong, else 1.
     """
     subject, train = options.subject, parse_train_flags(train_flags)
     machine = Machine(

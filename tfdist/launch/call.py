@@ -43,7 +43,6 @@ def call_in_cluster(
       task: the contents of `task.json` in a directory, which is the command's last argument. With
         `cores`, a function has only so many of the cores; 0 for all.
       command: a result of `make_command`, or another command that writes `result.json`.
-      timeout_s: the seconds until the command counts as failed.
 
     Returns:
       The contents of `result.json` in the directory, or only `error`, one line, if it failed.
@@ -81,7 +80,6 @@ def run_watched(
     Args:
       command: the command. Its standard input closes when this process ends, in whatever way.
       watch: takes the process's number, and returns whether it may go on.
-      every_s: the seconds between two calls of `watch`.
 
     Returns:
       The exit status, None if `watch` stopped it, and the last line of its output.

@@ -79,7 +79,6 @@ def check_cluster(
 
     Args:
       own: this process's role and index, None if it is not one of the tasks.
-      wait_s: how long to wait for the other tasks.
     """
     deadline = time.monotonic() + wait_s
     tasks = [

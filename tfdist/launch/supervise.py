@@ -96,7 +96,6 @@ class Supervisor:
 
         Args:
           grace_s: seconds that tasks may take to end after SIGINT or SIGTERM before SIGKILL.
-          timeout_s: seconds until all tasks are ended.
         """
         stop: KeyboardInterrupt | None = None
         kill_at = float("inf")

@@ -15,9 +15,6 @@ _HARMLESS = {"Assert", "PrintV2", "LookupTableFindV2", "LookupTableSizeV2"}
 def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
     """Checks that a model can be computed by parts in training.
 
-    Args:
-      recomputes: whether each part is computed twice.
-
     Raises:
       TfdistError: the model is neither functional nor sequential; a layer has a metric, assigns its
         own weight or trains a variable that is not one of its weights; or an operation would not

@@ -130,9 +130,6 @@ class Tables:
         Args:
           tape: watches the rows.
           after: what is computed before a row is read.
-
-        Yields:
-          The lookups so far.
         """
         found: list[Lookup] = []
         graph = tf.compat.v1.get_default_graph()

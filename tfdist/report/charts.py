@@ -69,7 +69,6 @@ def chart_run(
     """Returns the curves of one run over its steps, training and validation together.
 
     Args:
-      lines: the lines of `metrics.jsonl`.
       first: the metric whose picture comes first.
       within: lines within epochs.
     """

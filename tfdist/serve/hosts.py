@@ -24,7 +24,6 @@ def make_host_check(
 
     Args:
       host: where the server listens, as the user has written it.
-      address: the address that this stands for.
 
     Returns:
       A function of the header's value, and of the address that the request has reached, if any.

@@ -104,11 +104,7 @@ class Servable:
         """Returns the outputs of a signature, computed on a device that is free.
 
         Args:
-          inputs: what `read` returns: name -> array.
           outputs: the outputs that are needed; the others may be left out. Empty for all.
-
-        Raises:
-          tf.errors.OpError: the inputs do not suit the model.
         """
         index = self._free.get()
         try:

@@ -46,7 +46,6 @@ def diagnose(
     """Returns a description of the cause of a difference, as far as it can be found.
 
     Args:
-      comparison: the comparison that found the difference.
       strategies: a strategy for one device, and one for several replicas in this process.
     """
     one, several = (_Forward(problem, strategy) for strategy in strategies)

@@ -55,9 +55,6 @@ def run_strategies(options: VerifyOptions, report: Report) -> Iterator[Verdict]:
 
     Args:
       report: called with the name of a strategy and the number of steps it has done.
-
-    Raises:
-      TfdistError: the model or its data is invalid.
     """
     problem = make_problem(options)
     one_device = _make_strategy("one_device", options)

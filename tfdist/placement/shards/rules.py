@@ -204,11 +204,7 @@ def look_up(ids: tf.Tensor, sizes: Sequence[int], read: Callable[[int, tf.Tensor
 
     Args:
       ids: integers of any shape.
-      sizes: the number of rows of each part.
       read: (number of a part, its own ids [n]) -> rows [n, units].
-
-    Returns:
-      Rows [..., units].
     """
     flat = tf.reshape(ids if ids.dtype.is_integer else tf.cast(ids, tf.int32), [-1])
     flat = tf.where(flat < 0, flat + sum(sizes), flat)

@@ -148,7 +148,6 @@ class StripForward:
 
         Args:
           tensors: what it is computed from: its inputs, unless `prepare` makes them.
-          device: where it runs; None for the first device.
           prepare: tensors -> the operation's inputs.
           finish: the operation's output -> what is returned instead.
           attributes: the attributes that its layer has meanwhile.

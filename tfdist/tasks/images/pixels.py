@@ -91,7 +91,6 @@ def make_format(dtype: str, channels: int, value_range: Sequence[float] = ()) ->
     """Returns the format of images of which one is known.
 
     Args:
-      dtype: the type of its values.
       channels: its channels; one channel is shown to the model as three.
       value_range: the range of the values; by default that of the type, if it is an integer.
 

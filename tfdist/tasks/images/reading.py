@@ -128,9 +128,6 @@ def open_tiff(path: str) -> tiff.TiffImage:
 def find_format(path: str, value_range: Sequence[float] = ()) -> PixelFormat:
     """Returns the format of a data set's images, of which one tells the type and the channels.
 
-    Args:
-      value_range: see `make_format`.
-
     Raises:
       TfdistError: it cannot be read, or its type has no range.
     """

@@ -29,9 +29,6 @@ def list_tiles(
 
     The tiles cover each image; they overlap where its sides are no multiples of a tile.
 
-    Raises:
-      TfdistError: an image is smaller than a tile.
-
     >>> list(list_tiles([("a.png", (8, 6))], 4))
     [(0, 0, 0), (0, 0, 2), (0, 4, 0), (0, 4, 2)]
     """

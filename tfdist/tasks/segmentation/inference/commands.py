@@ -82,9 +82,6 @@ def run_prediction(options: PredictOptions) -> int:
 
     Returns:
       0, or 1 if files could not be read, which were reported and left out.
-
-    Raises:
-      TfdistError: the input is invalid; nothing was written.
     """
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction

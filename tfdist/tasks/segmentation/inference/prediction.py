@@ -50,7 +50,6 @@ def predict_files(
 
     Args:
       ignore_label: the label in the truth of pixels that do not count.
-      label_map: maps the values of the truth; see `tfdist.tasks.segmentation.make_folder`.
       report: called with the error of a file that cannot be used. Such an image is left out; such
         a mask is left out of the metrics only.
     """
