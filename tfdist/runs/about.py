@@ -32,7 +32,6 @@ def describe_start(
 
     Args:
       model: the model; one that its first step builds has no weights yet.
-      sizes: split -> number of examples.
       before: what an earlier start of the run has recorded; None for the first.
     """
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

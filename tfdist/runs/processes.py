@@ -66,9 +66,6 @@ Options = TypeVar("Options", bound=HasStrategy)
 def join_cluster(options: HasStrategy) -> cluster.ClusterConfig | None:
     """Finds the cluster that this process belongs to and sets TF_CONFIG for TensorFlow.
 
-    Returns:
-      The cluster, or None for a single process.
-
     Raises:
       TfdistError: the cluster is invalid, or does not suit the strategy.
     """

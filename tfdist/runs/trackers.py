@@ -75,9 +75,6 @@ class Trackers:
 
         Args:
           lines: the lines of `metrics.jsonl` that the run has already.
-
-        Raises:
-          TfdistError: a tracker cannot be opened.
         """
         if not self._names:
             return

@@ -73,7 +73,6 @@ def measure(
 
     Raises:
       tf.errors.ResourceExhaustedError, MemoryError: the batch does not fit.
-      TfdistError: training would refuse the options.
     """
     options, _ = processes.start_process(options)
     trainer = make_trainer(options, info)

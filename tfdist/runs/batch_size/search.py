@@ -28,7 +28,6 @@ def search_largest(
     Args:
       try_size: tries a size; returns None if it does not fit.
       unit: the smallest size; all sizes are multiples of it.
-      most: the largest size, `unit` or more.
     """
     most -= most % unit
     points: list[tuple[int, int]] = []

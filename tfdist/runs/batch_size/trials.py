@@ -53,9 +53,6 @@ def run_trial(
       free: the free memory; the process is stopped when its resident memory exceeds `SHARE` of it.
       measure: the function that the process calls; see the default.
       arguments: further arguments of that function, ready for JSON.
-
-    Raises:
-      TfdistError: training itself would refuse the options.
     """
     from tfdist.runs.batch_size.examples import save_examples
 
