@@ -23,7 +23,6 @@ def keeping_scope(strategy: tf.distribute.Strategy, open_scope: OpenScope) -> It
 
     Args:
       strategy: the strategy. It also takes the place of those that the script builds.
-      open_scope: opens its scope, with the creators of variables.
     """
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
