@@ -53,9 +53,6 @@ def find_strategy(name: str) -> type[Strategy]:
     Args:
       name: a key of `STRATEGIES`, an entry point's name, or `package.module:NAME`, a subclass of
         `Strategy` or a function that returns a `tf.distribute.Strategy` of one process.
-
-    Raises:
-      TfdistError: there is no strategy of this name.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
@@ -129,9 +126,6 @@ def choose_strategy() -> str:
 
 def choose_cluster_strategy(config: ClusterConfig | None) -> str | None:
     """Returns the strategy that `auto` stands for in a cluster, the same in each of its tasks.
-
-    Args:
-      config: the cluster; None is a single process.
 
     Returns:
       The strategy's name; None for a process that trains by itself, where the devices decide.
@@ -214,7 +208,6 @@ def validate_cluster(config: ClusterConfig | None, strategy: str) -> None:
     """Checks that a cluster is valid and suits a strategy.
 
     Args:
-      config: the cluster; None is a single process.
       strategy: the strategy's name, or `auto`; an empty name checks only the cluster.
 
     Raises:

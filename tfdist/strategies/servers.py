@@ -47,9 +47,6 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
 
     Signals meant for the whole cluster reach this task too. After SIGINT, SIGTERM or SIGHUP, it
     serves for up to 30 s more, for the chief's last checkpoint; a second signal ends it at once.
-
-    Raises:
-      TfdistError: see `make_parameter_server`.
     """
     config = check_servers(cluster or resolve_cluster())
     check_own_address(config)
