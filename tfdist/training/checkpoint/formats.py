@@ -12,9 +12,6 @@ FORMAT = 2
 def upgrade(record: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the record of a checkpoint in today's format.
 
-    Args:
-      record: the record in `state.json`.
-
     Raises:
       TfdistError: a later tfdist wrote it, or the first one, which described no variables.
     """

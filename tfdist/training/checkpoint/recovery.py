@@ -54,14 +54,9 @@ class Recovery:
         """Copies the variables and starts writing a checkpoint of the copy.
 
         Args:
-          step: the number of updates.
           variables: the model's, the optimizer's and then others, in a fixed order.
           optimizer: the model's optimizer; a checkpoint is only restored to an optimizer of the
             same class. Without it, the optimizers' names are compared.
-
-        Raises:
-          OSError: the previous checkpoint could not be written.
-          TfdistError: the directory is in use.
         """
         if self._next_is_best:
             self._best_step, self._next_is_best = step, False
@@ -91,7 +86,6 @@ class Recovery:
         """Restores the newest checkpoint that the chief finds intact.
 
         Args:
-          variables, optimizer: see `save`.
           begun_from: a hash of the state that training begins from. The checkpoints record it, and
             those of a training that began from another state are not restored.
 

@@ -336,9 +336,6 @@ class Engine:
         Call it before each batch. It makes the copies of each variable equal, and checks the first
         batch that can be divided, of the batches 1, 2, 3, 5, 9 and so on.
 
-        Args:
-          kind: the kind of step, `train`, `test` or `predict`.
-
         Returns:
           An iterator that continues like the given one.
         """

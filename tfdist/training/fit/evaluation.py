@@ -78,7 +78,6 @@ def evaluate(
     """Evaluates a model on every batch, or on the first `steps`.
 
     Args:
-      steps: the number of batches; None for all.
       make_callbacks: number of batches, or None if unknown -> the callbacks.
       is_stopped: returns whether to stop; called before each batch.
       compares_weights: whether to check that all workers have the same weights.

@@ -58,9 +58,6 @@ class ModelFiles:
 
         Only the chief writes. Other workers need not call this, unless `shard_optimizer` divides
         the optimizer's state over them.
-
-        Args:
-          convert: model -> the model to save.
         """
         with self._saving() as directory:
             if not directory:

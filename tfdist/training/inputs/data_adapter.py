@@ -118,7 +118,6 @@ class DataAdapter:
         """Returns an iterator, for `take_next`, that starts with global batch `start_step`.
 
         Args:
-          strategy: the strategy whose replicas get the batches.
           place: input context of the strategy -> input context among the pipelines of all workers.
         """
         dataset_step = self.open_train(start_step)

@@ -34,10 +34,8 @@ def make_python_adapter(
     """Returns the data adapter for a generator, a `keras.utils.PyDataset` or a loader.
 
     Args:
-      x, y, sample_weight, class_weight: as in Keras.
       shuffle: whether training reads the batches of a `PyDataset` in a new order each pass. As in
         Keras, other data, and those without a length, keep their order.
-      order: that order.
     """
     keras_adapter = _make_keras_adapter(x, y, sample_weight, class_weight)
     spec = _drop_missing(keras_adapter.get_tf_dataset().element_spec)

@@ -113,7 +113,6 @@ class Division:
 
         Args:
           first: int64 scalar, the index of the first one among the examples of `of`.
-          count: int64 scalar, how many there are.
           parts: the number of micro-batches, one of which these examples are.
         """
         whole = self._of_thread.part

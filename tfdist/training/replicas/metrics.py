@@ -146,7 +146,6 @@ class ReplicaMetrics:
         Must be called in replica context. Vectors of workers that train independently can be added.
 
         Args:
-          kind: the kind of step, `train` or `test`.
           logs: what the step returned on this replica; None without a step.
           rows: float64 scalar, the number of examples in the global batch.
         """

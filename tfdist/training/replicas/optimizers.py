@@ -34,7 +34,6 @@ def reducing_optimizers(
     The outermost optimizer reduces, and passes reduced gradients to those that it wraps.
 
     Args:
-      is_compressed: whether gradients are summed in bfloat16.
       record: receives the reduced gradients instead of the optimizers, which then do nothing.
     """
     reducer = _Reducer(division, is_compressed, create_variable, record)

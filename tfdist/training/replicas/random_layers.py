@@ -120,7 +120,6 @@ class RowDraws:
 
         Args:
           first: int64 scalar, the index of the first one among the examples of `of`.
-          count: int64 scalar, how many there are.
         """
         whole = self._of_thread.rows
         if whole is not None:
@@ -334,10 +333,6 @@ def count_draws(
     kind: str = "train",
 ) -> list[int]:
     """Returns how far a step advances each generator's state.
-
-    Args:
-      batch_spec: structure of `tf.TensorSpec` for a batch.
-      kind: the kind of step, `train`, `test` or `predict`.
 
     Raises:
       TfdistError: a generator draws in no order, so that its draws cannot be counted.

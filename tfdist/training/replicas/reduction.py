@@ -50,9 +50,6 @@ def measure_all_reduce(
     """Returns the seconds that the all-reduce of a model's gradients takes when nothing else runs.
 
     All workers must call this.
-
-    Args:
-      is_compressed: whether gradients are summed in bfloat16.
     """
 
     def reduce() -> tf.Tensor:

@@ -26,9 +26,6 @@ def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
 
     Args:
       batch: `(x, y, sample_weight)`.
-
-    Returns:
-      (loss, outputs).
     """
     x, y, sample_weight = batch
     y_pred = model(x, training=True) if model._call_has_training_arg else model(x)

@@ -83,7 +83,6 @@ def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
     """Creates the variables of a model, its metrics and its optimizer.
 
     Args:
-      batch_spec: structure of `tf.TensorSpec` of a batch.
       can_wait: whether what cannot be built without data may be built by tracing the first step.
 
     Raises:

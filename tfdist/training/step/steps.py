@@ -215,7 +215,6 @@ class Steps:
         order; no optimizer updates anything.
 
         Args:
-          kind: the kind of step.
           is_plain: whether a training step is the model's own, without micro-batches and the like.
         """
         if kind == "predict":

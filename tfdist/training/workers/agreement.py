@@ -105,7 +105,6 @@ def check_data(before: Mapping[str, Any], now: Mapping[str, Any], *, step: int) 
     Args:
       before: what the checkpoint records about the data, possibly written by an older tfdist.
       now: the same about the data at hand: the fingerprint, and the batch size.
-      step: the step of the checkpoint.
 
     Raises:
       TfdistError: the data or the batch size are different.
