@@ -47,7 +47,7 @@ __getattr__, __dir__ = lazy_exports(
         "Trainer": "tfdist.training.fit.trainer:Trainer",
         "TrainingError": "tfdist.errors:TrainingError",
         "data": "tfdist.data",
-        "load_run": "tfdist.tasks.segmentation.inference.assembly:load_run",
+        "load_run": "tfdist.tasks.segmentation.inference.run:load_run",
         "models": "tfdist.models",
         "option": "tfdist.options:option",
         "placement": "tfdist.placement",

@@ -37,6 +37,12 @@ class Examples(abc.ABC):
         """What a task must know about the examples; a cache of them has the same."""
         return {}
 
+    def _make_header(self, kind: str) -> dict[str, Any]:
+        """Returns the beginning of the fingerprint of a kind of data."""
+        return make_header(
+            kind=kind, num_examples=self.num_examples, element_spec=self.element_spec
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Examples):
@@ -77,9 +83,7 @@ class Source(Examples):
         `tfdist.data.describe_difference` compares two fingerprints.
         """
         return {
-            **make_header(
-                kind="source", num_examples=self.num_examples, element_spec=self.element_spec
-            ),
+            **self._make_header("source"),
             "loaded": hash_loaded(self.load, self.num_examples),
         }
 
@@ -149,9 +153,7 @@ class ArraySource(BatchSource):
 
     def make_fingerprint(self) -> dict[str, Any]:
         return {
-            **make_header(
-                kind="arrays", num_examples=self.num_examples, element_spec=self.element_spec
-            ),
+            **self._make_header("arrays"),
             "rows": hash_arrays(self.arrays),
         }
 
@@ -206,9 +208,7 @@ class SparseSource(BatchSource):
         return keras.tree.traverse(gather, self.arrays)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        header = make_header(
-            kind="sparse arrays", num_examples=self.num_examples, element_spec=self.element_spec
-        )
+        header = self._make_header("sparse arrays")
         parts = tf.nest.flatten(self.arrays, expand_composites=True)
         return {**header, "contents": hash_text(str(hash_arrays(parts)))}
 
@@ -234,7 +234,5 @@ class SequentialSource(Examples):
         Two processes that read the same data return the same, wherever the data is stored,
         unless `get_fingerprint` depends on more, such as the path.
         """
-        header = make_header(
-            kind="sequence", num_examples=self.num_examples, element_spec=self.element_spec
-        )
+        header = self._make_header("sequence")
         return {**header, "contents": hash_text(self.get_fingerprint())}

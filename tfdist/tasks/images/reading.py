@@ -1,9 +1,12 @@
 """Reads images: JPEG, PNG, BMP, GIF and WebP, and TIFF for data sets that may have other values."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +16,9 @@ from tfdist.errors import TfdistError, shorten_error
 from tfdist.tasks.images import bitmaps, tiff
 from tfdist.tasks.images.orientation import apply_orientation, find_orientation
 from tfdist.tasks.images.pixels import PixelError, PixelFormat, make_format
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 IMAGE_FORMATS = "JPEG, PNG, BMP, GIF or WebP"
@@ -155,6 +161,24 @@ def find_size(path: str) -> tuple[int, int]:
             height, width = decode_image(data).shape[:2]
         return height, width
     return (width, height) if find_orientation(data) >= 5 else (height, width)
+
+
+def read_ahead(
+    read: Callable[[Item], Result], items: Iterable[Item], *, threads: int
+) -> Generator[concurrent.futures.Future[Result], None, None]:
+    """Yields a future for each item, in order, while several threads read the next ones."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        pending: deque[concurrent.futures.Future[Result]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(read, item))
+                if len(pending) > 4 * threads:
+                    yield pending.popleft()
+            while pending:
+                yield pending.popleft()
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 @contextlib.contextmanager

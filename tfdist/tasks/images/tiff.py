@@ -12,7 +12,6 @@ from tfdist.errors import TfdistError
 
 EXTENSIONS = (".tif", ".tiff")
 
-_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ROWS, _COLUMNS = "Y", "X"
 _CHANNELS = "SCQ"  # samples of a pixel, channels of a microscope, and pages of no known meaning
 _ALPHA = (1, 2)  # of the tag ExtraSamples: with color multiplied by it, or not
@@ -28,10 +27,8 @@ class TiffImage:
 
     Attributes:
       values: [height, width, channels] as stored, mapped from the file where that is possible.
-      has_alpha: whether the last channel is an alpha channel.
       is_lossy: whether the compression changes values.
       palette: [3, colors] if the values are indices of colors, or None.
-      is_inverted: whether 0 is white.
     """
 
     values: np.ndarray

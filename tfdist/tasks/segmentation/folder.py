@@ -1,11 +1,12 @@
 """`folder`: images and masks in directories, paired by name."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdist.data.fingerprint import hash_files, make_header
+from tfdist.data.fingerprint import hash_files
 from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.listing import Listing, find_split, list_directory, take_part
 from tfdist.data.python_calls import call_python
@@ -27,6 +28,7 @@ from tfdist.tasks.images.reading import (
     find_format,
     find_size,
     open_image,
+    read_ahead,
     resize_image,
 )
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
@@ -71,15 +73,9 @@ def make_folder(
 
     Args:
       data_dir: a directory on any file system of `tf.io.gfile`, such as gs://.
-      split: a directory in it, such as "train".
-      image_size: (height, width) in pixels of the examples.
-      num_classes: labels are 0 .. num_classes - 1.
-      ignore_label: one more label that is allowed in the masks, or None.
       label_map: maps values in the masks, such as 255, or colors, such as "#ff0000", to
         classes. Values that are not in it stand for themselves; colors must all be in it,
         and the masks may then be RGB.
-      class_names: one name per class, or None.
-      max_examples: the maximum number of examples; the first by name are used.
       val_fraction: the fraction of DATA_DIR/train, or of DATA_DIR itself, that becomes the split
         "val", chosen by a hash of the names; the rest is "train". 0 if each has a directory.
       value_range: the stored values that become 0 and 255 for the model, whatever their type. By
@@ -125,9 +121,6 @@ def leave_out_bad(source: "FolderSource") -> "FolderSource":
     """Returns a source without the examples that cannot be used; reads every file once.
 
     Each of these examples is named in a warning, and counted in `num_skipped`.
-
-    Raises:
-      TfdistError: no example can be used.
     """
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         problems = list(pool.map(source.find_problem, range(source.num_examples)))
@@ -178,21 +171,11 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
         if self.tiles and not original_size:
             yield from self._read_tiles()
             return
-        threads = os.cpu_count() or 1
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            pending: deque[concurrent.futures.Future[tuple[np.ndarray, np.ndarray]]] = deque()
-            try:
-                for index in range(len(self.pairs)):
-                    pending.append(
-                        pool.submit(self.read_example, index, original_size=original_size)
-                    )
-                    if len(pending) > 4 * threads:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                for future in pending:
-                    future.cancel()
+        read = functools.partial(self.read_example, original_size=original_size)
+        reading = read_ahead(read, range(len(self.pairs)), threads=os.cpu_count() or 1)
+        with contextlib.closing(reading) as futures:  # at once if an example cannot be used
+            for future in futures:
+                yield future.result()
 
     def read_example(
         self, index: int, *, original_size: bool = False
@@ -255,9 +238,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns a fingerprint of the files' names, sizes and some of their contents."""
         return {
-            **make_header(
-                kind="folder", num_examples=self.num_examples, element_spec=self.element_spec
-            ),
+            **self._make_header("folder"),
             "label_map": {str(found): label for found, label in self.label_map.items()},
             **self._describe_values(),
             "files": hash_files([{"image": image, "mask": mask} for image, mask in self.pairs]),

@@ -21,6 +21,9 @@ from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
 from tfdist.tasks.segmentation.tfds_source import TfdsSource, make_tfds
 
 DEFAULT_IMAGE_SIZE = (128, 128)
+_OF_BOTH = ("ignore_label", "class_names")
+_OF_TFDS = (*_OF_BOTH, "data_dir", "num_classes")
+_OF_FOLDER = (*_OF_BOTH, "label_map", "val_fraction", "value_range", "tile", "pixels")
 
 # Training would draw `shapes` again in every epoch; kept in memory, they are drawn once.
 # The limit is on the delay at the start.
@@ -40,14 +43,10 @@ class DatasetOptions:
       data_dir: the directory of "folder" or "tfds:NAME".
       num_classes: the number of classes; for "folder", and for unknown data sets of TFDS.
       ignore_label: the label of pixels that losses and metrics ignore, or None; likewise.
-      label_map: for "folder" only; see `make_folder`.
+      label_map, val_fraction, value_range, tile, pixels: for "folder" only; see `make_folder`.
       class_names: one name per class; for "folder" and "tfds:NAME".
       num_examples: the number of examples of "shapes", the maximum for the others.
-      val_fraction: for "folder" only; see `make_folder`.
       seed: the seed of "shapes".
-      value_range: for "folder" only; see `make_folder`.
-      tile: for "folder" only; see `make_folder`.
-      pixels: for "folder" only; see `make_folder`.
       on_bad_example: for "folder": "fail", or "skip", which reads every file once at the start
         and leaves out those that cannot be used.
     """
@@ -72,6 +71,11 @@ class DatasetOptions:
         """The (height, width) of the examples."""
         return self.image_size or DEFAULT_IMAGE_SIZE
 
+    def select(self, *names: str) -> dict[str, Any]:
+        """Returns the options of these names, and the maximum number of examples."""
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "max_examples": self.num_examples}
+
 
 def make_source(
     dataset: str,
@@ -87,9 +91,7 @@ def make_source(
     Args:
       dataset: "shapes", "folder" or "tfds:NAME".
       cache: see `cache_source`.
-      cache_dir: see `cache_source`.
       measure_size: whether `info` has the `original_size` that `measure_original_size` returns.
-      quiet: whether to hide the progress bar.
       **options: see `DatasetOptions`.
 
     Raises:
@@ -175,34 +177,13 @@ def _make_shapes(name: str, chosen: DatasetOptions) -> Source:
 def _make_folder(name: str, chosen: DatasetOptions) -> Source:
     assert chosen.data_dir
     assert chosen.num_classes is not None
-    source = make_folder(
-        chosen.data_dir,
-        chosen.split,
-        chosen.size,
-        chosen.num_classes,
-        ignore_label=chosen.ignore_label,
-        label_map=chosen.label_map,
-        class_names=chosen.class_names,
-        max_examples=chosen.num_examples,
-        val_fraction=chosen.val_fraction,
-        value_range=chosen.value_range,
-        tile=chosen.tile,
-        pixels=chosen.pixels,
-    )
+    options = chosen.select(*_OF_FOLDER)
+    source = make_folder(chosen.data_dir, chosen.split, chosen.size, chosen.num_classes, **options)
     return leave_out_bad(source) if chosen.on_bad_example == "skip" else source
 
 
 def _make_tfds(name: str, chosen: DatasetOptions) -> SequentialSource:
-    return make_tfds(
-        name,
-        chosen.split,
-        chosen.size,
-        data_dir=chosen.data_dir,
-        num_classes=chosen.num_classes,
-        ignore_label=chosen.ignore_label,
-        class_names=chosen.class_names,
-        max_examples=chosen.num_examples,
-    )
+    return make_tfds(name, chosen.split, chosen.size, **chosen.select(*_OF_TFDS))
 
 
 _FACTORIES: dict[str, Callable[[str, DatasetOptions], Source | SequentialSource]] = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.fingerprint import make_header
 from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource
 from tfdist.errors import TfdistError
@@ -48,9 +47,7 @@ def make_shapes(
 
     Args:
       split: any name; different names give different pictures.
-      image_size: (height, width) in pixels.
       num_examples: by default 2000 for "train" and 200 for any other split.
-      seed: the seed of the whole data set.
 
     Raises:
       TfdistError: a side is shorter than 16 pixels, or `num_examples` is below 1.
@@ -92,9 +89,7 @@ class ShapesSource(ImagesAndMasks, BatchSource):
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns everything that determines the pictures."""
-        header = make_header(
-            kind="shapes", num_examples=self.num_examples, element_spec=self.element_spec
-        )
+        header = self._make_header("shapes")
         return {**header, "split": self.split, "seed": self.seed}
 
     @tf.autograph.experimental.do_not_convert

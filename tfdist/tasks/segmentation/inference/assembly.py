@@ -1,39 +1,15 @@
 """Turns the options of the commands that use a finished run into objects."""
 
-import dataclasses
-import os
-
 import tensorflow as tf
 
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
-from tfdist.models.portable import to_fused_layers
 from tfdist.tasks.segmentation.inference.options import EvaluateRunOptions, WindowOptions
 from tfdist.tasks.segmentation.inference.predictor import Predictor
-from tfdist.tasks.segmentation.inference.run import TrainedRun, read_run
-from tfdist.tasks.segmentation.inference.zoom import Zoom, find_training_zoom, parse_zoom
+from tfdist.tasks.segmentation.inference.run import TrainedRun
+from tfdist.tasks.segmentation.inference.windows import Zoom, find_training_zoom, parse_zoom
 from tfdist.tasks.segmentation.registry import make_examples
 from tfdist.tasks.segmentation.task import parse_label_map
-
-
-def load_run(
-    run_dir: str, *, strategy: tf.distribute.Strategy | None = None, trust_task: bool = False
-) -> TrainedRun:
-    """Returns a finished run with its model.
-
-    Args:
-      run_dir: a run directory of `tfdist.train`, on any file system of `tf.io.gfile`.
-      strategy: creates the model's variables in its scope; the current strategy by default.
-      trust_task: whether to execute any code that the run's options name; by default, only code
-        that a command line has named on this machine.
-
-    Raises:
-      TfdistError: there is no run, it is not finished, its files cannot be read, or its options
-        name other code.
-    """
-    with (strategy or tf.distribute.get_strategy()).scope():
-        run = read_run(os.path.expanduser(run_dir), trust_task=trust_task)
-        return dataclasses.replace(run, model=to_fused_layers(run.model))
 
 
 def build_predictor(

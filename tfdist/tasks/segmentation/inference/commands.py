@@ -38,11 +38,12 @@ def run_evaluation(options: EvaluateOptions) -> int:
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.folder import FolderSource
     from tfdist.tasks.segmentation.inference import assembly, scores
+    from tfdist.tasks.segmentation.inference.run import load_run
     from tfdist.tasks.segmentation.tfds_source import TfdsSource
 
     chosen = options.run
     strategy = start_devices(options.devices)
-    run = assembly.load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
+    run = load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
     source = assembly.build_examples(run, chosen)
     full = source if chosen.full_size and isinstance(source, FolderSource | TfdsSource) else None
     predictor = assembly.build_predictor(
@@ -85,6 +86,7 @@ def run_prediction(options: PredictOptions) -> int:
     """
     from tfdist.data.progress import show_progress
     from tfdist.tasks.segmentation.inference import assembly, files, prediction
+    from tfdist.tasks.segmentation.inference.run import load_run
     from tfdist.tasks.segmentation.inference.scores import format_scores
     from tfdist.tasks.segmentation.pictures import make_palette
 
@@ -96,7 +98,7 @@ def run_prediction(options: PredictOptions) -> int:
     masks = files.find_masks(images, chosen.masks) if chosen.masks else None
     label_map = parse_label_map(chosen.label_map)
     strategy = start_devices(options.devices)
-    run = assembly.load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
+    run = load_run(chosen.run_dir, strategy=strategy, trust_task=chosen.trust_task)
     label_map = label_map or parse_label_map(run.task.label_map)
     predictor = assembly.build_predictor(run, options.windows, strategy)
     palette = make_palette(run.num_classes)
@@ -148,14 +150,14 @@ def run_prediction(options: PredictOptions) -> int:
 
 
 def _write_servable(options: ExportRunOptions, path: str) -> str:
-    from tfdist.tasks.segmentation.inference import assembly
+    from tfdist.tasks.segmentation.inference.run import load_run
     from tfdist.tasks.segmentation.inference.servable import (
         ENCODED_SIGNATURE,
         TENSOR_SIGNATURE,
         save_servable,
     )
 
-    run = assembly.load_run(options.run_dir, trust_task=options.trust_task)
+    run = load_run(options.run_dir, trust_task=options.trust_task)
     save_servable(run, path)
     height, width = run.image_size
     return (

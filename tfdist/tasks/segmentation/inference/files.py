@@ -1,12 +1,10 @@
 """The files that a prediction reads and writes, on any file system of `tf.io.gfile`."""
 
-import concurrent.futures
 import csv
 import io
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +20,6 @@ from tfdist.tasks.images.reading import ANY_EXTENSIONS
 from tfdist.tasks.segmentation.folder import MASK_EXTENSIONS
 from tfdist.tasks.segmentation.masks import encode_mask, read_mask
 from tfdist.tasks.segmentation.pictures import make_overlay
-
-_THREADS = 4
-_READ_AHEAD = 16
 
 
 def list_images(directory_or_pattern: str) -> dict[str, str]:
@@ -86,24 +81,6 @@ def find_masks(images: Mapping[str, str], directory: str) -> dict[str, str]:
             "NAME.png for every image. Leave out `masks` to predict without metrics."
         )
     return {stem: tf.io.gfile.join(directory, name) for stem, name in masks.items()}
-
-
-def read_ahead(
-    read: Callable[[str], Any], paths: Iterable[str]
-) -> Iterator[concurrent.futures.Future]:
-    """Yields a future for each path, in order, while several threads read the next ones."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        pending: deque[concurrent.futures.Future] = deque()
-        try:
-            for path in paths:
-                pending.append(pool.submit(read, path))
-                if len(pending) > _READ_AHEAD:
-                    yield pending.popleft()
-            while pending:
-                yield pending.popleft()
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from tfdist.options import CommandOptions, OptionGroup, inherit, option
 from tfdist.tasks.commands import DeviceOptions, FinishedRunOptions
-from tfdist.tasks.segmentation.inference.windows import check_overlap
-from tfdist.tasks.segmentation.inference.zoom import parse_zoom
+from tfdist.tasks.segmentation.inference.windows import check_overlap, parse_zoom
 from tfdist.tasks.segmentation.task import Segmentation, parse_label_map
 
 _LABEL_MAP_HELP = (
@@ -82,9 +81,7 @@ class EvaluateRunOptions(FinishedRunOptions):
         None, "shapes, folder or tfds:NAME; the run's own by default", metavar="NAME"
     )
     data_dir: str | None = option(
-        None,
-        "directory of the data set; the run's own by default",
-        metavar="DIR",
+        None, "directory of the data set; the run's own by default", metavar="DIR"
     )
     label_map: tuple[str, ...] = inherit(
         Segmentation, "label_map", help=f"folder: {_LABEL_MAP_HELP}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from tfdist.errors import TfdistError
 from tfdist.tasks.images.pixels import PLAIN, PixelFormat
-from tfdist.tasks.images.reading import read_image
-from tfdist.tasks.segmentation.inference.files import PredictionDirectory, read_ahead
+from tfdist.tasks.images.reading import read_ahead, read_image
+from tfdist.tasks.segmentation.inference.files import PredictionDirectory
 from tfdist.tasks.segmentation.inference.predictor import Predictor
 from tfdist.tasks.segmentation.inference.scores import (
     count_confusion,
@@ -19,6 +19,8 @@ from tfdist.tasks.segmentation.inference.scores import (
 )
 from tfdist.tasks.segmentation.label_map import LabelMap
 from tfdist.tasks.segmentation.masks import check_mask, read_mask
+
+_THREADS = 4  # which read images
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def predict_files(
 
     def read() -> Iterator[tuple[tuple[str, np.ndarray], np.ndarray]]:
         read_one = functools.partial(read_image, pixels=pixels)
-        readings = read_ahead(read_one, missing.values())
+        readings = read_ahead(read_one, missing.values(), threads=_THREADS)
         for name, reading in zip(missing, readings, strict=True):
             try:
                 image = reading.result()

@@ -1,10 +1,15 @@
 """A finished segmentation run: its options, its classes and its model."""
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.errors import TfdistError
+from tfdist.models.portable import to_fused_layers
 from tfdist.tasks.finished import FinishedRun, read_finished
 from tfdist.tasks.images.pixels import PixelFormat
 from tfdist.tasks.segmentation.task import Segmentation
@@ -47,28 +52,37 @@ class TrainedRun(FinishedRun):
         return self.task.ignore_label
 
 
-def read_run(path: str, *, trust_task: bool = False) -> TrainedRun:
-    """Reads a run's directory, on any file system of `tf.io.gfile`.
+def load_run(
+    run_dir: str, *, strategy: tf.distribute.Strategy | None = None, trust_task: bool = False
+) -> TrainedRun:
+    """Returns a finished run with its model.
 
-    The model's variables are created in the current strategy's scope.
+    Args:
+      run_dir: a run directory of `tfdist.train`, on any file system of `tf.io.gfile`.
+      strategy: creates the model's variables in its scope; the current strategy by default.
+      trust_task: whether to execute any code that the run's options name; by default, only code
+        that a command line has named on this machine.
 
     Raises:
-      TfdistError: there is no run, it is not finished, its files cannot be read, or it is a run
-        of another task.
+      TfdistError: there is no run, it is not finished, its files cannot be read, its options name
+        other code, or it is a run of another task.
     """
-    run = read_finished(path, trust_task=trust_task)
-    if not isinstance(run.task, Segmentation):
-        raise TfdistError(
-            f"Cannot use the run in `run_dir={path}`: it is of `task={run.options.task.task}`, "
-            "not of segmentation. Name another run."
-        )
-    names, info = run.summary.get("per_class_iou"), run.summary.get("info", {})
-    if not isinstance(names, dict) or not isinstance(info, dict) or not _is_whole(info):
-        raise TfdistError(
-            f"Cannot use the run in `run_dir={path}`: its summary.json is incomplete or was "
-            "changed. Run its tfdist.train command again, which writes that file."
-        )
-    return TrainedRun(**vars(run), class_names=tuple(names), info=info)
+    path = os.path.expanduser(run_dir)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        run = read_finished(path, trust_task=trust_task)
+        if not isinstance(run.task, Segmentation):
+            raise TfdistError(
+                f"Cannot use the run in `run_dir={path}`: it is of `task={run.options.task.task}`, "
+                "not of segmentation. Name another run."
+            )
+        names, info = run.summary.get("per_class_iou"), run.summary.get("info", {})
+        if not isinstance(names, dict) or not isinstance(info, dict) or not _is_whole(info):
+            raise TfdistError(
+                f"Cannot use the run in `run_dir={path}`: its summary.json is incomplete or was "
+                "changed. Run its tfdist.train command again, which writes that file."
+            )
+        fused = dataclasses.replace(run, model=to_fused_layers(run.model))
+        return TrainedRun(**vars(fused), class_names=tuple(names), info=info)
 
 
 def _is_whole(info: Mapping[str, Any]) -> bool:
