@@ -44,7 +44,6 @@ def make_model(
       norm: one of `tfdist.models.layers.NORMS`.
       dropout: the fraction of the features between encoder and decoder to drop in training.
       pretrained: whether the encoder starts from ImageNet weights.
-      seed: the seed of the initial weights.
 
     Returns:
       A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:

@@ -104,15 +104,14 @@ def make_backbone_unet(
 ) -> keras.Model:
     """Returns a new U-Net whose encoder is one of keras.applications.
 
+    For the arguments that all models have, see `tfdist.models.make_model`.
+
     Args:
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
       base_filters: the filters of the decoder's last level; each level below has twice as many.
       depth: how many times the encoder halves the image: 2 to 5; 5 uses the whole encoder.
       norm: one of `NORMS` of `layers`, used in the encoder too; with `none`, its convolutions
         have biases instead.
-      dropout: the fraction of the bottleneck's features to drop in training.
-      pretrained: whether the encoder starts from ImageNet weights, which are downloaded once.
-      seed: determines the initial weights (together with the ImageNet weights, if any).
 
     Returns:
       A `keras.Model` that maps float [batch, height, width, channels], in [0, 255], to logits:

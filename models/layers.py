@@ -31,8 +31,6 @@ def make_norm(kind: str, *, channels: int, name: str | None = None) -> keras.lay
       kind: `sync_batch`, batch normalization over all replicas' examples; `batch`, over those of
         one replica; `group`, group normalization, with the largest group count that divides both
         32 and `channels`; `none`, the identity.
-      channels: the size of the last axis.
-      name: the layer's name.
 
     Raises:
       ValueError: `kind` is not one of these.

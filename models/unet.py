@@ -34,18 +34,13 @@ def unet(
     """Returns a new U-Net.
 
     It follows the paper with three common changes: the convolutions are padded, so the logits have
-    the image's size; they are normalized before the ReLU; and there is no dropout by default.
+    the image's size; they are normalized before the ReLU; and there is no dropout by default. With
+    the norm `none`, the convolutions have biases instead. For the arguments that all models have,
+    see `tfdist.models.make_model`.
 
     Args:
       image_size: height and width, each divisible by 2**depth, or both None for any such size.
-      num_classes: the number of logits per pixel.
-      channels: the number of channels of an image.
-      base_filters: the filters of the first level, 64 in the paper; each level below doubles them.
-      depth: the number of 2x2 poolings, 4 in the paper.
-      norm: one of `tfdist.models.layers.NORMS`; with `none`, the convolutions have biases instead.
-      dropout: the fraction of the bottleneck's features to drop in training.
       pretrained: must be False: there are no pretrained weights.
-      seed: the seed of the initial weights, which are a pure function of it.
       mean: what to subtract from the images, for all channels or for each.
       std: what to divide the result by, for all channels or for each.
       stage_scope: returns the context to build a stage in.

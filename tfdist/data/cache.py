@@ -105,8 +105,6 @@ def cache_source(
         itself.
       directory: the directory for "disk", which must be local; ~/.cache/tfdist by
         default.
-      memory_limit_bytes: see "auto".
-      quiet: whether to hide the progress bar.
 
     Raises:
       TfdistError: `where` is unknown, or "none" for a source without random access; the

@@ -74,13 +74,10 @@ def make_train_dataset(
     next step, and so on. The batches of all replicas at a step are the global batch, in order.
 
     Args:
-      source: the examples.
       global_batch_size: the number of examples in a global batch.
       seed: the seed of shuffling and augmentation, in [0, 2**31).
-      start_step: the number of the first global batch.
       num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.
-      augmentation: the augmentation of the examples, if any.
       shuffle: whether to shuffle every epoch, rather than to keep the order of the indices;
         `"batch"` shuffles within each batch, and requires `ends_epochs`; an int64 tensor
         [num_examples] is the order of every epoch.
@@ -228,7 +225,6 @@ def make_eval_dataset(
     """Returns a dataset with every example exactly once, in index order, in per-replica batches.
 
     Args:
-      source: the examples.
       global_batch_size: the number of examples in a global batch; the last one may have fewer.
       num_replicas: the number of replicas in all processes.
       replicas: the ids of this process's replicas, by default all of them.

@@ -21,7 +21,6 @@ class AddressCheck:
 
     Attributes:
       task: role and index, as in "worker 0".
-      address: its "host:port".
       found: what was found and, if something is wrong, what to do.
       resolved: its IP address, empty if it has none.
     """

@@ -83,9 +83,6 @@ class Batcher:
         """Returns the outputs of a signature for the rows of one request.
 
         Args:
-          servable: the version.
-          signature: one of its signatures.
-          inputs: name -> array.
           outputs: the outputs that are needed; see `Servable.run`.
 
         Raises:

@@ -69,7 +69,6 @@ class Task(OptionGroup):
 
         Args:
           seed: the seed of the run.
-          quiet: whether to print nothing.
 
         Raises:
           TfdistError: the data is missing, or does not fit the options.
@@ -144,9 +143,7 @@ class Task(OptionGroup):
         """Writes the pictures of a finished run; all workers call this, only the chief writes.
 
         Args:
-          run: the run's directory.
           trainer: the trainer, whose model is the best one.
-          data: the data of the run.
           summary: the result of `evaluate`.
         """
 
@@ -154,9 +151,6 @@ class Task(OptionGroup):
         """Returns the task's sections of `report.html`; by default its pictures.
 
         It is called after each epoch, and sees what the run has recorded, not the model.
-
-        Args:
-          run: the run's records.
         """
         from tfdist.report import Section, make_pictures
 
@@ -167,10 +161,6 @@ class Task(OptionGroup):
         """Returns pictures of predictions, such as `predictions` for `samples/predictions.png`.
 
         It is called after epochs (`--sample_every`) by all workers.
-
-        Args:
-          trainer: the trainer.
-          data: the data of the run.
 
         Returns:
           Name -> uint8 [height, width, 1 or 3].

@@ -52,7 +52,6 @@ def make_class_weights(
 
     Args:
       counts: int64 [num_classes], pixels of each class (`count_classes`).
-      kind: one of `KINDS`.
       pixels_with_class: int64 [num_classes] (`count_pixels_with_class`).
 
     Returns:

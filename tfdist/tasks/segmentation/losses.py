@@ -175,12 +175,6 @@ def make_loss(
 ) -> keras.losses.Loss:
     """Builds a segmentation loss on logits by name.
 
-    Args:
-      name: a key of `LOSSES`.
-      ignore_label: the label of pixels that do not count.
-      class_weights: one factor per class.
-      logit_adjustment: see `PixelCrossEntropy`.
-
     Raises:
       TfdistError: the name is unknown.
     """

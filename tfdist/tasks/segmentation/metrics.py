@@ -20,7 +20,6 @@ class SegmentationMetrics(keras.metrics.Metric):
       num_classes: the number of classes, without the ignored one.
       ignore_label: the label of pixels that are not counted.
       class_names: names for the per-class entries; the class numbers by default.
-      name, dtype: see `keras.metrics.Metric`.
     """
 
     is_sum_over_rows = True  # see `tfdist.training.replicas.metrics`

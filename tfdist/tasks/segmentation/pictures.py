@@ -68,7 +68,6 @@ def make_comparison(
       images: [examples, height, width, channels], in [0, 255].
       truths, predictions: int labels [examples, height, width]; where the truth has no color
         (the ignore label), the prediction is not shown either.
-      class_names: one name per class.
 
     Returns:
       uint8 [height, width, 3].
@@ -140,7 +139,6 @@ def add_headings(picture: np.ndarray, headings: Sequence[str]) -> np.ndarray:
 
     Args:
       picture: uint8 [height, width, 3].
-      headings: one text per column.
     """
     paper = Image.new("RGB", (picture.shape[1], _LINE), _PAPER)
     draw = ImageDraw.Draw(paper)

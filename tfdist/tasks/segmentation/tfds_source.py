@@ -61,13 +61,8 @@ def make_tfds(
     Args:
       name: such as "oxford_iiit_pet" or "oxford_iiit_pet:4.0.0".
       split: such as "train"; "val" stands for the data set's val, validation or test.
-      image_size: (height, width) in pixels of the examples.
       data_dir: the directory of the data sets, maybe gs://; ~/tensorflow_datasets by default.
-      num_classes: labels are 0 .. num_classes - 1.
-      ignore_label: one more label that is allowed in the masks, or None.
-      class_names: one name per class.
       max_examples: the maximum number of examples; the first in the stored order are used.
-      download_config: a `tfds.download.DownloadConfig`.
 
     Raises:
       TfdistError: tensorflow_datasets is missing; there is no such data set or split; the
