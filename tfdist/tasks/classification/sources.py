@@ -1,4 +1,4 @@
-"""Sources of classified images: a directory per class, TensorFlow Datasets, and drawn shapes."""
+"""Sources of classified images, in directories, TensorFlow Datasets or drawn; their mirroring."""
 
 import dataclasses
 import hashlib
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.fingerprint import hash_files, make_header
+from tfdist.data.fingerprint import hash_files
 from tfdist.data.listing import find_split, list_directory, list_names, take_part
+from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
@@ -30,10 +31,7 @@ class ImagesAndClasses:
     @property
     def element_spec(self) -> Any:
         """(image float32 [height, width, 3] in [0, 255], class int32 scalar)."""
-        return (
-            tf.TensorSpec((*self.image_size, 3), tf.float32),
-            tf.TensorSpec((), tf.int32),
-        )
+        return (tf.TensorSpec((*self.image_size, 3), tf.float32), tf.TensorSpec((), tf.int32))
 
     @property
     def stored_spec(self) -> Any:
@@ -54,7 +52,6 @@ class DrawnSource(ImagesAndClasses, BatchSource):
     pictures: ShapesSource
 
     def load_batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns images and classes at `indices` (int64 [batch])."""
         images, masks = self.pictures.load_batch(indices)
         pixels = tf.one_hot(masks, len(self.class_names) + 1)
         covered = tf.reduce_sum(pixels, axis=[1, 2])[:, 1:]  # without the background
@@ -76,16 +73,13 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
     files: tuple[tuple[str, int], ...]
 
     def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example in order."""
         with tf.device("CPU:0"):
             for path, label in self.files:
                 yield resize_image(read_image(path), self.image_size), np.array(label, np.int32)
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns a fingerprint of the files' names, sizes and some of their contents."""
-        header = make_header(
-            kind="class folder", num_examples=self.num_examples, element_spec=self.element_spec
-        )
+        header = self._make_header("class folder")
         files = hash_files([{"image": path} for path, _ in self.files])
         return {**header, "classes": list(self.class_names), "files": files}
 
@@ -110,7 +104,6 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
     split: str
 
     def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields every example in the stored order."""
         examples = tfds.read_in_order(
             self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
         )
@@ -214,7 +207,6 @@ def make_class_tfds(
     *,
     data_dir: str | None = None,
     max_examples: int | None = None,
-    download_config: Any = None,
 ) -> ClassTfdsSource:
     """Returns a source of a TensorFlow Datasets data set that has `image` and `label`.
 
@@ -229,7 +221,7 @@ def make_class_tfds(
         set has no label, or cannot be downloaded or prepared.
     """
     builder = _make_builder(name, data_dir)
-    tfds.prepare(builder, name, download_config)
+    tfds.prepare(builder, name)
     stored_split = tfds.find_split(builder, name, split)
     num_examples = builder.info.splits[stored_split].num_examples
     return ClassTfdsSource(
@@ -252,3 +244,22 @@ def _make_builder(name: str, data_dir: str | None) -> Any:
     if not getattr(builder.info.features["label"], "num_classes", 0):
         raise TfdistError(f"Cannot use tfds:{name}: its label is not a class. {_ADVICE}")
     return builder
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """Mirrors half of the examples horizontally."""
+
+    @tf.autograph.experimental.do_not_convert
+    def augment_batch(
+        self, batch: tuple[tf.Tensor, tf.Tensor], seeds: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the augmented batch.
+
+        Args:
+          batch: images, float [batch, height, width, channels], and labels.
+          seeds: int64 [batch, 2].
+        """
+        images, labels = batch
+        flips = hash_uniform(seeds, 1)[:, 0] < 0.5
+        return tf.where(flips[:, None, None, None], images[:, :, ::-1], images), labels

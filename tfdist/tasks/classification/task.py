@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tfdist.errors import TfdistError
 from tfdist.imports import import_named
-from tfdist.options import option
+from tfdist.options import inherit, option
 from tfdist.tasks.base import Task
 from tfdist.tasks.data import Data, DataPlan, find_dataset
+from tfdist.tasks.segmentation.task import Segmentation
 
 if TYPE_CHECKING:
     import keras
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tfdist.records.recorded_run import RecordedRun
     from tfdist.records.run_directory import RunDirectory
     from tfdist.report import Section
-    from tfdist.tasks.classification.augment import Mirror
+    from tfdist.tasks.classification.sources import Mirror
     from tfdist.training.fit.trainer import Trainer
 
 _TOP = 5
@@ -44,19 +45,10 @@ class Classification(Task):
     image_size: tuple[int, int] = option(
         (96, 96), "height and width in pixels; images are resized bilinearly", metavar="H,W"
     )
-    train_examples: int | None = option(
-        None, "number of training examples; a maximum except for shapes", metavar="N", minimum=1
-    )
-    val_examples: int | None = option(
-        None, "number of validation examples; a maximum except for shapes", metavar="N", minimum=1
-    )
-    val_fraction: float = option(
-        0.0,
-        "folder: fraction of the training examples to use for validation, chosen by name, if there "
-        "is no directory val; 0 for none",
-        minimum=0,
-    )
-    flip: bool = option(True, "mirror half of the training examples")
+    train_examples: int | None = inherit(Segmentation, "train_examples", minimum=1)
+    val_examples: int | None = inherit(Segmentation, "val_examples", minimum=1)
+    val_fraction: float = inherit(Segmentation, "val_fraction")
+    flip: bool = inherit(Segmentation, "flip")
     model: str = option(
         "small_cnn",
         "small_cnn, a network of keras.applications such as MobileNetV2, or "
@@ -64,12 +56,7 @@ class Classification(Task):
         metavar="NAME|package.module:function",
     )
     pretrained: bool = option(False, "start from ImageNet weights (keras.applications only)")
-    cache: str = option(
-        "auto",
-        "where to keep decoded and resized examples",
-        choices=("auto", "memory", "disk", "none"),
-        result=False,
-    )
+    cache: str = inherit(Segmentation, "cache")
 
     def check(self) -> None:
         self._find_dataset()
@@ -135,7 +122,7 @@ class Classification(Task):
 
     def make_augmentation(self, info: Mapping[str, Any]) -> "Mirror | None":
         """Returns the mirroring if `flip` is set, else None."""
-        from tfdist.tasks.classification.augment import Mirror
+        from tfdist.tasks.classification.sources import Mirror
 
         return Mirror() if self.flip else None
 
