@@ -3,7 +3,7 @@
 Nested models are replaced by their own operations, so that a backbone can be divided, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ class Operation:
     Attributes:
       name: the path of the layer, such as `backbone/conv_1`.
       inputs, outputs: the numbers of the values that it takes and gives.
-      specs: the symbolic tensors of its outputs.
       node: the Keras node; None for the conversion of a nested model's inputs.
       training: the `training` argument of the nested model that contains the operation.
     """
@@ -77,8 +76,13 @@ class Graph:
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables that the operations read or update, each once."""
-        found = (v for operation in self.operations for v in operation.variables)
-        return list({id(v): v for v in found}.values())
+        return list_variables(self.operations)
+
+
+def list_variables(operations: Iterable[Operation]) -> list[keras.Variable]:
+    """Returns the variables that operations read or update, each once."""
+    found = (v for operation in operations for v in operation.variables)
+    return list({id(v): v for v in found}.values())
 
 
 def find_functional(model: Any) -> Any:

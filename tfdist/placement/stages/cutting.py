@@ -14,7 +14,7 @@ import keras
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.placement.costs import Cost
-from tfdist.placement.graph import Graph, Operation
+from tfdist.placement.graph import Graph, Operation, list_variables
 
 Share = Callable[[int, int], float]
 """The share of the operations between two positions."""
@@ -45,8 +45,7 @@ class Stage:
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables that it reads or updates, each once."""
-        found = (v for operation in self.operations for v in operation.variables)
-        return list({id(v): v for v in found}.values())
+        return list_variables(self.operations)
 
 
 def cut(graph: Graph, places: Sequence[int]) -> tuple[Stage, ...]:
