@@ -74,14 +74,8 @@ def _run_command(argv: Sequence[str]) -> int:
         found, own = probe.find_cluster(several.hosts, several.task)
         return probe.run_check(found, own, wait_s=several.wait_s)
     train_flags, command = _find_command(rest, _split_command(tasks.command))
-    common: dict[str, Any] = {
-        "train_flags": train_flags,
-        "command": command,
-        "timeout_s": tasks.timeout_s,
-        "grace_s": tasks.grace_s,
-        "max_restarts": tasks.max_restarts,
-        "stall_timeout_s": tasks.stall_timeout_s,
-    }
+    given_here = {"train_flags": train_flags, "command": command}
+    common: dict[str, Any] = dataclasses.asdict(tasks) | given_here
     config = parse_hosts(several.hosts, several.task)
     if config is not None:
         _check_alone(local)
