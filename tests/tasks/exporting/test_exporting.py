@@ -15,8 +15,7 @@ from tfdist.cli.command import run_command
 from tfdist.runs.options import TrainOptions
 from tfdist.tasks.commands import run_task_command
 from tfdist.tasks.exporting.conversion import convert_model, to_float32
-from tfdist.tasks.exporting.interpreters import open_file
-from tfdist.tasks.exporting.scoring import score_examples
+from tfdist.tasks.exporting.scoring import open_file, score_examples
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 

@@ -18,10 +18,10 @@ from tfdist.tasks.command_options import ExportRunOptions
 from tfdist.tasks.data import to_sources
 from tfdist.tasks.exporting.conversion import convert_model, to_float32
 from tfdist.tasks.exporting.formats import check_file_name, check_installed
-from tfdist.tasks.exporting.interpreters import open_file
 from tfdist.tasks.exporting.scoring import (
     Score,
     measure_difference,
+    open_file,
     read_one_by_one,
     score_examples,
 )
