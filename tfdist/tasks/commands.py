@@ -22,7 +22,7 @@ from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.named_code import TRUST, check_recorded_code
 from tfdist.options import CommandOptions
-from tfdist.reading import parse_options
+from tfdist.reading import parse_object, parse_options
 from tfdist.records.durable_files import read_file
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import AUTO
@@ -257,13 +257,7 @@ def _read_task(run_dir: str) -> str:
     try:
         if "://" in path:
             start_tensorflow_quietly()
-            import tensorflow as tf
-
-            with tf.io.gfile.GFile(path) as file:
-                values = json.loads(file.read())
-        else:
-            with open(path, encoding="utf-8") as file:
-                values = json.load(file)
+        values: Any = parse_object(read_file(path))
         return str(values["task"]["task"])
     except Exception:  # The command itself reports what is wrong.
         return Segmentation.name
