@@ -82,17 +82,7 @@ def hash_steps(task: Mapping[str, Any]) -> dict[str, Any] | None:
     problem.reset_process()
     trainer = Trainer(problem.build_model, strategy=strategy, seed=problem.seed)
     hashes = _Hashes()
-    x, y, sample_weight = (*problem.train, None, None)[:3]
-    trainer.fit(
-        x,
-        y,
-        sample_weight=sample_weight,
-        global_batch_size=problem.global_batch_size,
-        augmentation=problem.augmentation,
-        max_steps=options.verification.steps,
-        callbacks=[hashes],
-        verbose=0,
-    )
+    problem.fit(trainer, max_steps=options.verification.steps, callbacks=[hashes])
     return {"hashes": hashes.found} if config is None or config.is_chief else None
 
 

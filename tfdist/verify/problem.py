@@ -13,6 +13,7 @@ from tfdist.imports import import_named
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import make_strategy_options
 from tfdist.tasks.registry import make_task_options, select_task
+from tfdist.training.fit.trainer import Trainer
 from tfdist.training.options import TrainingOptions
 from tfdist.verify.options import VerifiedModelOptions, VerifyOptions
 
@@ -47,6 +48,31 @@ class Problem:
         keras.utils.clear_session(free_memory=False)
         keras.config.set_dtype_policy(policy)
         keras.utils.set_random_seed(self.seed)
+
+    def fit(self, trainer: Trainer, **options: Any) -> None:
+        """Trains on the data, with further options of `Trainer.fit`."""
+        x, y, sample_weight = (*self.train, None, None)[:3]
+        trainer.fit(
+            x,
+            y,
+            sample_weight=sample_weight,
+            global_batch_size=self.global_batch_size,
+            augmentation=self.augmentation,
+            verbose=0,
+            **options,
+        )
+
+    def evaluate(self, trainer: Trainer) -> dict[str, float]:
+        """Returns the losses and metrics of the evaluation's data."""
+        x, y, sample_weight = (*self.evaluation, None, None)[:3]
+        return trainer.evaluate(
+            x,
+            y,
+            sample_weight=sample_weight,
+            global_batch_size=self.global_batch_size,
+            verbose=0,
+            return_dict=True,
+        )
 
     def make_linear(self, *, workers: int) -> "Problem":
         """Returns the problem with plain gradient descent and equal batches for all workers."""

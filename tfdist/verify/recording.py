@@ -77,25 +77,26 @@ def record(
       shard_optimizer: whether the optimizer's state is divided over the replicas.
       report: called after every step, with its number.
     """
+
+    def build_model() -> keras.Model:
+        model = problem.build_model()
+        keep_first_gradients(model.optimizer)
+        return model
+
+    problem.reset_process()
+    chosen = find_options(strategy)
+    exact_steps = chosen.exact_steps if chosen else {}
+    trainer = Trainer(
+        build_model,
+        strategy=strategy,
+        seed=problem.seed,
+        step_options=StepOptions(check="off", shard_optimizer=shard_optimizer, **exact_steps),
+        placement=placement,
+    )
     recording = Recording()
     observer = _Observer(recording, report)
-    trainer = _train(
-        problem,
-        strategy,
-        steps=steps,
-        placement=placement,
-        shard_optimizer=shard_optimizer,
-        callbacks=[observer],
-    )
-    x, y, sample_weight = (*problem.evaluation, None, None)[:3]
-    recording.evaluation = trainer.evaluate(
-        x,
-        y,
-        sample_weight=sample_weight,
-        global_batch_size=problem.global_batch_size,
-        verbose=0,
-        return_dict=True,
-    )
+    problem.fit(trainer, max_steps=steps, callbacks=[observer], steps_per_epoch=1)
+    recording.evaluation = problem.evaluate(trainer)
     model = trainer.model
     trainable = {id(variable) for variable in model.trainable_variables}
     recording.arrays[WEIGHTS] = _read(model.trainable_variables)
@@ -159,46 +160,6 @@ class _Observer(keras.callbacks.Callback):
         self._recording.logs.append({name: float(value) for name, value in (logs or {}).items()})
         self._recording.norms.append({k: float(np.linalg.norm(v)) for k, v in values.items()})
         self._report(epoch + 1)
-
-
-def _train(
-    problem: Problem,
-    strategy: tf.distribute.Strategy,
-    *,
-    steps: int,
-    placement: Placement | None,
-    shard_optimizer: bool,
-    callbacks: list[Any],
-) -> Trainer:
-    def build_model() -> keras.Model:
-        model = problem.build_model()
-        keep_first_gradients(model.optimizer)
-        return model
-
-    problem.reset_process()
-    chosen = find_options(strategy)
-    exact_steps = chosen.exact_steps if chosen else {}
-    step_options = StepOptions(check="off", shard_optimizer=shard_optimizer, **exact_steps)
-    trainer = Trainer(
-        build_model,
-        strategy=strategy,
-        seed=problem.seed,
-        step_options=step_options,
-        placement=placement,
-    )
-    x, y, sample_weight = (*problem.train, None, None)[:3]
-    trainer.fit(
-        x,
-        y,
-        sample_weight=sample_weight,
-        global_batch_size=problem.global_batch_size,
-        augmentation=problem.augmentation,
-        steps_per_epoch=1,
-        max_steps=steps,
-        callbacks=callbacks,
-        verbose=0,
-    )
-    return trainer
 
 
 def _read(variables: Any) -> dict[str, np.ndarray]:
