@@ -1,6 +1,7 @@
 """Shared set-up of the tests: three logical CPUs or GPUs, no accelerators' chatter."""
 
 import collections
+import contextlib
 import gc
 import os
 
@@ -64,6 +65,44 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported is no garbage
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _short_measurements():
+    """Runs measure the peak of the device, which no test of theirs looks at, for a shorter time."""
+    from tfdist.runs import flops
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flops, "_LEAST_S", 0.0)
+        patch.setattr(flops, "_ROUNDS", 1)
+        yield
+
+
+@contextlib.contextmanager
+def _graph_optimizer(*, is_on):
+    options = tf.config.optimizer
+    was_off = options.get_experimental_options().get("disable_meta_optimizer", False)
+    options.set_experimental_options({"disable_meta_optimizer": not is_on})
+    yield
+    options.set_experimental_options({"disable_meta_optimizer": was_off})
+
+
+@pytest.fixture(scope="module")
+def graphs_as_traced():
+    """Graphs run as they were traced, in modules whose tests look at files and messages only.
+
+    TensorFlow's graph optimizer takes a quarter of a small run's time. Where numbers are compared,
+    and in all processes that tests start, it is on, as for everybody.
+    """
+    with _graph_optimizer(is_on=False):
+        yield
+
+
+@pytest.fixture
+def optimized_graphs():
+    """Graphs are optimized in one test of such a module."""
+    with _graph_optimizer(is_on=True):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def global_seed_of_its_own():
     """A seed that another test or a shared fixture has set decides nothing, such as an order."""
@@ -115,12 +154,9 @@ def run_dir(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("trained run") / "run"
     flags = [*zoo.SMALL_RUN, "--dataset=shapes", "--quiet"]
-    assert (
-        run_command(
-            "tfdist.train", run_training, [*flags, f"--run_dir={path}"], options_class=TrainOptions
-        )
-        == 0
-    )
+    flags = [*flags, f"--run_dir={path}"]
+    with _graph_optimizer(is_on=True):
+        assert run_command("tfdist.train", run_training, flags, options_class=TrainOptions) == 0
     return str(path)
 
 

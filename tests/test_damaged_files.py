@@ -23,6 +23,7 @@ from tfdist.runs.trackers import Trackers
 from tfdist.tasks.commands import run_task_command
 from tfdist.train import run_training
 
+pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 NO_OBJECTS = {
     "nothing": b"",
     "cut short": b'{"loss": ',
@@ -105,13 +106,16 @@ def train(path, *flags):
     return run_command("tfdist.train", run_training, arguments, options_class=TrainOptions)
 
 
-def test_a_finished_run_writes_a_damaged_summary_anew(run):
+def test_a_finished_run_writes_a_summary_that_is_damaged_or_lost_anew(run):
     whole = json.loads((run / "summary.json").read_text())
-    for content in ("[1]", json.dumps(whole | {"val_mean_iou": "high"})):
-        (run / "summary.json").write_text(content)
+    for content in ("", json.dumps(whole | {"val_mean_iou": "high"}), None):
+        (run / "summary.json").unlink()
+        if content is not None:
+            (run / "summary.json").write_text(content)
         assert train(run) == 0
         found = json.loads((run / "summary.json").read_text())
         assert found["weights_sha256"] == whole["weights_sha256"]
+        assert found["resumed_from_step"] == whole["steps"]
         assert found["per_class_iou"] == whole["per_class_iou"]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import zoo
 from tfdist.cli.command import run_command
 from tfdist.doctor import __main__ as doctor
 from tfdist.jobs import __main__ as jobs
@@ -34,6 +35,7 @@ from tfdist.train import run_training
 from tfdist.verify.__main__ import run_verification
 from tfdist.verify.options import VerifyOptions
 
+pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
 SMALL = [
     "--dataset=shapes",
@@ -462,32 +464,19 @@ def test_commands_that_use_a_run(check, command, run_dir):
     check(status, "Using a run, and verifying", "", command)
 
 
-@pytest.fixture(scope="module")
-def run_of_a_step(tmp_path_factory):
-    """The directory of a finished run of `run`, to copy."""
-    path = tmp_path_factory.mktemp("run of a step")
-    before = os.getcwd()
-    os.chdir(path)
-    try:
-        assert train("--max_steps=1", "--run_dir=run") == 0
-    finally:
-        os.chdir(before)
-    return path / "run"
-
-
-def test_a_run_of_another_command(check, run_of_a_step, capfd):
-    shutil.copytree(run_of_a_step, "run")
+def test_a_run_of_another_command(check, run_dir, capfd):
+    shutil.copytree(run_dir, "run")
     capfd.readouterr()
-    status = train("--max_steps=1", "--run_dir=run", "--seed=5")
+    status = train(*zoo.SMALL_RUN, "--run_dir=run", "--seed=5")
     message = check(status, "Run directories", "a run of another command", "")
     assert "--seed=5 (there: 0)" in message
 
 
-def test_a_run_whose_options_a_power_cut_took(check, run_of_a_step, capfd):
-    shutil.copytree(run_of_a_step, "run")
+def test_a_run_whose_options_a_power_cut_took(check, run_dir, capfd):
+    shutil.copytree(run_dir, "run")
     capfd.readouterr()
     pathlib.Path("run/options.json").write_bytes(b"")
-    status = train("--max_steps=1", "--run_dir=run")
+    status = train(*zoo.SMALL_RUN, "--run_dir=run")
     check(status, "Run directories", "an empty `options.json`, as after a power cut", "")
 
 

@@ -126,8 +126,8 @@ def test_says_what_did_not_fit(error, begin):
 
 
 def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
-    # The weights of the second convolution need more bytes than a process has addresses.
-    model = "--image_size=16,16 --depth=1 --norm=none --base_filters=2500000"
+    # The weights of the second convolution need 1.4 TB.
+    model = "--image_size=16,16 --depth=1 --norm=none --base_filters=200000"
     examples = "--train_examples=8 --val_examples=8 --global_batch_size=8"
     done = subprocess.run(
         [
@@ -137,6 +137,7 @@ def test_training_says_in_one_line_that_the_memory_is_full(tmp_path):
         capture_output=True,
         text=True,
         timeout=1000,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2**38, 2**38)),
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import keras
 import numpy as np
@@ -34,6 +35,7 @@ SMALL = [
     "--seed=4",
 ]
 TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
+pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 
 
 def train(*arguments):
@@ -54,16 +56,15 @@ def start(*arguments, **options):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run: its directory, and the last line that it printed."""
-    path = tmp_path_factory.mktemp("finished") / "run"
+    path = tmp_path_factory.mktemp("finished") / "unet[v1]"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert train(*SMALL, "--strategy=one_device", f"--run_dir={path}") == 0
     return path, out.getvalue().splitlines()[-1]
 
 
-def test_names_that_look_like_patterns(tmp_path, capfd):
-    run = tmp_path / "unet[v2]"
+def test_names_that_look_like_patterns(finished, tmp_path, capfd):
+    run = shutil.copytree(finished[0], tmp_path / "unet[v2]")
     flags = [*SMALL, "--strategy=one_device", f"--run_dir={run}", "--quiet"]
-    assert train(*flags) == 0
     assert train(*flags, "--epochs=3") == 0
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["epochs"], summary["resumed_from_step"]) == (3, 10)
@@ -127,17 +128,13 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
     assert picture.shape == (headings + 6 * 132 + legend, 3 * 132, 3)
     model = keras.saving.load_model(run / "model.keras")
     assert model(np.zeros((1, 16, 16, 3))).shape == (1, 16, 16, 4)
-    load = (
-        f"import keras; print(keras.saving.load_model({str(run / 'model.keras')!r}).output.shape)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", load], cwd=run, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "(None, 16, 16, 4)\n"  # Keras alone
+    with zipfile.ZipFile(run / "model.keras") as file:
+        modules = set(re.findall(r'"module": "(\w+)', file.read("config.json").decode()))
+    assert modules <= {"keras", "builtins"}  # Keras alone can load it
 
 
 @pytest.mark.thorough
-def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
+def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd, optimized_graphs):
     for strategy in (["--strategy=one_device"], TWO_CPUS):
         options = [*SMALL, *strategy, "--precision=float64", "--quiet"]
         assert train(*options, f"--run_dir={tmp_path / strategy[0]}") == 0
@@ -153,7 +150,7 @@ def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
         assert one[name] == pytest.approx(two[name], rel=1e-9)
 
 
-def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path, optimized_graphs):
     options = [*SMALL, "--strategy=one_device", "--epochs=16", "--deterministic"]
     options += ["--val_examples=2", "--notensorboard"]
     assert train(*options, f"--run_dir={tmp_path}/whole", "--quiet") == 0
@@ -201,19 +198,6 @@ def test_repeating_a_finished_command_changes_nothing(finished, capfd):
     assert train(*SMALL, "--strategy=one_device", f"--run_dir={run}") == 0
     assert read() == before
     assert capfd.readouterr().out.splitlines()[-1] == end
-
-
-@pytest.mark.parametrize("content", [None, b""], ids=["missing", "empty"])
-def test_a_summary_that_was_lost_is_written_again(finished, tmp_path, content):
-    shutil.copytree(finished[0], tmp_path / "run")
-    path = tmp_path / "run" / "summary.json"
-    before = json.loads(path.read_text())
-    path.unlink() if content is None else path.write_bytes(content)
-    flags = [*SMALL, "--strategy=one_device", f"--run_dir={tmp_path}/run", "--quiet"]
-    assert train(*flags) == 0
-    after = json.loads(path.read_text())
-    assert after["weights_sha256"] == before["weights_sha256"]
-    assert after["resumed_from_step"] == 10
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):

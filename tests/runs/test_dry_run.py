@@ -1,11 +1,8 @@
 """`--dry_run`: what it says is what training does, and it leaves nothing."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import keras
 import pytest
@@ -17,6 +14,7 @@ from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 SMALL = [
     "--dataset=shapes",
     "--image_size=16,16",
@@ -104,21 +102,15 @@ def test_agrees_with_a_run_that_was_done(run_dir, capfd):
     assert "holds the run of another command: --seed=7" in capfd.readouterr().err
 
 
-def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path):
+def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path, monkeypatch, capfd):
     cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"]}
     config = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist.train", *SMALL, "--dry_run", f"--run_dir={tmp_path}/run"],
-        cwd=ROOT,
-        env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=1000,
-    )
-    assert "multi_worker_mirrored: 3 replicas on 3 workers like this one" in done.stdout
-    assert "8 examples, at most 3 per replica" in done.stdout
-    assert "worker 1  10.0.0.2:2222  <- this process" in done.stdout
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert dry_run(*SMALL, "--devices=CPU:0", f"--run_dir={tmp_path}/run") == 0
+    out, _ = capfd.readouterr()
+    assert "multi_worker_mirrored: 3 replicas on 3 workers like this one" in out
+    assert "8 examples, at most 3 per replica" in out
+    assert "worker 1  10.0.0.2:2222  <- this process" in out
 
 
 def test_estimates_memory_from_what_has_to_be_kept():

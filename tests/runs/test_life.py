@@ -6,10 +6,12 @@ import shutil
 import keras
 import pytest
 
+from tests import zoo
 from tfdist.cli.command import run_command
 from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
+pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 SMALL = [
     "--strategy=one_device",
     "--dataset=shapes",
@@ -25,26 +27,18 @@ SMALL = [
 ]
 
 
-def train(run, *flags, status=0):
-    arguments = [*SMALL, f"--run_dir={run}", *flags]
+def train(run, *flags, status=0, small=SMALL):
+    arguments = [*small, f"--run_dir={run}", *flags]
     assert (
         run_command("tfdist.train", run_training, arguments, options_class=TrainOptions) == status
     )
     return json.loads((run / "summary.json").read_text()) if status == 0 else None
 
 
-@pytest.fixture(scope="module")
-def one_epoch(tmp_path_factory):
-    """The directory of a finished run of one epoch, to copy."""
-    path = tmp_path_factory.mktemp("one epoch") / "run"
-    assert train(path, "--epochs=1")["steps"] == 2
-    return path
-
-
 @pytest.mark.thorough
-def test_a_finished_run_goes_on_for_more_epochs(one_epoch, tmp_path, capsys):
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path, capsys, optimized_graphs):
     whole = train(tmp_path / "whole", "--epochs=3")
-    shutil.copytree(one_epoch, tmp_path / "parts")
+    assert train(tmp_path / "parts", "--epochs=1")["steps"] == 2
     parts = train(tmp_path / "parts", "--epochs=3")
     assert (parts["steps"], parts["epochs"], parts["resumed_from_step"]) == (6, 3, 2)
     assert parts["weights_sha256"] == whole["weights_sha256"]
@@ -54,23 +48,23 @@ def test_a_finished_run_goes_on_for_more_epochs(one_epoch, tmp_path, capsys):
     assert "--epochs=2 (there: 3)" in capsys.readouterr().err
 
 
-def test_a_run_that_other_versions_began_is_named_as_such(one_epoch, tmp_path, capsys):
-    run = shutil.copytree(one_epoch, tmp_path / "run")
+def test_a_run_that_other_versions_began_is_named_as_such(run_dir, tmp_path, capsys):
+    run = shutil.copytree(run_dir, tmp_path / "run")
     options = json.loads((run / "options.json").read_text())
     options["versions"]["keras"] = "3.13.2"
     (run / "options.json").write_text(json.dumps(options))
-    train(run, "--epochs=1")  # a repeated command changes nothing
+    train(run, small=zoo.SMALL_RUN)  # a repeated command changes nothing
     assert "Continuing a run" not in capsys.readouterr().err
-    train(run, "--epochs=2")
+    train(run, "--epochs=5", small=zoo.SMALL_RUN)
     said = f"Continuing a run of keras 3.13.2 with {keras.__version__}: equal to within rounding"
     assert capsys.readouterr().err.count(said) == 1
 
 
-def test_a_run_that_is_not_finished_keeps_its_length(one_epoch, tmp_path, capsys):
-    run = shutil.copytree(one_epoch, tmp_path / "run")
+def test_a_run_that_is_not_finished_keeps_its_length(run_dir, tmp_path, capsys):
+    run = shutil.copytree(run_dir, tmp_path / "run")
     (run / "summary.json").unlink()
-    train(run, "--epochs=2", status=2)
-    assert "--epochs=2 (there: 1)" in capsys.readouterr().err
+    train(run, "--epochs=5", status=2, small=zoo.SMALL_RUN)
+    assert "--epochs=5 (there: 4)" in capsys.readouterr().err
 
 
 def test_stops_when_nothing_gets_better(tmp_path):
@@ -94,8 +88,8 @@ def test_begins_with_the_weights_of_another_run(tmp_path, capsys):
     assert "--init_from" in capsys.readouterr().err
 
 
-def test_refuses_the_weights_of_another_network(one_epoch, tmp_path, capsys):
-    flags = ("--task=classification", f"--init_from={one_epoch}")
+def test_refuses_the_weights_of_another_network(run_dir, tmp_path, capsys):
+    flags = ("--task=classification", f"--init_from={run_dir}")
     small = [flag for flag in SMALL if not flag.startswith(("--base_filters", "--depth"))]
     arguments = [*small, *flags, f"--run_dir={tmp_path / 'second'}"]
     assert run_command("tfdist.train", run_training, arguments, options_class=TrainOptions) == 2

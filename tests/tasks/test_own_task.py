@@ -67,19 +67,25 @@ def _start(directory, module, *flags):
     return run.stdout
 
 
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Runs a command in a directory, in this process; returns its output and its errors."""
-
-    def run_here(directory, module, *flags, status=0):
-        monkeypatch.chdir(directory)
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setattr(sys, "argv", [f"tfdist.{module}", *flags])
+def _run_here(directory, module, *flags):
+    """Runs a command in a directory, in this process; returns its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "argv", [f"tfdist.{module}", *flags])
         command = importlib.import_module(f"tfdist.{module}")
         if not hasattr(command, "main"):
             command = importlib.import_module(f"tfdist.{module}.__main__")
+        return command.main()
+
+
+@pytest.fixture
+def run(capfd):
+    """Runs a command in a directory, in this process; returns its output and its errors."""
+
+    def run_here(directory, module, *flags, status=0):
         capfd.readouterr()
-        found = command.main()
+        found = _run_here(directory, module, *flags)
         out, err = capfd.readouterr()
         assert found == status, err
         return out, err
@@ -98,7 +104,7 @@ def _train(run, directory, *flags, launch=()):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("stranger") / "own"
-    return directory, _train(_start, directory, "--strategy=one_device")
+    return directory, _train(_run_here, directory, "--strategy=one_device")
 
 
 def test_it_learns_and_leaves_a_run(trained):

@@ -27,6 +27,7 @@ CACHES = ("auto", "memory", "disk", "none")
 DEFAULT_MEMORY_LIMIT_BYTES = 2 * 2**30
 
 _READ_BATCH = 32
+_AT_ONCE = 128  # examples that are read faster than a pipeline for them is started
 _FORMAT = 3
 _MAX_LISTED_FILES = 100_000
 
@@ -191,11 +192,17 @@ def read_examples(source: Source | SequentialSource) -> Iterator[Any]:
         stored = map(_to_stored, tf.nest.flatten(leaves), tf.nest.flatten(spec))
         return tf.nest.pack_sequence_as(spec, list(stored))
 
-    indices = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
-    batches = indices
-    for function in (source.load_batch, store):
-        batches = batches.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    for batch in set_options(batches).as_numpy_iterator():
+    batches: Iterable[Any]
+    if isinstance(source, BatchSource) and source.num_examples <= _AT_ONCE:
+        with tf.device("CPU:0"):
+            found = store(source.load_batch(tf.range(source.num_examples, dtype=tf.int64)))
+        batches = [tf.nest.map_structure(lambda leaf: leaf.numpy(), found)]
+    else:
+        dataset = tf.data.Dataset.range(source.num_examples).batch(_READ_BATCH)
+        for function in (source.load_batch, store):
+            dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        batches = set_options(dataset).as_numpy_iterator()
+    for batch in batches:
         leaves = tf.nest.flatten(batch)
         for row in range(len(leaves[0])):
             yield tf.nest.pack_sequence_as(spec, [leaf[row] for leaf in leaves])
