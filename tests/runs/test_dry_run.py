@@ -106,7 +106,7 @@ def test_counts_the_replicas_of_a_cluster_without_waiting_for_it(tmp_path, monke
     cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"]}
     config = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert dry_run(*SMALL, "--devices=CPU:0", f"--run_dir={tmp_path}/run") == 0
+    assert dry_run(*SMALL, f"--run_dir={tmp_path}/run") == 0
     out, _ = capfd.readouterr()
     assert "multi_worker_mirrored: 3 replicas on 3 workers like this one" in out
     assert "8 examples, at most 3 per replica" in out

@@ -1,10 +1,13 @@
 """What every strategy of one process must do: give Keras's result. A new one is tested as well."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 
 import tfdist
+from tests import zoo
 from tests.training.programs import X, Y
 from tfdist.strategies import registry
 
@@ -21,20 +24,29 @@ def build():
     return model
 
 
+def fit(model):
+    options = {"batch_size": 7, "shuffle": False, "epochs": 3, "verbose": 0}
+    return model.fit(X, Y, validation_data=(X[:5], Y[:5]), **options).history
+
+
+@functools.cache
+def fit_keras():
+    model = zoo.trace_once(build())
+    return fit(model), model.get_weights()
+
+
 @pytest.mark.parametrize("name", LOCAL)
 def test_it_gives_keras_s_result(name, float64):
     options = registry.STRATEGIES[name]
-    data = {"x": X, "y": Y, "batch_size": 7, "shuffle": False, "epochs": 3, "verbose": 0}
-    expected = build()
-    history = expected.fit(**data, validation_data=(X[:5], Y[:5])).history
+    history, weights = fit_keras()
     strategy = registry.make_strategy(
         name, **({} if options.traits.is_single else {"devices": ["CPU:0", "CPU:1"]})
     )
     trainer = tfdist.Trainer(build, strategy=strategy)
-    found = trainer.fit(**data, validation_data=(X[:5], Y[:5])).history
+    found = fit(trainer)
     tolerance = 0 if options.traits.is_single else 1e-12
     assert found.keys() == history.keys()
     for key, values in history.items():
         np.testing.assert_allclose(found[key], values, rtol=tolerance)
-    for ours, theirs in zip(trainer.model.get_weights(), expected.get_weights(), strict=True):
+    for ours, theirs in zip(trainer.model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
