@@ -44,9 +44,14 @@ def test_each_device_has_its_part_of_weights_and_slots():
     assert len(slots) == 2 * len(divided)
 
 
+@functools.cache
+def train_unet(**options):
+    make_optimizer = functools.partial(keras.optimizers.Adam, **options)
+    return train("unet", optimizer=make_optimizer, placement=Shards(devices=2))[0]
+
+
 def test_layers_gradients_and_updates_are_computed_where_the_weights_are():
-    trainer, _, _ = train("unet", placement=Shards(devices=2))
-    kinds = find_devices(trainer)
+    kinds = find_devices(train_unet())
     for kind in (
         "Conv2D",
         "Conv2DBackpropFilter",
@@ -59,8 +64,7 @@ def test_layers_gradients_and_updates_are_computed_where_the_weights_are():
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("options", [{}, {"global_clipnorm": 1.0}, {"clipvalue": 0.1}])
 def test_no_gradient_is_put_together_where_parts_are_enough(options):
-    make_optimizer = functools.partial(keras.optimizers.Adam, **options)
-    trainer, _, _ = train("unet", optimizer=make_optimizer, placement=Shards(devices=2))
+    trainer = train_unet(**options)
     shapes = [tuple(v.shape) for v in trainer.model.trainable_variables if find_divided(v)]
     joined = [
         operation

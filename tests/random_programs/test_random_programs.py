@@ -37,7 +37,7 @@ def test_a_difference_is_found_and_reduced_to_its_cause(float64, monkeypatch):
         return next(
             seed
             for seed in range(10000)
-            if 2 < len(choices := make_program(seed).choices) < 5
+            if 2 < len(choices := make_program(seed).choices) < 6
             and is_noisy == ("noise" in {choices.get(f"layer {n}") for n in range(3)})
             and not {"input", "class", "use"} & choices.keys()
         )

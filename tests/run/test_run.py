@@ -88,7 +88,7 @@ FILES = {"script.py", "words.py", "log.csv", "best.keras", "model.keras"}
 
 
 def _run(directory, *flags, arguments=("7", "--lr=2")):
-    """Runs the script; returns what it printed."""
+    """Runs the script; returns what it printed. With `--quiet`, tfdist says nothing."""
     directory.mkdir()
     (directory / "script.py").write_text(SCRIPT)
     (directory / "words.py").write_text('NAME = "a word"\n')
@@ -102,6 +102,7 @@ def _run(directory, *flags, arguments=("7", "--lr=2")):
         check=False,
     )
     assert run.returncode == int(arguments[0]), run.stderr
+    assert "--quiet" not in flags or "tfdist" not in run.stderr
     printed = [line for line in run.stdout.splitlines() if line.startswith("{")]
     return json.loads(printed[0])
 
@@ -132,8 +133,8 @@ def _compare(found, expected):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--strategy=mirrored", "--virtual_devices=2"],
-        ["--strategy=one_device"],
+        ["--strategy=mirrored", "--virtual_devices=2", "--quiet"],
+        ["--strategy=one_device", "--quiet"],
     ],
     ids=lambda flags: flags[0],
 )

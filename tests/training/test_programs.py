@@ -434,7 +434,7 @@ FITS = {
 }
 
 
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough  # a new model for each; below, one model takes all of them
 @pytest.mark.filterwarnings("ignore:.*data ran out", "ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", FITS)
 def test_fit_takes_what_keras_takes(name):
@@ -474,37 +474,25 @@ def test_a_later_epoch_begins_with_the_first_data(name):
     _compare_fits(fit)
 
 
-def test_fit_takes_a_generator_until_it_ends():
-    def fit(model):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras: the data ran out
-            return model.fit(_generate(), epochs=1, verbose=0, shuffle=False).history
+def test_fit_takes_generators_one_after_the_other():
+    """Until one ends, some steps of one, and an endless one; then arrays, twice."""
 
-    _compare_fits(fit)
-
-
-def test_a_generator_may_have_more_batches_than_steps():
-    _compare_fits(
-        lambda model: (
-            model.fit(_generate(), steps_per_epoch=2, epochs=1, verbose=0, shuffle=False).history
-        )
-    )
-
-
-def test_an_endless_generator_has_steps():
     def repeat():
         while True:
             yield from _generate()
 
     spec = (tf.TensorSpec((None, 6)), tf.TensorSpec((None, 2)))
-    data = tf.data.Dataset.from_generator(repeat, output_signature=spec)
-    _compare_fits(lambda model: model.fit(data, steps_per_epoch=3, **FIT).history)
+    endless = tf.data.Dataset.from_generator(repeat, output_signature=spec)
 
-
-def test_a_second_fit_trains_on():
     def fit(model):
-        first = model.fit(X, Y, **ARRAYS, **FIT).history
-        return first, model.fit(X * 2, Y, **ARRAYS, **FIT).history
+        once = {"epochs": 1, "verbose": 0, "shuffle": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras: the data ran out
+            fits = [model.fit(_generate(), **once)]
+        fits.append(model.fit(_generate(), steps_per_epoch=2, **once))
+        fits.append(model.fit(endless, steps_per_epoch=3, **FIT))
+        fits += [model.fit(x, Y, **ARRAYS, **FIT) for x in (X, X * 2)]
+        return [dict(each.history) for each in fits]
 
     _compare_fits(fit)
 
@@ -989,8 +977,14 @@ def test_steps_are_those_that_keras_takes(kind):
         np.testing.assert_array_equal(use(trainer, data, steps), use(model, data, steps))
 
 
-@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
-@pytest.mark.parametrize(("cls", "size"), [(keras.Model, 3), (programs.SumByConstant, 1)])
+@pytest.mark.thorough(keep=2)  # in two of the four ways, each strategy, class and size
+@pytest.mark.parametrize(
+    ("cls", "size", "strategy_name"),
+    [
+        *((keras.Model, 3, "one_device"), (programs.SumByConstant, 1, "mirrored-2")),
+        *((keras.Model, 3, "mirrored-2"), (programs.SumByConstant, 1, "one_device")),
+    ],
+)
 def test_a_step_that_waits_for_data_may_create_variables(cls, size, strategy_name):
     class Late(cls):
         def __init__(self):
