@@ -182,7 +182,7 @@ IGNORE_LABEL = 3
 
 def _build_unet(optimizer):
     model = models.make_model(
-        "unet", image_size=(16, 16), num_classes=3, base_filters=4, depth=2, seed=1
+        "unet", image_size=(16, 16), num_classes=3, base_filters=4, depth=1, seed=1
     )
     model.compile(
         optimizer,
