@@ -35,6 +35,11 @@ SMALLER = {
         "--hardware=here.toml": "--hardware=cpu",
         "workers=1..64": "workers=1..8",
     },
+    "strategies": {
+        "--image_size=32,32 --base_filters=4 --depth=2": (
+            "--image_size=16,16 --base_filters=4 --depth=1"
+        )
+    },
     "quick_start": {"--train_examples=1200 --epochs=4": "--train_examples=160 --epochs=1"},
 }
 

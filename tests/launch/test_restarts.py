@@ -36,7 +36,7 @@ def test_a_killed_worker_starts_the_cluster_again(script, tmp_path, capfd):
         COUNT
         + """
     if index == 0:
-        wait_for("done", 40)
+        wait_for("done")
         sys.exit(0)
     write_step(3 * start)
     if start <= 2:
@@ -103,7 +103,7 @@ def test_a_worker_that_makes_progress_is_not_left_out(script):
         COUNT
         + """
     if index == 0:
-        wait_for("done", 40)
+        wait_for("done")
         sys.exit(0)
     write_step(start)
     if start <= 4:
@@ -122,7 +122,7 @@ SERVED = (
     + """
     if role == "chief":
         (here / f"chief-{start}").touch()
-        wait_for("done", 40)
+        wait_for("done")
     elif role == "worker" and index == 0:
         time.sleep(60)
 """
@@ -176,8 +176,8 @@ def test_a_killed_parameter_server_starts_the_cluster_again(script, path_with_sp
         COUNT
         + """
     if start == 1 and role == "ps":
-        wait_for("starts-chief-0", 40)
-        wait_for("starts-worker-0", 40)
+        wait_for("starts-chief-0")
+        wait_for("starts-worker-0")
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60 if start == 1 or role == "ps" else 0.5)
     """

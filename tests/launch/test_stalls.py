@@ -27,7 +27,7 @@ def wait_in_a_step():
 
 def launch(script, code, **options):
     command = script(TASK + textwrap.dedent(code))
-    given = {"workers": 2, "stall_timeout_s": 1.5, "timeout_s": 40} | options
+    given = {"workers": 2, "stall_timeout_s": 1.5, "timeout_s": 1000} | options
     return run_local_cluster(command=command, **given)
 
 
@@ -163,8 +163,8 @@ def test_one_task_of_several_machines_is_judged_by_its_own_code(script):
     from tfdist.cluster import parse_hosts
 
     config = parse_hosts("127.0.0.1:1,127.0.0.1:2", "worker:0")
-    options = {"stall_timeout_s": 1.0, "timeout_s": 4, "stream": False}
-    waits = run_task(config, command=script(TASK + "wait_in_a_step()"), **options)
+    options = {"stall_timeout_s": 1.0, "stream": False}
+    waits = run_task(config, command=script(TASK + "wait_in_a_step()"), timeout_s=4, **options)
     assert waits.timed_out
     assert waits.first_failed is None
     hangs = run_task(config, command=script(TASK + "pulse.show(OWN); time.sleep(60)"), **options)

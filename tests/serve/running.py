@@ -46,7 +46,7 @@ class Server:
     def predict(self, body: Any, path: str = PREDICT) -> tuple[int, Any]:
         return self.ask("POST", path, body)
 
-    def connect(self, timeout_s: float = 30) -> socket.socket:
+    def connect(self, timeout_s: float = 300) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -92,7 +92,7 @@ def test_recording_does_not_change_how_an_optimizer_is_divided():
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "strips --grid=2,2"])
 def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement):
     command = [sys.executable, "-m", "tfdist.verify", *f"--placement={placement}".split()]
-    command += ["--steps=3"]
+    command += ["--steps=3", "--image_size=16,16", "--base_filters=4", "--depth=1"]
     command += ["--strategies=one_device,mirrored,central_storage,multi_worker_mirrored,local_sgd"]
     command += [f"--json={tmp_path}/found.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)

@@ -22,7 +22,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 MIB = 2**20
 SMALL = TrainOptions(
     strategy=make_strategy_options(strategy="one_device"),
-    task=make_task_options(image_size=(64, 64), base_filters=16, depth=3),
+    task=make_task_options(
+        image_size=(64, 64), base_filters=16, depth=3, train_examples=40, val_examples=8
+    ),
 )
 DATA = to_sources(SMALL.task.select().make_data(seed=0, quiet=True))
 
