@@ -87,10 +87,11 @@ def _graph_optimizer(*, is_on):
 
 @pytest.fixture(scope="module")
 def graphs_as_traced():
-    """Graphs run as they were traced, in modules whose tests look at files and messages only.
+    """Graphs run as they were traced, in modules about files, messages and pictures.
 
-    TensorFlow's graph optimizer takes a quarter of a small run's time. Where numbers are compared,
-    and in all processes that tests start, it is on, as for everybody.
+    TensorFlow's graph optimizer takes a quarter of a small run's time. Where strategies are
+    compared with one device, or tfdist with Keras, and in all processes that tests start, it is on,
+    as for everybody.
     """
     with _graph_optimizer(is_on=False):
         yield
