@@ -1,5 +1,6 @@
 """Real trials within real limits, and runs of `--global_batch_size=auto`."""
 
+import functools
 import json
 import pathlib
 import resource
@@ -26,11 +27,15 @@ SMALL = TrainOptions(
         image_size=(64, 64), base_filters=16, depth=3, train_examples=40, val_examples=8
     ),
 )
-DATA = to_sources(SMALL.task.select().make_data(seed=0, quiet=True))
+
+
+@functools.cache
+def make_data():
+    return to_sources(SMALL.task.select().make_data(seed=0, quiet=True))
 
 
 def test_a_trial_ends_at_its_limit():
-    trial = run_trial(SMALL, 8, data=DATA, free=FreeMemory(200 * MIB, "here"))
+    trial = run_trial(SMALL, 8, data=make_data(), free=FreeMemory(200 * MIB, "here"))
     assert trial.usage is None
     assert trial.problem == "the trial was stopped at 180 MiB"
 
@@ -39,7 +44,7 @@ def test_a_trial_ends_at_its_limit():
 def test_a_trial_does_not_outlive_what_started_it():
     code = (
         "from tests.runs.batch_size.test_trials import *; "
-        "run_trial(SMALL, 8, data=DATA, free=FreeMemory(2**33, 'here'))"
+        "run_trial(SMALL, 8, data=make_data(), free=FreeMemory(2**33, 'here'))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -101,11 +106,11 @@ def is_running(pid):
 
 FAILED_ALLOCATION = """
 import resource
-from tests.runs.batch_size.test_trials import DATA, SMALL
+from tests.runs.batch_size.test_trials import SMALL, make_data
 from tfdist.runs.batch_size.trials import run_trial
 from tfdist.memory import FreeMemory
 resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**29, 3 * 2**29))
-print(run_trial(SMALL, 300, data=DATA, free=FreeMemory(2**32, 'here')).problem)
+print(run_trial(SMALL, 300, data=make_data(), free=FreeMemory(2**32, 'here')).problem)
 """
 
 
