@@ -11,7 +11,7 @@ from tfdist.placement.costs import estimate_costs
 from tfdist.placement.graph import make_graph
 from tfdist.placement.stages.cutting import balance
 from tfdist.plan.answer import estimate_all
-from tfdist.plan.collectives import make_path, time_hierarchical
+from tfdist.plan.collectives import expect_slowest, make_path, time_hierarchical
 from tfdist.plan.compute import cut_stages, time_layers, time_pipeline
 from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Measured, load_hardware
@@ -65,7 +65,7 @@ def test_keras_s_batch_normalization_sums_as_the_step_does():
 def test_what_sends_itself_does_not_hide_the_sums_of_gradients(workload):
     workload = dataclasses.replace(remove_sums(workload), bytes_per_pack=4096)
     setup = Setup(strategy="multi_worker_mirrored", workers=4)
-    hides = dataclasses.replace(load_hardware("cpu"), sends_itself=False)
+    hides = dataclasses.replace(load_hardware("cpu"), sends_itself=False, exchange_s=0.0)
     whole = time_hierarchical(
         1, 4, workload.gradients, *(make_path(hides, x) for x in (hides.inside, hides.between))
     )
@@ -157,6 +157,49 @@ def test_a_slow_input_limits_the_speed(workload):
     assert two.examples_per_s == pytest.approx(100.0)  # a machine's, not a replica's
     far = Setup(strategy="multi_worker_mirrored", workers=2)
     assert estimate(far, workload, hardware).examples_per_s == pytest.approx(200.0)
+
+
+def test_the_cores_of_a_machine_limit_the_speed(workload):
+    workload = dataclasses.replace(workload, example_core_s=0.5)
+    hardware = dataclasses.replace(load_hardware("a100"), cores=100)
+    for setup, machines in (
+        (ONE, 1),
+        (Setup(strategy="mirrored", replicas=2), 1),
+        (Setup(strategy="multi_worker_mirrored", workers=2), 2),
+    ):
+        found = estimate(setup, workload, hardware)
+        assert found.examples_per_s == pytest.approx(machines * 100 / 0.5)
+        assert found.input_s > 0
+    unknown = dataclasses.replace(hardware, cores=0)
+    assert estimate(ONE, workload, unknown).input_s == 0
+
+
+def test_accelerators_start_an_exchange_of_gradients(model, workload):
+    workload = remove_sums(workload)
+    assert workload.tensors == len(model.trainable_variables)
+    two = Setup(strategy="multi_worker_mirrored", replicas=2)
+    hardware = load_hardware("a100")
+    apart = dataclasses.replace(hardware, exchange_s=0.0, operation_s=0.0)
+    free, whole = (estimate(two, workload, each).communication_s for each in (apart, hardware))
+    started = hardware.exchange_s + 2 * workload.tensors * hardware.operation_s
+    # Hardware without a least time of an operation hides less behind its shorter computation.
+    assert started <= whole <= started + free
+    cpu = load_hardware("cpu")
+    other = dataclasses.replace(cpu, exchange_s=1.0)
+    assert estimate(two, workload, cpu) == estimate(two, workload, other)
+    assert estimate(ONE, workload, hardware).communication_s == 0
+    one_process = Setup(strategy="mirrored", replicas=2)
+    slower = dataclasses.replace(hardware, exchange_s=1.0)
+    assert estimate(one_process, workload, hardware) == estimate(one_process, workload, slower)
+
+
+def test_replicas_wait_for_the_slowest_device_and_the_slowest_machine(workload):
+    hardware = load_hardware("a100")
+    for workers, replicas in ((1, 8), (2, 4), (8, 1)):
+        setup = Setup(strategy="multi_worker_mirrored", workers=workers, replicas=replicas)
+        found = estimate(setup, workload, hardware)
+        deviations = expect_slowest(8) + expect_slowest(workers)
+        assert found.wait_s == pytest.approx(0.02 * found.computation_s * deviations)
 
 
 def measure(workload, **busy):

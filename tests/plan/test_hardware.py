@@ -16,6 +16,7 @@ def test_a_kind(name):
     assert hardware.source
     assert hardware.flops_per_s["float32"] <= max(hardware.flops_per_s.values())
     assert hardware.inside.bytes_per_s < hardware.memory_bytes_per_s
+    assert hardware.cores or hardware.is_tpu or name in ("cpu", "p40")
 
 
 @pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])

@@ -20,7 +20,7 @@ MOST_S = 60.0
 """The seconds after which no further candidate is tried."""
 
 _FAR = 0.5  # of the fastest predicted speed: slower candidates are not tried
-_GPUS = ("h100", "a100", "v100", "p100", "p40", "k80", "t4", "l4")
+_GPUS = ("b200", "h200", "h100", "l40s", "a100", "v100", "p100", "p40", "k80", "t4", "l4")
 
 
 def predict(

@@ -114,7 +114,9 @@ def make_answer(options: PlanOptions, train: TrainOptions, arguments: Sequence[s
     hardware = load_hardware(machine.hardware)
     speed = machine.input_examples_per_second or hardware.examples_per_s
     hardware = dataclasses.replace(hardware, examples_per_s=speed)
-    workload = make_workload(train, hardware)
+    workload = dataclasses.replace(
+        make_workload(train, hardware), example_core_s=machine.input_core_ms / 1e3
+    )
     devices = machine.devices_per_worker or hardware.devices_per_machine
     sweep = machine.parse_sweep()
     if sweep:

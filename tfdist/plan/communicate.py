@@ -41,9 +41,11 @@ def time_communication(
         inside = time_communication(apart, workload, hardware, computed)
         network = make_path(hardware, hardware.between)
         sync = time_all_reduce(setup.workers, state, network) + _time_copies(setup, hardware, state)
+        sync += _time_start(setup, workload, hardware)
         return inside + sync / workload.sync_every
     small = workload.sums * transfer(setup, hardware, _SMALL, all_reduce=workload.all_reduce)
-    return small + _time_gradients(setup, workload, hardware, computed)
+    gradients = _time_gradients(setup, workload, hardware, computed)
+    return small + gradients + _time_start(setup, workload, hardware)
 
 
 def transfer(
@@ -73,6 +75,18 @@ def _time_copies(setup: Setup, hardware: Hardware, num_bytes: float) -> float:
         return 0.0
     together = setup.workers if hardware.shares_cores else 1
     return hardware.time_memory(_COPIES * num_bytes * together)
+
+
+def _time_start(setup: Setup, workload: Workload, hardware: Hardware) -> float:
+    """Returns the seconds in which hosts start an exchange of gradients between accelerators.
+
+    Each gradient is copied into a buffer with others, and out of it, by an operation each.
+    Processes have to agree first; the replicas of `mirrored` are in one process.
+    """
+    if hardware.is_tpu or hardware.sends_itself:
+        return 0.0
+    agreement = hardware.exchange_s if setup.traits.has_workers else 0.0
+    return agreement + 2 * workload.tensors * hardware.operation_s
 
 
 def list_ready(workload: Workload, layers_s: Sequence[float]) -> list[tuple[float, float]]:

@@ -93,8 +93,7 @@ def estimate(
     wait = _expect_wait(setup, workload, hardware, computation)
     busy = computation + communication + computed.bubble_s + wait + hardware.host_s
     examples = rows * setup.replicas
-    needed = examples / hardware.examples_per_s if hardware.examples_per_s else 0.0
-    step_s = max(busy, needed)
+    step_s = max(busy, hardware.time_input(examples, workload.example_core_s))
     rate = batch / step_s
     if setup.servers:
         rate = batch / _find_interval(setup, workload, hardware, step_s)
@@ -141,12 +140,13 @@ def estimate_alone(workload: Workload, hardware: Hardware) -> float:
 def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: float) -> float:
     """Returns the time for which the replicas are expected to wait for the slowest of them.
 
-    Workers of local SGD wait only when they sync; by then, their delays have partly evened out.
+    The times of devices vary, and so do those of machines, for all devices of one at once. Workers of local SGD wait only when they sync; by then, their delays have partly evened out.
     """
     if setup.servers or hardware.shares_cores:
         return 0.0
     apart = workload.sync_every**0.5 if setup.traits.local_updates else 1.0
-    return hardware.jitter * busy * expect_slowest(setup.devices) / apart
+    deviations = expect_slowest(setup.devices) + expect_slowest(setup.workers)
+    return hardware.jitter * busy * deviations / apart
 
 
 def _find_interval(setup: Setup, workload: Workload, hardware: Hardware, step_s: float) -> float:

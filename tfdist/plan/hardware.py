@@ -17,7 +17,20 @@ Source: NVIDIA's nccl-tests and `p2pBandwidthLatencyTest` report 0.75 to 0.9 of 
 """
 
 JITTER = 0.02
-"""The standard deviation of a step's time on a device, relative to its mean."""
+"""The standard deviation of a step's time on a device, relative to its mean.
+
+That of what all devices of a machine share (processor, storage, links) is taken to be as large.
+
+Source: Sinha et al. 2022 (arXiv:2208.11035) found that equal GPUs of a cluster differ by 8 % on
+average from the fastest to the slowest without outliers, which is four to five such deviations.
+"""
+
+EXCHANGE_S = 0.006
+"""The seconds of a step in which the processes of several accelerators agree to exchange gradients.
+
+Fitted to those tables of `benchmarks/published_rows.toml` that are for fitting. Horovod, which most
+of them used, looked for new gradients every 5 ms by default until version 0.21 (its release notes).
+"""
 
 PEAK_SHARE = 0.5
 """The share of the peak that large convolutions and matrix products reach."""
@@ -94,10 +107,12 @@ class Hardware:
       sends_itself: whether what computes also sends and sums, as a processor does: communication
         does not overlap with computation.
       peak_share, memory_share, link_share, jitter: see the constants of this module.
+      exchange_s: see `EXCHANGE_S`; not used of processors and TPUs.
       operation_s: the least time of an operation.
       host_s: the time of the host at each step, for one process.
       process_bytes: the memory of a device that is taken before there is a model.
       examples_per_s: what a machine's input pipeline delivers; 0 for unlimited.
+      cores: the cores of a machine's processors, which prepare examples; 0 if unknown.
       measured: the steps of models that were measured.
     """
 
@@ -117,15 +132,27 @@ class Hardware:
     memory_share: float = MEMORY_SHARE
     link_share: float = LINK_SHARE
     jitter: float = JITTER
+    exchange_s: float = EXCHANGE_S
     operation_s: float = 5e-6
     host_s: float = 0.0005
     process_bytes: float = 0.5e9
     examples_per_s: float = 0.0
+    cores: int = 0
     measured: tuple[Measured, ...] = field(default=())
 
     def time(self, link: Link, num_bytes: float, *, messages: float = 1.0) -> float:
         """Returns the seconds that messages take on a link, one after the other."""
         return messages * link.latency_s + num_bytes / (link.bytes_per_s * self.link_share)
+
+    def time_input(self, examples: float, core_s: float) -> float:
+        """Returns the seconds in which a machine prepares examples.
+
+        Args:
+          examples: their number.
+          core_s: the seconds of a core for each of them.
+        """
+        by_cores = examples * core_s / self.cores if self.cores else 0.0
+        return max(by_cores, examples / self.examples_per_s if self.examples_per_s else 0.0)
 
     def time_memory(self, num_bytes: float) -> float:
         """Returns the seconds in which operations of a device read or write so many bytes."""

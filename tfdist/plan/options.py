@@ -15,8 +15,8 @@ class MachineOptions(OptionGroup):
 
     hardware: str = option(
         "cpu",
-        "h100, a100, v100, p100, p40, k80, t4, l4, tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e, tpu7x, cpu, "
-        "or a TOML file, such as --calibrate writes",
+        "b200, h200, h100, a100, l40s, v100, p100, p40, k80, t4, l4, tpu-v4, tpu-v5e, tpu-v5p, "
+        "tpu-v6e, tpu7x, cpu, or a TOML file, such as --calibrate writes",
         metavar="NAME|FILE.toml",
     )
     workers: int = option(4, "largest number of machines", minimum=1)
@@ -26,6 +26,12 @@ class MachineOptions(OptionGroup):
     price_per_hour: float = option(0.0, "price of one device for an hour", minimum=0)
     input_examples_per_second: float = option(
         0.0, "what the input pipeline of a machine delivers; 0: as much as is needed", minimum=0
+    )
+    input_core_ms: float = option(
+        0.0,
+        "milliseconds for which an example keeps a core busy, such as 2.5 for a JPEG of 500x375; "
+        "limits the speed by the cores of a machine, if the hardware has their number",
+        minimum=0,
     )
     sweep: str = option(
         "",

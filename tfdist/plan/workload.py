@@ -23,6 +23,7 @@ class Layer:
       moved: bytes that its forward pass reads and writes, for one example.
       weights: bytes of its variables.
       gradients: bytes of the gradients of its trainable variables.
+      tensors: the number of these gradients.
       inputs: the positions of the layers whose outputs it takes.
       halo: bytes per example that a strip takes from each neighbor; -1 if it needs whole images.
       side: the same for parts of the width.
@@ -36,6 +37,7 @@ class Layer:
     moved: float
     weights: float = 0.0
     gradients: float = 0.0
+    tensors: int = 0
     inputs: tuple[int, ...] = ()
     halo: float = 0.0
     side: float = 0.0
@@ -58,6 +60,7 @@ class Workload:
       optimizer: bytes of the optimizer's state for each byte of a weight.
       precision: see `tfdist.train`.
       num_examples: the examples of an epoch; 0 if unknown.
+      example_core_s: the seconds for which preparing an example keeps a core busy.
       micro_batches: the parts in which a replica computes its examples.
       rematerialized: bytes per example that are kept with rematerialization; None without it.
       refusal: why the model cannot be computed in micro-batches; empty if it can.
@@ -72,6 +75,7 @@ class Workload:
     optimizer: float = 2.0
     precision: str = "float32"
     num_examples: int = 0
+    example_core_s: float = 0.0
     micro_batches: int = 1
     rematerialized: float | None = None
     refusal: str = ""
@@ -94,6 +98,11 @@ class Workload:
     def gradients(self) -> float:
         """The bytes of all gradients."""
         return sum(layer.gradients for layer in self.layers)
+
+    @property
+    def tensors(self) -> int:
+        """The number of all gradients."""
+        return sum(layer.tensors for layer in self.layers)
 
     @property
     def activations(self) -> float:
@@ -145,6 +154,7 @@ def make_layers(model: "keras.Model", *, syncs: bool = True) -> tuple[Layer, ...
                 moved=cost.activations + taken,
                 weights=cost.weights,
                 gradients=float(sum(count_bytes(v.shape, v.dtype) for v in own)),
+                tensors=len(own),
                 inputs=inputs,
                 halo=halo,
                 side=side,
