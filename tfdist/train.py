@@ -10,6 +10,7 @@ import time
 from tfdist.announcing import announce, announcing
 from tfdist.cli.command import run_command
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.cli.xla_cache import AUTO, use_xla_cache
 from tfdist.cluster import find_tf_config
 from tfdist.data.progress import print_line
 from tfdist.runs.options import TrainOptions
@@ -38,6 +39,8 @@ def run_training(options: TrainOptions) -> int:
     with contextlib.ExitStack() as stack:
         if not (options.run.quiet or options.run.dry_run):
             stack.enter_context(announcing(_show))
+        if options.step.jit_compile or options.run.xla_cache != AUTO:
+            use_xla_cache(options.run.xla_cache, deterministic=options.training.deterministic)
         announce("Loading TensorFlow")
         if not options.run.verbose_tensorflow:
             start_tensorflow_quietly()

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from tfdist.cli.arguments import check_arguments, count_flags, find_flag
+from tfdist.cli.arguments import check_arguments, count_flags, find_flag, is_set
 from tfdist.cli.config import expand_config
 from tfdist.cli.inputs import check_code
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cli.synonyms import find_meaning
+from tfdist.cli.xla_cache import AUTO, NONE, use_xla_cache
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.options import CommandOptions
 from tfdist.reading import read_text
@@ -77,7 +78,12 @@ def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dic
     check_code(items, arguments, names=_IMPORTED)
     imported = [i.name for i in items if i.name in _IMPORTED and i.metadata.get("is_open")]
     if any(":" in (given[name] or "") for name in imported):
-        start_tensorflow_quietly()  # the user's module imports it
+        # The user's module imports TensorFlow, which reads the place of the cache while it starts.
+        default = next((item.default for item in items if item.name == "xla_cache"), NONE)
+        if given.get("xla_cache") or (default == AUTO and is_set(arguments, "jit_compile")):
+            chosen = given["xla_cache"] or default
+            use_xla_cache(chosen, deterministic=is_set(arguments, "deterministic"))
+        start_tensorflow_quietly()
     return command.list_groups({name: text for name, text in given.items() if text is not None})
 
 

@@ -29,6 +29,7 @@ from tfdist.cluster.environment import (
     LAUNCH_DIR,
     TOKEN,
     TOKEN_FILE,
+    add_xla_flag,
     can_redraw,
     find_launch_dir,
     find_metadata_host,

@@ -89,6 +89,14 @@ def set_environment_defaults(values: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def add_xla_flag(flag: str) -> None:
+    """Adds a flag to those that TensorFlow reads for XLA.
+
+    This has an effect only before TensorFlow is imported.
+    """
+    os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {flag}".strip()
+
+
 def set_tensorflow_log_level(level: int) -> None:
     """Sets what TensorFlow's C++ code logs: 0 all, 1 from warnings on, 2 errors, 3 fatal errors.
 

@@ -15,6 +15,7 @@ from tfdist.cli.command import run_command
 from tfdist.cli.flags import drop_flag, expand_flag_files, split_command
 from tfdist.cli.output import ordinary_output
 from tfdist.cli.quiet import start_tensorflow_quietly
+from tfdist.cli.xla_cache import use_xla_cache
 from tfdist.errors import TfdistError
 from tfdist.launch import run_local_cluster
 from tfdist.run.options import ScriptOptions
@@ -55,6 +56,7 @@ def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequenc
 
 
 def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
+    use_xla_cache(options.run.xla_cache)
     if not options.run.verbose_tensorflow:
         start_tensorflow_quietly()
     import tensorflow as tf

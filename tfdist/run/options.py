@@ -29,6 +29,12 @@ class ProcessOptions(OptionGroup):
         "default a random one, the same for all workers",
         minimum=0,
     )
+    xla_cache: str = option(
+        "none",
+        "directory that keeps what XLA compiles, for the next start; a script that allows only "
+        "deterministic operations on GPUs needs one of its own; auto: ~/.cache/tfdist/xla",
+        metavar="DIR|auto|none",
+    )
     quiet: bool = option(False, "print nothing but errors, and what the script prints")
     verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
 

@@ -101,6 +101,13 @@ class RunOptions(OptionGroup):
         metavar="STEP,STEP",
         result=False,
     )
+    xla_cache: str = option(
+        "auto",
+        "directory that keeps what XLA compiles, for the next start; auto: ~/.cache/tfdist/xla "
+        "with --jit_compile; none",
+        metavar="DIR|auto|none",
+        result=False,
+    )
     dry_run: bool = option(
         False, "print what would run, without starting or writing anything", result=False
     )
