@@ -48,6 +48,14 @@ def test_a_finished_run_shows_where_the_time_and_the_memory_went(write_run):
     assert "all-reduce is at most 10.0% of the time" in sections["Speed"]
     assert "worker 1/CPU 0.5" in sections["Memory"]
     assert sections["Results"] == "steps 40 val loss 0.25"
+    assert "Goodput" not in sections["Speed"]
+    seconds = {"total": 200.0, "progress": 150.0, "training_prep": 20.0, "other": 30.0}
+    counted = {**SUMMARY, "goodput": 0.75, "goodput_seconds": seconds}
+    run = read_recorded_run(write_run(lines=[LINE], summary=counted))
+    sections = read_sections(make_run_page(run, []))
+    assert "progress 75.0% training prep 10.0% other 15.0%" in sections["Speed"]
+    assert "Goodput 75.0% of 3 min 20 s, over all starts" in sections["Speed"]
+    assert sections["Results"] == "steps 40 val loss 0.25"
 
 
 def test_what_was_trained_is_said_in_words_and_the_rest_is_folded(write_run):

@@ -140,7 +140,8 @@ def estimate_alone(workload: Workload, hardware: Hardware) -> float:
 def _expect_wait(setup: Setup, workload: Workload, hardware: Hardware, busy: float) -> float:
     """Returns the time for which the replicas are expected to wait for the slowest of them.
 
-    The times of devices vary, and so do those of machines, for all devices of one at once. Workers of local SGD wait only when they sync; by then, their delays have partly evened out.
+    The times of devices vary, and so do those of machines, for all devices of one at once. Workers
+    of local SGD wait only when they sync; by then, their delays have partly evened out.
     """
     if setup.servers or hardware.shares_cores:
         return 0.0

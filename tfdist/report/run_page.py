@@ -34,6 +34,7 @@ _NOT_RESULTS = {
     *_SPEED,
     *_FRACTIONS,
     *_CLUSTER,
+    "goodput",
     "flops_per_second",
     "mfu",
     "peak_memory_bytes",
@@ -166,7 +167,18 @@ def _make_speed(run: RecordedRun) -> Section:
         body += "<p>Host: logs and callbacks between the steps.</p>"
         if reduced:
             body += f"<p>Of the computation, all-reduce is at most {reduced:.1%} of the time.</p>"
-    return Section("Speed", body)
+    return Section("Speed", body + _make_goodput(found))
+
+
+def _make_goodput(found: Mapping[str, Any]) -> str:
+    """Returns where the time of all starts of a run went."""
+    seconds = dict(found.get("goodput_seconds") or {})
+    total = seconds.pop("total", 0.0)
+    if not total:
+        return ""
+    bars = {name.replace("_", " "): value / total for name, value in seconds.items() if value}
+    text = f"<p>Goodput {found['goodput']:.1%} of {_write_duration(total)}, over all starts.</p>"
+    return "<h3>Where the time of the run goes</h3>" + make_bars(bars) + text
 
 
 def _make_memory(run: RecordedRun) -> Section:

@@ -21,6 +21,7 @@ from tfdist.runs.about import describe_start, find_commit
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.display import make_display
 from tfdist.runs.events import write_confusion
+from tfdist.runs.goodput import GOODPUT, GoodputLog, summarize_goodput
 from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.trackers import Trackers
 from tfdist.runs.utilization import Utilization
@@ -81,6 +82,7 @@ class TrainingRun:
             print(initial.describe(), flush=True)
         self._trainer.engine.prepare(self._data.train, global_batch_size=training.global_batch_size)
         self._throughput = callbacks.Throughput(self._trainer, training.global_batch_size)
+        self._goodput = GoodputLog(self._run, self._trainer) if self._trainer.is_chief else None
         self._report = callbacks.WriteReport(self._run.path, self._task)
         self._samples = callbacks.DrawSamples(
             plan.task, self._run, self._trainer, self._data, every=options.run.sample_every
@@ -192,6 +194,7 @@ class TrainingRun:
         made = [
             make_display(trainer, self._throughput, total_steps=self._total_steps),
             self._throughput,
+            *([self._goodput] if self._goodput else []),
             *([self._utilization] if self._utilization else []),
             callbacks.MetricsLog(
                 run,
@@ -311,6 +314,7 @@ class TrainingRun:
             ),
             **(self._utilization.summarize(rate) if self._utilization else {}),
             "seconds": round(time.perf_counter() - self._started, 1),
+            **(summarize_goodput(self._run.read_metrics(GOODPUT)) if self._goodput else {}),
             **(summarize_record(launch_dir) if launch_dir else {}),
         }
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ class Recovery:
 
     Args:
       directory: the directory of the checkpoints; all workers must see it.
+
+    Attributes:
+      save_s, restore_s: the seconds for which training has stood still, for `save` and `restore`.
     """
 
     def __init__(self, directory: str, *, keep: int, workers: Workers):
@@ -41,6 +45,7 @@ class Recovery:
         self._best_step: int | None = None
         self._begun_from: str | None = None
         self._next_is_best = False
+        self.save_s = self.restore_s = 0.0
 
     def save(
         self,
@@ -58,6 +63,7 @@ class Recovery:
           optimizer: the model's optimizer; a checkpoint is only restored to an optimizer of the
             same class. Without it, the optimizers' names are compared.
         """
+        began = time.perf_counter()
         if self._next_is_best:
             self._best_step, self._next_is_best = step, False
         # Reading some variables requires all workers.
@@ -75,6 +81,7 @@ class Recovery:
                     begun_from=self._begun_from,
                 )
             )
+        self.save_s += time.perf_counter() - began
 
     def restore(
         self,
@@ -95,11 +102,13 @@ class Recovery:
         Raises:
           TfdistError: as `find`; or it belongs to another model or optimizer.
         """
+        began = time.perf_counter()
         found = self.find(begun_from)
         if found is None:
             return None
         self._assign(found, variables, optimizer)
         self._best_step = found.best_step
+        self.restore_s += time.perf_counter() - began
         return found.step, found.state, found.arrays
 
     def find(self, begun_from: str | None = None) -> Checkpoint | None:
