@@ -3,8 +3,8 @@
     python -m benchmarks.checkpoint_stall [--megabytes=30,1000] [--rounds=3] [--steps=20]
 
 Trains a model whose checkpoint has so many megabytes: steps alone, and with a checkpoint after each
-of them, in turns. The stall is what a step takes longer; the chief's copy of the variables is a part
-of it. Beside it is the time of a copy in memory. Prints a Markdown table of medians over rounds.
+of them, in turns. The stall is what a step takes longer; the copy of the variables is a part of it.
+Beside it is the time of a copy in memory. Prints a Markdown table of medians over rounds.
 Measure with nothing beside it, and with room for four checkpoints on the disk.
 """
 

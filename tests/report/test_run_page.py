@@ -51,7 +51,7 @@ def test_a_finished_run_shows_where_the_time_and_the_memory_went(write_run):
     assert "Goodput" not in sections["Speed"]
     seconds = {"total": 200.0, "progress": 150.0, "training_prep": 20.0, "other": 30.0}
     counted = {**SUMMARY, "goodput": 0.75, "goodput_seconds": seconds}
-    run = read_recorded_run(write_run(lines=[LINE], summary=counted))
+    run = read_recorded_run(write_run("counted", lines=[LINE], summary=counted))
     sections = read_sections(make_run_page(run, []))
     assert "progress 75.0% training prep 10.0% other 15.0%" in sections["Speed"]
     assert "Goodput 75.0% of 3 min 20 s, over all starts" in sections["Speed"]

@@ -79,7 +79,7 @@ def _list_groups(command: type[CommandOptions], arguments: Sequence[str]) -> dic
     imported = [i.name for i in items if i.name in _IMPORTED and i.metadata.get("is_open")]
     if any(":" in (given[name] or "") for name in imported):
         # The user's module imports TensorFlow, which reads the place of the cache while it starts.
-        default = next((item.default for item in items if item.name == "xla_cache"), NONE)
+        default: Any = next((item.default for item in items if item.name == "xla_cache"), NONE)
         if given.get("xla_cache") or (default == AUTO and is_set(arguments, "jit_compile")):
             chosen = given["xla_cache"] or default
             use_xla_cache(chosen, deterministic=is_set(arguments, "deterministic"))
