@@ -108,8 +108,8 @@ def check_run(run_dir, *, num_steps):
     log = (run_dir / "logs" / "worker-1.log").read_text()
     assert f"weights_sha256 {summary['weights_sha256']}" in log
     assert {path.name for path in run_dir.iterdir()} == {
-        ".lock", "checkpoints", "logs", "metrics.jsonl", "model.keras", "options.json",
-        "report.html", "samples", "steps.jsonl", "summary.json", "tensorboard",
+        ".lock", "checkpoints", "goodput.jsonl", "logs", "metrics.jsonl", "model.keras",
+        "options.json", "report.html", "samples", "steps.jsonl", "summary.json", "tensorboard",
     }  # fmt: skip
     options = json.loads((run_dir / "options.json").read_text())
     assert len(options["cluster"]["worker"]) == 2

@@ -115,6 +115,7 @@ def test_it_learns_and_leaves_a_run(trained):
     assert summary["val_accuracy"] > 0.9
     assert {path.name for path in (directory / "run").glob("[!.]*")} == {
         "checkpoints",
+        "goodput.jsonl",
         "metrics.jsonl",
         "model.keras",
         "options.json",

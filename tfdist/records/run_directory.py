@@ -175,10 +175,13 @@ class RunDirectory:
             lines = list(self.read_metrics(name))
             kept = [line for line in lines if line["step"] < step]
             kept += [line for line in lines if line["step"] == step][:lines_of_step]
-            with self._show_failure():
-                write_atomically(
-                    f"{self.path}/{name}", "".join(f"{json.dumps(line)}\n" for line in kept)
-                )
+            self.write_metrics(*kept, name=name)
+
+    def write_metrics(self, *lines: Mapping[str, Any], name: str = METRICS) -> None:
+        """Replaces all lines of `metrics.jsonl`, or of another file of such lines."""
+        with self._show_failure():
+            text = "".join(f"{json.dumps(line)}\n" for line in lines)
+            write_atomically(f"{self.path}/{name}", text)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, which marks the run as finished."""

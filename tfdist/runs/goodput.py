@@ -16,6 +16,18 @@ from tfdist.training.fit.trainer import Trainer
 
 GOODPUT = "goodput.jsonl"
 _EVERY_S = 10.0
+_NUMBERS = (
+    "first_step",
+    "measured_steps",
+    "start",
+    "time",
+    "prep_s",
+    "first_step_s",
+    "steps_s",
+    "input_s",
+    "save_s",
+    "restore_s",
+)
 _BUCKETS = (
     "training_prep",
     "program_startup",
@@ -29,10 +41,10 @@ _BUCKETS = (
 
 
 class GoodputLog(keras.callbacks.Callback):
-    """Writes lines of `goodput.jsonl`, from which `summarize_goodput` counts a run's time.
+    """Writes a line of `goodput.jsonl`, from which `summarize_goodput` counts a run's time.
 
-    The last line of each start counts. There is one every ten seconds, so that a start that ends
-    in a failure is known to within ten seconds.
+    Each start has a line. It is written anew every ten seconds, so that a start that ends in a
+    failure is known to within ten seconds.
 
     Args:
       run: the run's directory.
@@ -44,7 +56,8 @@ class GoodputLog(keras.callbacks.Callback):
     def __init__(self, run: RunDirectory, trainer: Trainer):
         super().__init__()
         self._run, self._trainer = run, trainer
-        known = max((line["time"] for line in run.read_metrics(GOODPUT)), default=0.0)
+        self._others = read_goodput(run)
+        known = max((line["time"] for line in self._others), default=0.0)
         # A process that continues a run that it began counts no time twice.
         self._start = max(time.time() - measure_process_age(), known)
         self._written = 0.0
@@ -91,8 +104,17 @@ class GoodputLog(keras.callbacks.Callback):
             "restore_s": self._restore_s,
             "has_ended": has_ended,
         }
-        self._run.append_metrics(line, name=GOODPUT)
+        self._run.write_metrics(*self._others, line, name=GOODPUT)
         self._written = now
+
+
+def read_goodput(run: RunDirectory) -> list[dict[str, Any]]:
+    """Returns the lines of `goodput.jsonl` that were not changed."""
+    return [
+        line
+        for line in run.read_metrics(GOODPUT)
+        if all(isinstance(line.get(name), (int, float)) for name in _NUMBERS)
+    ]
 
 
 def summarize_goodput(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,7 +127,7 @@ def summarize_goodput(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
       lines: the lines of `goodput.jsonl`.
     """
-    starts = list({line["start"]: line for line in lines}.values())
+    starts = list(lines)
     seconds = dict.fromkeys(_BUCKETS, 0.0)
     progress, total = 0.0, 0.0
     for line, after in itertools.zip_longest(starts, starts[1:]):
@@ -126,7 +148,7 @@ def summarize_goodput(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         }
         made = (taken - lost) * step_s
         found["other"] = max(0.0, spent - made - sum(found.values()))
-        if after is not None and not line["has_ended"]:
+        if after is not None and not line.get("has_ended"):
             gap = max(0.0, after["start"] - line["time"])
             found["infrastructure_recovery_from_disruption"] = gap
             spent += gap

@@ -21,7 +21,7 @@ from tfdist.runs.about import describe_start, find_commit
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.display import make_display
 from tfdist.runs.events import write_confusion
-from tfdist.runs.goodput import GOODPUT, GoodputLog, summarize_goodput
+from tfdist.runs.goodput import GoodputLog, read_goodput, summarize_goodput
 from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.trackers import Trackers
 from tfdist.runs.utilization import Utilization
@@ -314,7 +314,7 @@ class TrainingRun:
             ),
             **(self._utilization.summarize(rate) if self._utilization else {}),
             "seconds": round(time.perf_counter() - self._started, 1),
-            **(summarize_goodput(self._run.read_metrics(GOODPUT)) if self._goodput else {}),
+            **(summarize_goodput(read_goodput(self._run)) if self._goodput else {}),
             **(summarize_record(launch_dir) if launch_dir else {}),
         }
 
