@@ -8,12 +8,21 @@ import numpy as np
 
 # Operations that compute in float32 for every dtype of their input.
 _FLOAT32 = {"CropAndResize", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ScaleAndTranslate"}
-FLOAT32_TOLERANCE = 1e-3
-_TOLERANCES = {"float64": 1e-8, "float32": FLOAT32_TOLERANCE, "bfloat16": 0.1, "float16": 0.1}
+# A difference that is rounding in float32, whatever its effect on other numbers.
+FLOAT32_TOLERANCE = 1e-5
+# Dtype -> the relative difference of two computations, and by how much numbers are rounded.
+_PRECISIONS = {
+    "float64": (1e-8, 1e-12),
+    "float32": (FLOAT32_TOLERANCE, 1e-7),
+    "bfloat16": (0.1, 1e-5),
+    "float16": (0.1, 1e-5),
+}
 # How many times the effect of slightly moved weights is allowed.
 _MOVES = 30
-# How many times the tolerance and this effect no rounding reaches.
-_CLEARLY_BEYOND_TOLERANCE, _CLEARLY_BEYOND_MOVES = 10, 1000
+# In float32, gradients and states of deep networks differ by up to three times this effect, and
+# losses and outputs by little. What is beyond both of the others is no rounding.
+_MOVES_OF_ROUNDING, _LOG_LIMIT = 10, 1e-3
+_CLEARLY_BEYOND_TOLERANCE, _CLEARLY_BEYOND_MOVES = 5, 100
 
 
 class Outcome(NamedTuple):
@@ -29,26 +38,50 @@ class Outcome(NamedTuple):
     states: dict[str, np.ndarray]
 
 
-def find_tolerance(model: keras.Model, operations: Sequence[str]) -> float:
-    """Returns the relative difference that two computations of a model may have."""
+def find_precision(model: keras.Model, operations: Sequence[str]) -> tuple[float, float]:
+    """Returns the relative difference that two computations of a model may have, and a rounding.
+
+    Args:
+      model: the model.
+      operations: the types of the operations of its step.
+    """
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
-    tolerance = max(_TOLERANCES.get(dtype, FLOAT32_TOLERANCE) for dtype in dtypes)
-    if tolerance < FLOAT32_TOLERANCE and not _FLOAT32.isdisjoint(operations):
-        return FLOAT32_TOLERANCE
-    return tolerance
+    single = _PRECISIONS["float32"]
+    precision = max(_PRECISIONS.get(dtype, single) for dtype in dtypes)
+    return precision if _FLOAT32.isdisjoint(operations) else max(precision, single)
 
 
-def find_clear_difference(
-    divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
-) -> str | None:
-    """Describes a difference too large for rounding; `moved` has slightly moved weights."""
+def is_rounding(divided: Outcome, whole: Outcome, moved: Outcome) -> bool:
+    """Returns whether outcomes in float32 differ as after a change of the weights by rounding.
+
+    Args:
+      divided, whole: the outcomes to compare.
+      moved: the whole batch computed with slightly moved weights.
+    """
+    found = find_difference(
+        divided,
+        whole,
+        FLOAT32_TOLERANCE,
+        moved,
+        moves=_MOVES_OF_ROUNDING,
+        log_limit=_LOG_LIMIT,
+    )
+    return found is None
+
+
+def find_clear_difference(divided: Outcome, whole: Outcome, moved: Outcome) -> str | None:
+    """Describes a difference that is too large for rounding in float32; None if there is none.
+
+    Args:
+      divided, whole: the outcomes to compare.
+      moved: the whole batch computed with slightly moved weights.
+    """
     numbers = [*divided.logs.values(), *divided.gradients.values()]
     if not all(np.isfinite(np.asarray(each, "float64")).all() for each in numbers):
         return None  # An overflow, which float64 may not have.
-    return find_difference(
-        divided, whole, _CLEARLY_BEYOND_TOLERANCE * tolerance, moved, moves=_CLEARLY_BEYOND_MOVES
-    )
+    tolerance = _CLEARLY_BEYOND_TOLERANCE * FLOAT32_TOLERANCE
+    return find_difference(divided, whole, tolerance, moved, moves=_CLEARLY_BEYOND_MOVES)
 
 
 def find_difference(
@@ -57,19 +90,24 @@ def find_difference(
     tolerance: float,
     moved: Outcome | None = None,
     *,
-    moves: int = _MOVES,
+    moves: float = _MOVES,
+    log_limit: float = np.inf,
 ) -> str | None:
     """Describes the first difference between two outcomes; returns None if there is none.
 
     Args:
       moved: the whole batch computed with slightly moved weights. A multiple of its distance from
         `whole` is allowed as well.
+      moves: this multiple.
+      log_limit: the relative difference beyond which it is not for losses, metrics and outputs.
     """
 
     def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
         found = getattr(divided, kind).get(name)
         other = getattr(moved, kind).get(name) if moved else None
         least = 0.0 if other is None else moves * measure_gap(other, expected)
+        if kind == "logs" and differs(found, expected, log_limit, floor=floor):
+            least = 0.0
         return differs(found, expected, tolerance, floor=floor, least=least)
 
     for name, expected in whole.logs.items():
@@ -88,13 +126,15 @@ def find_difference(
     return None
 
 
-def list_different_states(divided: Outcome, whole: Outcome, tolerance: float) -> list[str]:
+def list_different_states(
+    divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome | None = None
+) -> list[str]:
     """Returns the paths of the variables whose values differ after the step."""
-    different = {
-        name.partition("#")[0]: None
-        for name, expected in whole.states.items()
-        if differs(divided.states.get(name), expected, tolerance, floor=_find_floor(expected))
-    }
+    different = {}
+    for name, expected in whole.states.items():
+        state = Outcome({}, {}, {name: expected})
+        if find_difference(divided, state, tolerance, moved) is not None:
+            different[name.partition("#")[0]] = None
     return list(different)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.internals import context
 from tfdist.placement.shards.divided import find_divided
 from tfdist.replacing import replaced
 from tfdist.strategies.registry import find_traits
@@ -24,7 +25,8 @@ from tfdist.training.guard.compare_steps import (
     Outcome,
     find_clear_difference,
     find_difference,
-    find_tolerance,
+    find_precision,
+    is_rounding,
     list_different_states,
 )
 from tfdist.training.guard.indivisible_part import (
@@ -33,6 +35,7 @@ from tfdist.training.guard.indivisible_part import (
     find_loss_of_batch,
     slice_batch,
 )
+from tfdist.training.inputs.data_adapter import is_on
 from tfdist.training.kinds.synchronous import to_numbers
 from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.step.steps import Steps
@@ -54,9 +57,13 @@ _DRAWS = {
     "TruncatedNormal",
 }
 _STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
-# The part of the tolerance by which weights are moved to measure the effect of rounding.
-_ROUNDING = 1e-4
-_OF_SUMS = 1e-5  # the tolerance for scaled sums in float32
+_OF_SUMS = 1e-3  # the tolerance for scaled sums in 16 bits
+# The part of the effect of slightly moved weights that remains in float64, because gradients of
+# weights in float32 are in float32.
+_MOVES_IN_FLOAT64 = 0.1
+# What may be rounding in a program that cannot compute in float64.
+_UNSURE = 1e-4
+_UNSURE_IN_TF32 = 1e-3
 
 
 def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
@@ -100,6 +107,11 @@ def list_operations(graph: Any) -> list[Any]:
     definition = graph.as_graph_def()
     functions = (node for function in definition.library.function for node in function.node_def)
     return [*definition.node, *functions]
+
+
+# The difference of two outcomes, None if there is none; and the paths of the states that differ.
+_Difference = tuple[str | None, list[str]]
+_SAME: _Difference = None, []
 
 
 class _Trace(NamedTuple):
@@ -167,38 +179,78 @@ class Guard:
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
         self._step = self._trace()
-        found, states = self._compare()
-        if found is None or self._is_right_with_scaled_sums():
-            return
-        raise self._refuse(found, find_culprit(self._model, self._batch, states))
+        text, states = self._find_difference()
+        if text is not None:
+            raise self._refuse(text, find_culprit(self._model, self._batch, states))
 
-    def _compare(self) -> tuple[str | None, list[str]]:
-        """Describes a difference, None if there is none, and lists the states that differ."""
-        self._tolerance = tolerance = find_tolerance(self._model, self._step.operations)
+    def _find_difference(self) -> _Difference:
+        """Compares the divided with the whole batch, and scales sums if this makes them equal."""
+        tolerance, rounding = find_precision(self._model, self._step.operations)
+        is_short = tolerance > FLOAT32_TOLERANCE
+        if is_short:  # 16 bits hide errors
+            exact = self._compare_in_float64(_UNSURE)
+            if exact is not None:
+                return exact
         divided, whole = self._compute(self._parts), self._compute(self._whole)
-        found = find_difference(divided, whole, tolerance)
-        if found is None:
-            return None, []
-        moved = self._compute(self._whole, moved_by=tolerance * _ROUNDING)
-        # Sums over the whole batch need no scale, so scaled ones are compared with these, too.
-        self._expected = whole, moved
-        clear = find_clear_difference(divided, whole, tolerance, moved)
-        found = clear or self._compare_in_float64(divided, whole, tolerance, moved)
-        return found, list_different_states(divided, whole, tolerance)
+        if find_difference(divided, whole, tolerance) is None:
+            return _SAME
+        moved = self._compute(self._whole, moved_by=rounding)
+        sum_tolerance = min(tolerance, _OF_SUMS)
+        if tolerance == FLOAT32_TOLERANCE:
+            if is_rounding(divided, whole, moved) or self._is_right_with_scaled_sums(
+                whole, sum_tolerance, moved
+            ):
+                return _SAME
+            clear = None if self._uses_tf32() else find_clear_difference(divided, whole, moved)
+            if clear is not None:
+                return clear, list_different_states(divided, whole, tolerance, moved)
+            exact = self._compare_in_float64(tolerance, moved)
+            if exact is not None:
+                return exact
+            tolerance = _UNSURE_IN_TF32 if self._uses_tf32() else _UNSURE
+        text = find_difference(divided, whole, tolerance, moved)
+        if text is None or self._is_right_with_scaled_sums(whole, sum_tolerance, moved):
+            return _SAME
+        return text, list_different_states(divided, whole, tolerance, moved)
 
-    def _is_right_with_scaled_sums(self) -> bool:
-        """Returns whether scaled sums make it right, and scales them from then on if so."""
+    def _compare_in_float64(
+        self, tolerance: float, moved: Outcome | None = None
+    ) -> _Difference | None:
+        """Compares what float64 gives, where rounding makes no difference in any network.
+
+        Args:
+          tolerance: the relative tolerance.
+          moved: the whole batch computed in float32 with slightly moved weights.
+
+        Returns:
+          The difference; None if the program cannot compute in float64.
+        """
+        # The user's code may be unable to.
+        with contextlib.suppress(Exception), self._in_float64():
+            self._step = self._trace()
+            divided, whole = self._compute(self._parts), self._compute(self._whole)
+            share = {"moved": moved, "moves": _MOVES_IN_FLOAT64}
+            text = find_difference(divided, whole, tolerance, **share)
+            if text is None or self._is_right_with_scaled_sums(whole, tolerance, **share):
+                return _SAME
+            return text, list_different_states(divided, whole, tolerance)
+        return None
+
+    def _is_right_with_scaled_sums(
+        self, whole: Outcome, tolerance: float, moved: Outcome | None, **options: Any
+    ) -> bool:
+        """Returns whether scaled sums make it right, and scales them from then on if so.
+
+        Sums over the whole batch need no scale. Scaled counts of similar parts are almost right,
+        so only rounding may remain.
+        """
         steps, kind = self._steps, self._kind
         if kind == "predict" or steps.scales_sums(kind) or not steps.can_scale_sums:
             return False
         self._scales_sums, is_right = True, False
         try:
             divided = self._compute(self._parts)
-            # Scaled counts of similar parts are almost right, so only rounding may remain. That is
-            # not computed in float64, which takes most of the time: in doubt, it is refused.
-            (whole, moved), tolerance = self._expected, self._tolerance
-            tolerance = min(tolerance, max(_OF_SUMS, tolerance * 1e-2))
-            is_right = find_difference(divided, whole, tolerance, moved) is None
+            is_right = find_difference(divided, whole, tolerance, moved, **options) is None
         except TfdistError:
             pass  # the first difference says more
         finally:
@@ -206,21 +258,11 @@ class Guard:
         steps.scale_sums(kind, scales=is_right)
         return is_right
 
-    def _compare_in_float64(
-        self, divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome
-    ) -> str | None:
-        """Describes a difference that is not rounding, which some networks amplify.
-
-        Outcomes that cannot be computed in float64 may differ as much as after a small change of
-        the weights.
-        """
-        if tolerance >= FLOAT32_TOLERANCE:
-            # The user's code may be unable to compute in float64.
-            with contextlib.suppress(Exception), self._in_float64():
-                self._step = self._trace()
-                exact = self._compute(self._parts), self._compute(self._whole)
-                return find_difference(*exact, FLOAT32_TOLERANCE)
-        return find_difference(divided, whole, tolerance, moved)
+    def _uses_tf32(self) -> bool:
+        """Returns whether products in float32 may be rounded to 10 bits, on some paths only."""
+        return tf.config.experimental.tensor_float_32_execution_enabled() and is_on(
+            self._strategy, "GPU"
+        )
 
     @contextlib.contextmanager
     def _in_float64(self) -> Iterator[None]:
@@ -277,7 +319,7 @@ class Guard:
         """
         step, batch = self._step, self._batch
         run = step.run_whole if bounds is self._whole else step.run
-        with self._without_effect():
+        with self._without_effect(), _without_graph_optimizers():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
                 batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
@@ -352,6 +394,21 @@ class Guard:
         if find_traits(self._strategy).fixes_shapes:
             return tuple(bounds)
         return tf.constant(bounds, tf.int64)
+
+
+@contextlib.contextmanager
+def _without_graph_optimizers() -> Iterator[None]:
+    """Calls functions without Grappler in this thread: it takes longer than a few runs."""
+    eager = context.context()
+    before = eager.function_call_options
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(eager.config)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    eager.function_call_options = type(before)(config_proto=config)
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
 
 
 def move_weights(
