@@ -279,6 +279,26 @@ def test_a_network_that_amplifies_rounding_hides_nothing(between):
         _train(lambda: dense(between=between))
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_small_difference_that_is_not_rounding_is_refused(policy):
+    """A ratio of two means of the batch is almost the mean of the parts' ratios."""
+
+    def ratio(y_true, y_pred):
+        return keras.ops.mean((y_true - y_pred) ** 2) / (1 + 0.1 * keras.ops.mean(y_true))
+
+    def build():
+        keras.config.set_dtype_policy(policy)
+        try:
+            model = dense()
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model.compile("sgd", ratio)
+        return model
+
+    with pytest.raises(TfdistError, match="depends on which examples are together"):
+        _train(build)
+
+
 def test_a_clear_difference_needs_no_float64(monkeypatch):
     """Computing it again traces a large network twice as often."""
     traced = []
@@ -286,6 +306,22 @@ def test_a_clear_difference_needs_no_float64(monkeypatch):
     monkeypatch.setattr(Guard, "_trace", lambda guard: traced.append(1) or original(guard))
     with pytest.raises(TfdistError, match="Cannot divide"):
         _train(INDIVISIBLE["a contrast"].build)
+    assert len(traced) == 1
+
+
+def _deepen(x, depth):
+    for number in range(depth):
+        start = keras.initializers.GlorotUniform(number)
+        x = L.Dense(8, kernel_initializer=start)(x)
+        x = keras.activations.relu(L.BatchNormalization()(x))
+    return x
+
+
+def test_gradients_that_amplify_rounding_need_no_float64(monkeypatch):
+    traced = []
+    original = Guard._trace
+    monkeypatch.setattr(Guard, "_trace", lambda guard: traced.append(1) or original(guard))
+    _train(lambda: dense(between=lambda x: _deepen(x, 30)), check="on")
     assert len(traced) == 1
 
 
