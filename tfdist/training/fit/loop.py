@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import numpy as np
@@ -29,15 +29,25 @@ from tfdist.training.step.model_variables import hash_values, keeping_values
 from tfdist.training.workers.agreement import agree, check_data
 
 
+class Validation(NamedTuple):
+    """The validation of an epoch.
+
+    Attributes:
+      adapter: its data.
+      run: validates and returns the logs, or None once its argument reports a stop.
+    """
+
+    adapter: DataAdapter
+    run: Callable[[Callable[[], bool]], dict[str, float] | None]
+
+
 class FitLoop:
     """One call of a trainer's `fit`, which runs identically on every worker.
 
     Args:
       recovery: writes and restores checkpoints; None for none.
       data: what a checkpoint records about the data: the fingerprint, and the batch size.
-      evaluate: validates and returns the logs, or None once its argument reports a stop;
-        None for no validation.
-      validation: the data that it reads.
+      validation: validates after an epoch; None for no validation.
     """
 
     def __init__(
@@ -51,8 +61,7 @@ class FitLoop:
         callbacks: CallbackList,
         interval: Interval,
         data: Mapping[str, Any],
-        evaluate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
-        validation: DataAdapter | None = None,
+        validation: Validation | None,
     ):
         self._engine = engine
         self._adapter = adapter.begin_at(schedule.first_step)
@@ -73,7 +82,7 @@ class FitLoop:
         self._history = find_history(callbacks)
         self._callbacks = callbacks
         self._interval = interval
-        self._evaluate, self._validation = evaluate, validation
+        self._validation = validation
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
@@ -248,7 +257,7 @@ class FitLoop:
         self._learned_steps = self._learned_steps or state["steps_per_epoch"]
         self._restore_reading(state["reading"])
         if self._validation is not None:
-            self._validation.replay_evaluated((state["reading"] or {}).get("evaluated", 0))
+            self._validation.adapter.replay_evaluated((state["reading"] or {}).get("evaluated", 0))
         num_epochs, batch = self._epoch, progress.step - self._start
         epochs_read = num_epochs - self._schedule.first_epoch + progress.is_epoch_open
         self._adapter.replay(epochs_read, self._learned_steps)
@@ -353,7 +362,7 @@ class FitLoop:
             "is_open": goes_on,
             "passes": adapter.pass_number if goes_on else adapter.num_opened,
             "offset": reading.seen if goes_on else 0,
-            "evaluated": self._validation.num_evaluated if self._validation else 0,
+            "evaluated": self._validation.adapter.num_evaluated if self._validation else 0,
         }
 
     def _is_at_end(self) -> bool:
@@ -498,9 +507,9 @@ class FitLoop:
 
     def _end_epoch(self, epoch: int) -> bool:
         """Validates and ends an epoch; returns False if a stop was requested meanwhile."""
-        if self._evaluate is not None and self._schedule.validation_epochs(epoch):
+        if self._validation is not None and self._schedule.validation_epochs(epoch):
             is_alone = self._workers.count == 1  # else all workers must agree to stop
-            logs = self._evaluate(lambda: is_alone and self._progress.is_asked_to_stop)
+            logs = self._validation.run(lambda: is_alone and self._progress.is_asked_to_stop)
             if logs is None:
                 self._agree()
                 return False

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -30,7 +30,7 @@ from tfdist.training.fit.arguments import (
 from tfdist.training.fit.callback_list import CallbackList
 from tfdist.training.fit.engine import Engine
 from tfdist.training.fit.history import find_history
-from tfdist.training.fit.loop import FitLoop
+from tfdist.training.fit.loop import FitLoop, Validation
 from tfdist.training.fit.own_methods import TrainerRoute, find_own_method, open_route, run_own_first
 from tfdist.training.fit.schedule import (
     Interval,
@@ -376,7 +376,7 @@ class Trainer(SingleBatches):
         schedule: Schedule,
         given: FitArguments,
         callbacks: Any,
-        validation: "_Validation | None",
+        validation: Callable[[CallbackList], Validation] | None,
         data: dict[str, Any],
     ) -> keras.callbacks.History:
         verbose = self._find_verbosity(given.verbose)
@@ -403,8 +403,7 @@ class Trainer(SingleBatches):
                 steps=given.checkpoint_every or 0, seconds=given.checkpoint_every_s or 0
             ),
             data=data,
-            evaluate=None if validation is None else validation.make(callback_list),
-            validation=None if validation is None else validation.adapter,
+            validation=None if validation is None else validation(callback_list),
         )
         with self._ending_a_stopped_script():
             loop.run(verbose=verbose)
@@ -467,8 +466,8 @@ class Trainer(SingleBatches):
 
     def _make_validation(
         self, data: Any, *, batch_size: int | None, steps: int | None
-    ) -> "_Validation":
-        """Returns the validation of an epoch, by the model's own `evaluate`, if any.
+    ) -> Callable[[CallbackList], Validation]:
+        """Returns a function from callbacks to what validates: the model's own `evaluate`, if any.
 
         As in Keras, the data are read once, and `_use_cached_eval_dataset` says so.
         """
@@ -485,7 +484,7 @@ class Trainer(SingleBatches):
 
         own = find_own_method(self.model, "evaluate")
         if own is None:
-            return _Validation(adapter, lambda callbacks: functools.partial(validate, callbacks))
+            return lambda callbacks: Validation(adapter, functools.partial(validate, callbacks))
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
 
@@ -502,7 +501,7 @@ class Trainer(SingleBatches):
             finally:
                 self.validate_cached = None
 
-        return _Validation(adapter, lambda callbacks: functools.partial(run_own, callbacks))
+        return lambda callbacks: Validation(adapter, functools.partial(run_own, callbacks))
 
     def make_other(self, model: keras.Model) -> "Trainer":
         """Returns a trainer for another model of the strategy, which the model's methods use."""
@@ -517,15 +516,3 @@ class Trainer(SingleBatches):
             directory, keep=self._keep_checkpoints, workers=self.engine.workers
         )
         return self.recovery
-
-
-class _Validation(NamedTuple):
-    """The validation of an epoch.
-
-    Attributes:
-      adapter: the data.
-      make: callbacks -> what validates.
-    """
-
-    adapter: DataAdapter
-    make: Callable[[CallbackList], Any]

@@ -130,7 +130,7 @@ def list_different_states(
     divided: Outcome, whole: Outcome, tolerance: float, moved: Outcome | None = None
 ) -> list[str]:
     """Returns the paths of the variables whose values differ after the step."""
-    different = {}
+    different: dict[str, None] = {}
     for name, expected in whole.states.items():
         state = Outcome({}, {}, {name: expected})
         if find_difference(divided, state, tolerance, moved) is not None:
