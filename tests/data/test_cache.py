@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import checked_files
-from tfdist.data.cache import cache_source
+from tfdist.data import cache, checked_files
+from tfdist.data.cache import cache_source, read_examples
 from tfdist.data.pipeline import make_train_dataset
 from tfdist.data.source import ArraySource, BatchSource, SequentialSource
 from tfdist.errors import TfdistError
@@ -316,3 +316,14 @@ def test_a_user_without_home_and_entry_gets_one_line(monkeypatch):
     (line,) = str(caught.value).splitlines()
     assert line.startswith("Cannot keep the cache on disk: ")
     assert "Set HOME, or keep the cache in memory." in line
+
+
+def test_few_examples_are_read_at_once_and_are_those_of_a_pipeline(monkeypatch):
+    source = make_shapes("train", (16, 16), 40, seed=3)
+    at_once = list(read_examples(source))
+    monkeypatch.setattr(cache, "_AT_ONCE", 0)
+    assert len(at_once) == 40
+    for found, expected in zip(at_once, read_examples(source), strict=True):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
