@@ -15,6 +15,7 @@ import tensorflow as tf
 import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError
+from tfdist.launch import run_local_cluster
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(22, 4)).astype("f4"), RNG.normal(size=(22, 1)).astype("f4")
@@ -157,6 +158,22 @@ def test_data_that_cannot_be_read_again_are_refused(tmp_path):
             next(loop.batches(unseeded))
 
 
+def test_data_that_are_new_in_each_epoch_are_refused(tmp_path):
+    def read(directory, make):
+        loop = tfdist.Loop(strategy="one_device", checkpoint_dir=str(tmp_path / directory), seed=1)
+        return [x.numpy() for _ in loop.epochs(2) for x in loop.batches(make(), batch_size=8)]
+
+    views = read("views", lambda: X[:])
+    np.testing.assert_array_equal(np.concatenate(views), np.concatenate(read("same", lambda: X)))
+    with pytest.raises(TfdistError, match=r"call 1 of `batches` in epoch 1 has other data"):
+        read("other", lambda: np.random.permutation(X))
+    with pytest.raises(TfdistError, match="call 1 of `batches` in epoch 1 has other data"):
+        read("made", lambda: tf.data.Dataset.from_tensor_slices(X).shuffle(22, seed=1).batch(8))
+    loop = tfdist.Loop(strategy="one_device", checkpoint_dir=str(tmp_path / "before"))
+    with pytest.raises(TfdistError, match="`batches` is called before `epochs`"):
+        next(loop.batches(X))
+
+
 SCRIPT = """
 import hashlib, sys, time, keras, numpy as np, tensorflow as tf, tfdist
 keras.utils.set_random_seed(1)
@@ -210,3 +227,44 @@ def test_a_script_that_is_told_to_stop_saves_and_continues(tmp_path):
     lines = end(start(str(tmp_path / "stopped"), "0"))
     assert lines[-1] == expected[-1]
     assert 3 + rest.count("step") + len(lines) == len(expected)
+
+
+@pytest.mark.cluster
+def test_two_workers_of_which_one_is_lost_end_with_the_same_bits(tmp_path):
+    lost = """
+if loop.strategy.cluster_resolver.task_id == 1 and not os.path.exists(sys.argv[3]):
+    def die_after(number, step=step):
+        def call(*batch):
+            step(*batch)
+            call.left -= 1
+            if not call.left:
+                open(sys.argv[3], "w").close()
+                os._exit(1)
+        call.left = number
+        return call
+    step = die_after(11)
+"""
+    script = SCRIPT.replace("import hashlib", "import hashlib, os")
+    script = script.replace(
+        "Loop(checkpoint_dir=sys.argv[1])",
+        'Loop(strategy="multi_worker_mirrored", checkpoint_dir=sys.argv[1], checkpoint_every=3)',
+    )
+    script = script.replace("rng =", f"{lost}rng =")
+
+    def run(name):
+        arguments = [str(tmp_path / name), "0", str(tmp_path / "lost")]
+        result = run_local_cluster(
+            workers=2,
+            command=[sys.executable, "-c", script, *arguments],
+            run_dir=str(tmp_path / f"{name}-run"),
+            max_restarts=2,
+            timeout_s=1000,
+            stream=False,
+        )
+        text = result.tasks[0].log.read_text()
+        assert result.status == 0, text[-2000:]
+        return text.split()[-1], text.count("step\n"), result.restarts
+
+    digest, _, restarts = run("disturbed")
+    assert restarts == 1
+    assert run("whole") == (digest, 32, 0)

@@ -82,7 +82,7 @@ class LoopProgress:
         self._is_open = False  # within an epoch
         self._num_batches = 0
         self._found: Mapping[str, Any] | None = None  # the state of a checkpoint not yet reached
-        self._known: dict[str, dict[str, Any]] = {}  # what a checkpoint says of each call's data
+        self._known: dict[int, dict[str, Any]] = {}  # a checkpoint's data of calls not yet reached
         self._arrays: Mapping[str, np.ndarray] = {}
         self._names: Mapping[str, str] = {}
         self._unclaimed: set[str] = set()
@@ -96,7 +96,7 @@ class LoopProgress:
         return self._recovery is not None
 
     def request_stop(self) -> None:
-        """Ends the program after the next batch, once a checkpoint is written."""
+        """Ends the program after the next batch, and its checkpoint."""
         self._is_asked_to_stop = True
 
     def iterate_epochs(self, count: int) -> Iterator[int]:
@@ -105,6 +105,7 @@ class LoopProgress:
         if self._recovery is None:
             for self._epoch in range(count):
                 yield self._epoch
+                self._stop_if_asked()
             return
         if not self._phase:
             self._find(self._recovery)
@@ -132,43 +133,67 @@ class LoopProgress:
                     f"Cannot continue in epoch {self._epoch}: the program reads fewer data in it "
                     "than before. Call `batches` as before, or give another checkpoint_dir."
                 )
+            self._must_stop()
             self._save(self._epoch + 1, None, 0)
             self._stop_if_asked()
 
     def begin_pass(self, x: Any, adapter: DataAdapter) -> Pass | None:
         """Counts a pass over data, and returns it; None if it was over before the checkpoint."""
+        if self._recovery is not None and self._phase < 0:
+            raise TfdistError(
+                "Cannot save the loop: `batches` is called before `epochs`. With a checkpoint_dir, "
+                "write `for epoch in loop.epochs(count)` around it."
+            )
         data = self._find_data(x)
-        found = None
+        first = 0
         if self._is_open:
             self._call += 1
+            if self.is_saved:
+                data = self._continue_data(data, x, adapter)
             self._of_calls[self._call] = data
             if self._found is not None:
                 if self._call < self._found["call"]:
                     return None
                 found, self._found = self._found, None
+                first = found["batch"]
                 self._claim_all(found)
-            known = self._known.get(str(self._call))
-            if self.is_saved and data.fingerprint is None:
-                data.fingerprint = adapter.make_fingerprint()
-                if known is not None:
-                    now = {"train": data.fingerprint, "batch_size": None}
-                    check_data({"train": known["data"]}, now, step=self._num_batches)
+            known = self._known.pop(self._call, None)
             if known is not None and not data.passes:
                 data.passes = known["passes"]
                 if adapter.begins_anew:
                     adapter.read_passes(data.passes, False)
         data.passes += 1
-        return Pass(data.passes - 1, found["batch"] if found else 0)
+        return Pass(data.passes - 1, first)
+
+    def _continue_data(self, data: _Data, x: Any, adapter: DataAdapter) -> _Data:
+        """Returns the data of this call in the last epoch, which these must be.
+
+        Else a program that continues could not tell in which order they come.
+        """
+        last, known = self._of_calls.get(self._call), self._known.get(self._call)
+        if data.fingerprint is None:
+            data.fingerprint = adapter.make_fingerprint()
+        if known is not None and known["data"]:
+            now = {"train": data.fingerprint, "batch_size": None}
+            check_data({"train": known["data"]}, now, step=self._num_batches)
+        if last is None or last is data:
+            return data
+        is_shuffled = isinstance(x, tf.data.Dataset) and list_shuffles(x)
+        if is_shuffled or data.fingerprint != last.fingerprint:
+            raise TfdistError(
+                f"Cannot save the loop: call {self._call + 1} of `batches` in epoch {self._epoch} "
+                "has other data than in the last one. Give it the same arrays or dataset in each "
+                "epoch."
+            )
+        return last
 
     def end_batch(self, number: int) -> None:
         """Counts a batch, of which the program has computed everything; saves if that is due."""
         self._num_batches += 1
-        if not self._is_open or not self.is_saved:
+        if not self._is_open:
             return
         is_due = self._every is not None and self._num_batches % self._every == 0
-        if self._workers.count > 1:
-            self._is_asked_to_stop = bool(self._workers.sum(np.array([self._is_asked_to_stop]))[0])
-        if is_due or self._is_asked_to_stop:
+        if self._must_stop() or is_due:
             self._save(self._epoch, self._call, number + 1)
         self._stop_if_asked()
 
@@ -204,7 +229,7 @@ class LoopProgress:
             self._num_batches = checkpoint.step
             self._arrays, self._found = checkpoint.arrays, checkpoint.state
             self._names = checkpoint.state["names"]
-            self._known = dict(checkpoint.state["calls"])
+            self._known = {int(call): data for call, data in checkpoint.state["calls"].items()}
 
     def _save(self, epoch: int, call: int | None, batch: int) -> None:
         assert self._recovery is not None
@@ -224,11 +249,12 @@ class LoopProgress:
         for name, key in self._names.items():  # what the program has not used yet since then
             if key in self._unclaimed and name not in names:
                 names[name], arrays[key] = key, self._arrays[key]
+        calls = dict(self._known)  # those that the program has not come to since then
+        begun = self._of_calls.get(-1 if call is None else call)
         for number, data in self._of_calls.items():
-            passes = data.passes - (data is self._of_calls.get(call if call is not None else -1))
-            known = self._known.get(str(number), {})  # of what was over before the checkpoint
-            fingerprint = data.fingerprint or known.get("data", {})
-            self._known[str(number)] = {"passes": passes, "data": fingerprint}
+            if number not in calls:
+                passes = data.passes - (data is begun)
+                calls[number] = {"passes": passes, "data": data.fingerprint}
         kind, numbers, place, has_gauss, cached = np.random.get_state(legacy=True)
         arrays[_NUMPY] = np.asarray(numbers)
         self._recovery.save(
@@ -241,7 +267,7 @@ class LoopProgress:
                 "call": call,
                 "batch": batch,
                 "names": names,
-                "calls": self._known,
+                "calls": calls,
                 "state": self._copy_state(),
                 "random": random.getstate(),
                 "numpy_random": [kind, int(place), int(has_gauss), float(cached)],
@@ -258,11 +284,18 @@ class LoopProgress:
                 "dictionaries of them in it."
             ) from error
 
+    def _must_stop(self) -> bool:
+        """Returns whether a worker was asked to stop. All workers must call it."""
+        if self._workers.count > 1:
+            asked = self._workers.sum(np.array([float(self._is_asked_to_stop)]))
+            self._is_asked_to_stop = bool(asked[0])
+        return self._is_asked_to_stop
+
     def _stop_if_asked(self) -> None:
         if self._is_asked_to_stop:
             self._was_stopped = True
-            assert self._recovery is not None
-            self._recovery.wait()
+            if self._recovery is not None:
+                self._recovery.wait()
             sys.exit(EXIT_TERMINATED)
 
     def _find_data(self, x: Any) -> _Data:
