@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Self
 
 from tfdist.errors import TfdistError, make_unknown_name_error
 
+_DIRECTORIES = "DIR", "DIR_OR_FILE", "DIR|auto|none"
 _PATHS = (
+    "DIR|auto|none",
     "DIR",
     "FILE",
     "DIR_OR_FILE",
@@ -69,7 +71,7 @@ class OptionGroup:
             _check_value(item, value)
             if value and item.metadata.get("metavar") in _PATHS:
                 value = os.path.expanduser(value)
-                if item.metadata["metavar"] in ("DIR", "DIR_OR_FILE"):
+                if item.metadata["metavar"] in _DIRECTORIES:
                     # In a bucket, "run//model" and "run/model" are different files.
                     value = value.rstrip("/") or "/"
                 object.__setattr__(self, item.name, value)

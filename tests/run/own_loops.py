@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-keras.config.set_floatx("float64")
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 4)), RNG.normal(size=(40, 1))
 PROGRAMS = {}
@@ -305,6 +304,7 @@ def after_a_fit():
 
 
 if __name__ == "__main__":
+    keras.config.set_floatx("float64")
     results = {}
     for name in sys.argv[1:] or PROGRAMS:
         keras.utils.set_random_seed(7)
