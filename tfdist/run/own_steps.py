@@ -11,10 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError, shorten_error
-from tfdist.internals import BaseOptimizer
+from tfdist.internals import BaseOptimizer, global_seed
 from tfdist.replacing import find_function, replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.fit.own_step import LIBRARIES, OwnStep, list_names
+from tfdist.training.guard.guard import DRAWS, list_operations
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import UnlikeWorkersError
 
@@ -74,6 +75,14 @@ class OwnSteps:
         """Says once that a step is computed as on one device."""
         self._tell(name, f"{reason.rstrip('.')}. {_WHOLE}")
 
+    def tell_draws(self, name: str, operation: str) -> None:
+        """Says once that a step draws other numbers than without a strategy."""
+        self._tell(
+            f"{name} draws",
+            f"with TensorFlow's {operation}, whose numbers depend on the graph: they are not those "
+            "without tfdist. Draw with keras.random and a SeedGenerator.",
+        )
+
     def _tell(self, name: str, what: str) -> None:
         if name not in self._told:
             self._told.add(name)
@@ -116,7 +125,7 @@ class _ScriptStep:
         self._divided = OwnStep(function, steps.strategy, steps.step_options, returns_tensors=True)
         functools.update_wrapper(self, self._divided.function)
         self._may_divide: bool | None = None  # None until it is called
-        self._has_run = False
+        self._has_run = self._has_looked = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_function"], name)
@@ -133,7 +142,7 @@ class _ScriptStep:
     @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._can_divide(args, kwargs):
-            return self._function(*args, **kwargs)
+            return self._compute_whole(args, kwargs)
         name = _describe(self._divided.function)
         try:
             found = self._divided(*args, **kwargs)
@@ -146,9 +155,19 @@ class _ScriptStep:
             self._may_divide = False
             if not _find_uses(self._divided.function).isdisjoint(_UPDATES):
                 self._steps.tell_whole(name, f"is not divided: {shorten_error(error)}")
-            return self._function(*args, **kwargs)
+            return self._compute_whole(args, kwargs)
         self._has_run = True
         self._steps.tell_divided(name)
+        return found
+
+    def _compute_whole(self, args: Any, kwargs: Any) -> Any:
+        found = self._function(*args, **kwargs)
+        if not self._has_looked and not tf.inside_function() and global_seed() is not None:
+            self._has_looked = True
+            graph = self._function.get_concrete_function(*args, **kwargs).graph
+            drawing = sorted({node.op for node in list_operations(graph)} & DRAWS)
+            if drawing:
+                self._steps.tell_draws(_describe(self._divided.function), drawing[0])
         return found
 
     def _can_divide(self, args: Any, kwargs: Any) -> bool:

@@ -43,7 +43,7 @@ from tfdist.training.step.steps import Steps
 # So many examples per replica show the same as all of them.
 _ROWS = 8
 # TensorFlow's stateful random operations; those of Keras's generators are stateless.
-_DRAWS = {
+DRAWS = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
     "RandomGammaV2",
@@ -84,7 +84,7 @@ def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = Fa
       TfdistError: replicas or workers would draw different numbers, or XLA would.
     """
     for node in nodes:
-        if node.op in _DRAWS:
+        if node.op in DRAWS:
             text = (
                 f"draws with TensorFlow's {node.op}, which differs on each part of a batch. Draw "
             )

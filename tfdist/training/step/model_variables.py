@@ -135,6 +135,7 @@ def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:
 
 
 def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: bool) -> None:
+    of_step: Exception | None = None
     if not is_built:
         # As the first step does, because a model may build differently outside of training.
         try:
@@ -142,8 +143,8 @@ def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: boo
                 compute_output_spec(model.train_step, _to_symbols(batch_spec))
         except tf.errors.ResourceExhaustedError:
             raise  # half an optimizer is of no use
-        except Exception:
-            pass
+        except Exception as error:
+            of_step = error
     try:
         model._symbolic_build(data_batch=batch_spec)
         return
@@ -164,6 +165,8 @@ def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: boo
         model.optimizer.build(model.trainable_variables)
         model._post_build()
     elif not can_wait or layers_are_built:
+        if of_step is not None and not overrides(model, "call"):
+            cause = of_step  # only its own step can build it
         raise _explain(model, cause) from cause
 
 
@@ -188,7 +191,7 @@ def _to_symbols(spec: Any) -> Any:
 
 def _explain(model: keras.Model, error: Exception) -> TfdistError:
     cause = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
-    text = " ".join(str(cause).split())
+    text = " ".join(str(cause).split()).rstrip(".")
     return TfdistError(
         f"Cannot build {model.name!r}: {type(cause).__name__}: {text[:500]}. Call it on a batch in "
         "the strategy's scope to build it yourself."
