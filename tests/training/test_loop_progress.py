@@ -123,6 +123,51 @@ def test_a_loop_that_is_lost_ends_with_the_same_bits(strategy, options, tmp_path
     assert lose_and_continue([3, 2, 7], str(tmp_path), strategy, **options) == expected
 
 
+def measure(directory, *, in_class=False, lost_after=None):
+    """Two objects whose steps have one name; their metrics are sums that grow with the batches."""
+    keras.utils.clear_session()
+    loop = tfdist.Loop(
+        strategy=zoo.STRATEGIES["mirrored-2"](), checkpoint_dir=directory, checkpoint_every=1
+    )
+
+    def update(self, x, training):
+        self.metric.update_state(tf.abs(self.model(x, training=training)) * 0.0 + x[:, :1])
+
+    class Measured:
+        step = loop.distribute(update) if in_class else update
+
+        def __init__(self, name):
+            with loop.scope():
+                self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+                self.metric = keras.metrics.Sum(name=name)
+            if not in_class:
+                self.step = loop.distribute(self.step)
+
+    first, second = Measured("first"), Measured("second")
+    found = []
+    for _ in loop.epochs(1):
+        for number, x in enumerate(loop.batches(X, batch_size=8), 1):
+            first.step(x, training=False)
+            second.step(2 * x, training=True)
+            if number == lost_after:
+                raise LostError
+        found = [float(each.metric.result()) for each in (first, second)]
+    return found
+
+
+def test_steps_of_one_name_keep_their_own_metrics(tmp_path):
+    expected = measure(str(tmp_path / "whole"))
+    assert expected[0] == pytest.approx(expected[1] / 2)
+    with pytest.raises(LostError):
+        measure(str(tmp_path / "lost"), lost_after=2)
+    assert measure(str(tmp_path / "lost")) == expected
+
+
+def test_models_that_come_after_the_first_epoch_has_begun_are_refused(tmp_path):
+    with pytest.raises(TfdistError, match=r"self.update = loop.distribute\(self.update\)"):
+        measure(str(tmp_path), in_class=True)
+
+
 def test_another_program_or_other_data_are_refused(tmp_path):
     directory = str(tmp_path)
     with pytest.raises(LostError):

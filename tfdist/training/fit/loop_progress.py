@@ -86,6 +86,7 @@ class LoopProgress:
         self._arrays: Mapping[str, np.ndarray] = {}
         self._names: Mapping[str, str] = {}
         self._unclaimed: set[str] = set()
+        self._early: list[OwnStep] = []  # those that were there before the first epoch
         self._data: list[_Data] = []
         self._of_calls: dict[int, _Data] = {}
         self._is_asked_to_stop = self._was_stopped = False
@@ -108,6 +109,7 @@ class LoopProgress:
                 self._stop_if_asked()
             return
         if not self._phase:
+            self._early = list(self._steps)
             self._find(self._recovery)
         if self._found is not None and self._phase < self._found["phase"]:
             return
@@ -196,6 +198,24 @@ class LoopProgress:
         if self._must_stop() or is_due:
             self._save(self._epoch, self._call, number + 1)
         self._stop_if_asked()
+
+    def claim_first(self, step: OwnStep) -> None:
+        """Claims for a step that is about to be computed for the first time.
+
+        Raises:
+          TfdistError: it uses a model that no step before the first epoch uses. A program that
+            continues would have changed it before the values of the checkpoint come.
+        """
+        if self._phase >= 0 and step not in self._early:
+            known = {id(part) for early in self._early for part in early.find_stateful()}
+            if any(id(part) not in known for part in step.find_stateful()):
+                raise TfdistError(
+                    f"Cannot save the loop: the models of {step.name} are not known when `epochs` "
+                    "begins. Distribute the function before, a method in `__init__` (self."
+                    f"{step.name} = loop.distribute(self.{step.name})), and use models as its "
+                    "variables, not as arguments."
+                )
+        self.claim(step)
 
     def claim(self, step: OwnStep) -> None:
         """Gives the variables of a step the values that the checkpoint has for them."""

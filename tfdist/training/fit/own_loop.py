@@ -136,7 +136,7 @@ class Loop:
             self.strategy,
             self._step_options,
             steps=self._steps,
-            on_ready=self._progress.claim if self._progress.is_saved else None,
+            on_ready=self._progress.claim_first if self._progress.is_saved else None,
         )
 
     def epochs(self, count: int) -> Iterator[int]:

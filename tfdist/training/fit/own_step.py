@@ -87,7 +87,8 @@ class OwnStep:
         data, constants = _split_arguments(args, kwargs)
         if constants and (key := _identify(constants)) != self._key:
             if key not in self._others:
-                self._others[key] = self._copy(self.function, constants)
+                other = self._others[key] = self._copy(self.function, constants)
+                other._saved_metrics = self._saved_metrics
             return self._others[key](*args, **kwargs)
         rows = _to_rows(data)
         if self._trainer is None:
@@ -100,11 +101,19 @@ class OwnStep:
         _, constants = _split_arguments(args, kwargs or {})
         return _find_parts(self.function, self._constants | constants)
 
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self._name
+
+    def find_stateful(self) -> list[Any]:
+        """Returns everything with variables that the function uses, each once."""
+        return _find_parts(self.function, self._constants, kinds=(*_PARTS, *_VARIABLES))
+
     def list_variables(self) -> dict[str, Any]:
         """Returns the variables of everything that the function uses, as far as they exist."""
-        found = _find_parts(self.function, self._constants, kinds=(*_PARTS, *_VARIABLES))
         variables: list[Any] = []
-        for part in found:
+        for part in self.find_stateful():
             if isinstance(part, keras.random.SeedGenerator):
                 part = part.state
             variables += [part] if isinstance(part, _VARIABLES) else part.variables
@@ -125,8 +134,10 @@ class OwnStep:
         """Returns each replica's part of the metrics, by name; all workers must call it."""
         if self._trainer is None:
             return {}
-        states = self._trainer.engine.steps.read_states()
-        return {f"{_METRICS}/{self._name}/{place}": state for place, state in enumerate(states)}
+        steps = self._trainer.engine.steps
+        # By their paths: two steps may have one name.
+        names = [f"{_METRICS}/{v.path}" for v in steps.steps.metrics.list_variables()]
+        return dict(zip(names, steps.read_states(), strict=True))
 
     def write_metrics(self, saved: Mapping[str, np.ndarray]) -> None:
         """Sets the metrics to what `read_metrics` returned, if that is saved.
@@ -313,6 +324,7 @@ def _to_rows(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_parts(*values: Any, kinds: tuple[type, ...] = _PARTS) -> list[Any]:
+    """Returns the objects of some kinds that values use, each once."""
     found: dict[int, Any] = {}
     seen: dict[int, Any] = {}  # held, so that no id is used twice
     waiting = list(values)
@@ -369,6 +381,6 @@ def list_names(code: types.CodeType) -> list[str]:
 def make_alike_error(name: str) -> TfdistError:
     """Returns the error for two variables of one name, which a checkpoint could not tell apart."""
     return TfdistError(
-        f"Cannot save the loop: two variables are named {name!r}. Give the models, layers and "
-        "optimizers that its steps use different names."
+        f"Cannot save the loop: two variables are named {name!r}. Give the models, layers, "
+        "optimizers and metrics that its steps use different names."
     )
