@@ -120,9 +120,11 @@ class OwnSteps:
 class _ScriptStep:
     """A script's `tf.function`, which replicas compute where they can divide its batches."""
 
-    def __init__(self, function: Any, steps: OwnSteps):
+    def __init__(self, function: Any, steps: OwnSteps, divided: OwnStep | None = None):
         self._function, self._steps = function, steps
-        self._divided = OwnStep(function, steps.strategy, steps.step_options, returns_tensors=True)
+        self._divided = divided or OwnStep(
+            function, steps.strategy, steps.step_options, returns_tensors=True
+        )
         functools.update_wrapper(self, self._divided.function)
         self._may_divide: bool | None = None  # None until it is called
         self._has_run = self._has_looked = False
@@ -135,8 +137,8 @@ class _ScriptStep:
             return self
         key = f"_tfdist_step_{id(self)}"
         if key not in vars(owner):
-            step = vars(owner)[key] = _ScriptStep(self._function.__get__(owner, kind), self._steps)
-            step._divided = self._divided.bind(owner)
+            function = self._function.__get__(owner, kind)
+            vars(owner)[key] = _ScriptStep(function, self._steps, self._divided.bind(owner))
         return vars(owner)[key]
 
     @tf.autograph.experimental.do_not_convert

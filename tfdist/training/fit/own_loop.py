@@ -161,7 +161,10 @@ class Loop:
         yield from self._progress.iterate_epochs(count)
 
     def request_stop(self) -> None:
-        """Ends the program after the next batch of `batches`, once a checkpoint is written."""
+        """Ends the program after the next batch of `batches`, and its checkpoint.
+
+        Without a `checkpoint_dir`, it ends after the epoch of `epochs`.
+        """
         self._progress.request_stop()
 
     def batches(

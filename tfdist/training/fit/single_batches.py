@@ -73,7 +73,7 @@ class SingleBatches(ModelFiles):
           batch: tensors by name.
         """
         key, number = _sign(batch), self._num_single + 1
-        is_due = self.engine.workers.count > 1 and not number & (number - 1)
+        is_due = self.engine.workers.count > 1 and _is_power_of_two(number)
         if key in self._signatures and self.engine.is_checked("train") and not is_due:
             self._num_single = number
             self.progress.steps_before += 1
@@ -160,7 +160,7 @@ class SingleBatches(ModelFiles):
 
     def _is_due(self, adapter: DataAdapter) -> bool:
         """Returns whether workers are compared: of single batches, at 1, 2, 4, 8 and so on."""
-        return not adapter.is_single or not self._num_single & (self._num_single - 1)
+        return not adapter.is_single or _is_power_of_two(self._num_single)
 
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
@@ -211,6 +211,10 @@ class SingleBatches(ModelFiles):
             compares_weights=self._is_due(adapter),
         )
         return join_batches([join_workers(batch, self.engine.workers) for batch in batches])
+
+
+def _is_power_of_two(number: int) -> bool:
+    return not number & (number - 1)
 
 
 def _sign(batch: dict[str, Any]) -> Any:
