@@ -36,6 +36,7 @@ class Case:
         exact number of updates.
       share: how many of a campaign's kills are its, in proportion.
       twin: the strategy of the undisturbed run, in one process, if it is another one.
+      lost: workers of each run that are lost for good: killed whenever they start again.
     """
 
     strategy: str
@@ -44,13 +45,14 @@ class Case:
     is_exact: bool = True
     share: int = 10
     twin: str = ""
+    lost: int = 0
 
     @property
     def name(self) -> str:
         """The strategy, and the placement or the number of logical replicas if there is one."""
         flags = ("--placement", "--logical_replicas")
         placed = [flag.partition("=")[2] for flag in self.train if flag.startswith(flags)]
-        return "-".join([self.strategy, *placed])
+        return "-".join([self.strategy, *placed, *(["lost"] if self.lost else [])])
 
 
 CASES = (
@@ -70,6 +72,14 @@ CASES = (
         ("--logical_replicas=4",),
         share=8,
         twin="one_device",
+    ),
+    Case(
+        "multi_worker_mirrored",
+        ("--workers=4", "--min_workers=2"),
+        ("--logical_replicas=4",),
+        share=4,
+        twin="one_device",
+        lost=2,
     ),
     Case("local_sgd", ("--workers=2",), ("--sync_every=2",), share=8),
     Case("parameter_server", ("--workers=2", "--ps=1"), is_exact=False, share=14),
@@ -161,6 +171,28 @@ class Run:
         self.started_at = time.monotonic()
         return f"{kind} {name}"
 
+    def lose(self, name: str) -> bool:
+        """Kills a worker whenever it starts again, until the launcher goes on without it.
+
+        Returns:
+          Whether it does; not if the run has ended before.
+        """
+        before = self._count_dropped()
+        until = time.monotonic() + HANG_S
+        while self.poll() is None and self._count_dropped() == before:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{name} was not given up")
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                os.kill(self.find_tasks()[name], signal.SIGKILL)
+                until = time.monotonic() + HANG_S
+            time.sleep(0.1)
+        self.started_at = time.monotonic()
+        return self._count_dropped() > before
+
+    def _count_dropped(self) -> int:
+        log = self.run_dir.parent / f"{self.run_dir.name}.log"
+        return log.read_text(errors="replace").count("which failed repeatedly")
+
     def find_tasks(self) -> dict[str, int]:
         """Returns the processes that train or serve, by their tasks' names."""
         found = {}
@@ -251,7 +283,11 @@ def run_with_faults(
         before = len(findings.faults)
         try:
             run.start()
-            _strike_at_random(run, findings, kills=kills, rng=rng)
+            for _ in range(case.lost):
+                _lose_at_random(run, findings, rng=rng)
+            if not case.lost:
+                _strike_at_random(run, findings, kills=kills, rng=rng)
+            _wait_for_end(run)
             run.wait_for_end_of_all()
             findings.problems += _check(case, run, expected)
         except TimeoutError as error:
@@ -281,6 +317,21 @@ def _strike_at_random(run: Run, findings: Findings, *, kills: int, rng: random.R
             findings.faults.append(f"{done} at {moment}")
     if run.poll() is None and findings.faults:
         _wait_for_step(run, findings)
+
+
+def _lose_at_random(run: Run, findings: Findings, *, rng: random.Random) -> None:
+    """Loses a worker for good at a random step."""
+    _wait_for_step(run, findings)
+    _wait_for_more(run, steps=rng.randint(1, 10))
+    if tasks := run.find_tasks():
+        name = rng.choice(sorted(tasks))
+        step = run.read_step()[0]
+        if run.lose(name):
+            findings.faults.append(f"kill {name} for good at step {step}")
+            _wait_for_step(run, findings)
+
+
+def _wait_for_end(run: Run) -> None:
     until = time.monotonic() + 2 * HANG_S
     while run.poll() is None:
         if time.monotonic() > until:

@@ -248,8 +248,8 @@ def test_a_script_that_is_told_to_stop_saves_and_continues(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
-    def start(directory, pause):
-        flags = "--strategy=mirrored", "--virtual_devices=2", "--quiet"
+    def start(directory, pause, strategy="mirrored", replicas=2):
+        flags = f"--strategy={strategy}", f"--logical_replicas={replicas}", "--quiet"
         command = [sys.executable, "-m", "tfdist.run", *flags, str(script), directory, pause]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
@@ -269,9 +269,12 @@ def test_a_script_that_is_told_to_stop_saves_and_continues(tmp_path):
     stopped.send_signal(signal.SIGTERM)
     rest, _ = stopped.communicate(timeout=300)
     assert stopped.returncode == 143
-    lines = end(start(str(tmp_path / "stopped"), "0"))
+    lines = end(start(str(tmp_path / "stopped"), "0", "one_device"))
     assert lines[-1] == expected[-1]
     assert 3 + rest.count("step") + len(lines) == len(expected)
+    change, digest = end(start(str(tmp_path / "stopped"), "0", replicas=3))
+    assert "equal within rounding: logical_replicas was 2 and is 3" in change
+    assert digest == expected[-1]
 
 
 @pytest.mark.cluster

@@ -66,6 +66,30 @@ def test_names_what_makes_a_model_wrong(verify, build, start, cause):
     assert re.search(cause, verdict.problem), text
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("build", "status", "verdict"),
+    [
+        ("build_right", 0, "the same bits"),
+        ("build_otherwise_in_clusters", 1, "other bits from step 1 on, first in the log 'loss'"),
+    ],
+)
+def test_says_where_the_bits_of_arrangements_part(build, status, verdict):
+    command = [sys.executable, "-m", "tfdist.verify", "--bits", "--logical_replicas=2", "--steps=2"]
+    run = subprocess.run(
+        [*command, f"--model={MODULE}:{build}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == status, run.stdout + run.stderr
+    one, two = run.stdout.splitlines()[-2:]
+    assert one.startswith("one device") and two.startswith("2 workers")
+    assert two.endswith(verdict)
+
+
 def test_local_sgd_is_not_compared_where_a_layer_sees_the_batch(verify):
     (verdict,) = verify("build_right", ("local_sgd",))
     assert verdict.holds

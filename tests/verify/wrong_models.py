@@ -1,8 +1,10 @@
-"""Models as users write them: one that is right, and five that depend on the number of replicas."""
+"""Models as users write them: one that is right, and those that depend on the number of replicas."""
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist import cluster
 
 IGNORED = -1
 
@@ -101,3 +103,9 @@ class ReplicaDropout(keras.layers.Layer):
 
 def build_dropout_seeded_by_replica():
     return _build(ReplicaDropout(name="drop"))
+
+
+def build_otherwise_in_clusters():
+    """A model whose outputs depend on the number of workers."""
+    workers = 1 if (config := cluster.find_tf_config()) is None else config.num_workers
+    return _build(keras.layers.Rescaling(1.0 + 0.1 * (workers > 1)))

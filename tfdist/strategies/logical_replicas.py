@@ -18,6 +18,7 @@ subtrees that it has whole. Processes exchange these, and each computes the rest
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
@@ -396,4 +397,5 @@ def describe_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def read_numerics(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """Returns what the bits of a strategy's results depend on; nothing without logical replicas."""
-    return dict(getattr(strategy.extended, "numerics", {}))
+    found = getattr(strategy.extended, "numerics", {})
+    return {**found, "precision": keras.config.dtype_policy().name} if found else {}

@@ -21,7 +21,7 @@ class Arrangement:
     """The result of one arrangement of the replicas.
 
     Attributes:
-      hashes: for each step, name -> hash of each weight after it.
+      hashes: for each step, name -> hash of each log and each weight after it.
       problem: why there are none, or where they are not those of the first arrangement.
     """
 
@@ -59,8 +59,8 @@ def compare_bits(options: VerifyOptions, report: Callable[[str], None]) -> Itera
 def find_difference(expected: list[dict[str, str]], found: list[dict[str, str]]) -> str:
     """Returns where the hashes of two runs part; empty if they are equal.
 
-    >>> find_difference([{"a": "0", "b": "1"}], [{"a": "0", "b": "2"}])
-    'other bits from step 1 on, first in b'
+    >>> find_difference([{"loss": "0", "a": "1"}], [{"loss": "0", "a": "2"}])
+    'other bits from step 1 on, first in a'
     """
     for step, (one, other) in enumerate(zip(expected, found, strict=True), 1):
         if names := [name for name in one if one[name] != other[name]]:
@@ -87,16 +87,19 @@ def hash_steps(task: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class _Hashes(keras.callbacks.Callback):
-    """Hashes the weights after each step."""
+    """Hashes the logs and the weights after each step.
+
+    The logs come first: where they are equal and a weight is not, the forward pass had the same bits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[dict[str, str]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.found.append(
-            {v.path: _hash(np.asarray(v.numpy()).tobytes()) for v in self.model.weights}
-        )
+        values = {f"the log {name!r}": value for name, value in (logs or {}).items()}
+        values |= {variable.path: variable.numpy() for variable in self.model.weights}
+        self.found.append({name: _hash(np.asarray(v).tobytes()) for name, v in values.items()})
 
 
 def _hash(content: bytes) -> str:

@@ -122,8 +122,7 @@ class Engine:
     @property
     def numerics(self) -> dict[str, Any]:
         """What the bits of logical replicas depend on, besides the program; else empty."""
-        found = read_numerics(self._strategy)
-        return {**found, "precision": keras.config.dtype_policy().name} if found else {}
+        return read_numerics(self._strategy)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.data.dataset_graph import list_shuffles
 from tfdist.errors import TfdistError
+from tfdist.strategies.logical_replicas import describe_change
 from tfdist.stopping import EXIT_TERMINATED, ScriptStop
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit.own_step import OwnStep, make_alike_error
@@ -65,6 +66,7 @@ class LoopProgress:
       every: batches between checkpoints, besides one after each epoch; None for none of these.
       steps: the loop's steps, to which it adds.
       state: the user's own numbers and texts, which are saved and restored.
+      numerics: returns what the bits of logical replicas depend on.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class LoopProgress:
         every: int | None,
         steps: Sequence[OwnStep],
         state: dict[str, Any],
+        numerics: Callable[[], dict[str, Any]],
     ):
+        self._numerics = numerics
         self._recovery, self._workers, self._every = recovery, workers, every
         self._steps, self._state = steps, state
         self._phase, self._epoch, self._call = -1, 0, -1
@@ -250,6 +254,9 @@ class LoopProgress:
             self._arrays, self._found = checkpoint.arrays, checkpoint.state
             self._names = checkpoint.state["names"]
             self._known = {int(call): data for call, data in checkpoint.state["calls"].items()}
+            change = describe_change(checkpoint.state.get("numerics", {}), self._numerics())
+            if change and self._workers.is_chief:
+                print(change, flush=True)
 
     def _save(self, epoch: int, call: int | None, batch: int) -> None:
         assert self._recovery is not None
@@ -289,6 +296,7 @@ class LoopProgress:
                 "names": names,
                 "calls": calls,
                 "state": self._copy_state(),
+                "numerics": self._numerics(),
                 "random": random.getstate(),
                 "numpy_random": [kind, int(place), int(has_gauss), float(cached)],
             },

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import to_strategy
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit.arguments import (
@@ -104,6 +105,7 @@ class Loop:
             every=FitArguments(checkpoint_every=checkpoint_every).checkpoint_every or None,
             steps=self._steps,
             state=self.state,
+            numerics=lambda: read_numerics(self.strategy),
         )
 
     @contextlib.contextmanager
