@@ -1,10 +1,13 @@
 """Trains programs with logical replicas in one process of an arrangement, and writes hashes.
 
-`logical_task.py DIRECTORY STRATEGY COUNT PRECISION PROGRAM...`; each process writes its own file.
+`logical_task.py DIRECTORY STRATEGY COUNT PRECISION STEPS PROGRAM...`; each process writes its own
+file.
 """
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +18,12 @@ import tensorflow as tf
 import tfdist
 from tfdist import cluster
 from tfdist.devices import configure_precision
+from tfdist.launch import run_local_cluster
 from tfdist.models import make_model
 from tfdist.strategies import make_strategy
 
-BATCH, STEPS = 13, 3
+BATCH, STEPS_OF_EPOCH = 13, 3
+TIMEOUT_S = 1000
 layers = keras.layers
 
 
@@ -109,7 +114,7 @@ PROGRAMS = {
 }
 
 
-def train(name, strategy):
+def train(name, strategy, steps):
     """Returns what the run of a program ends with: hashes of all states, history, predictions."""
     make_model, shape = PROGRAMS[name]
 
@@ -124,7 +129,7 @@ def train(name, strategy):
         return model
 
     draws = np.random.default_rng(0)
-    rows = BATCH * STEPS - 5  # the last batch has fewer examples, and shares differ
+    rows = BATCH * STEPS_OF_EPOCH - 5  # the last batch has fewer examples, and shares differ
     x = (
         draws.integers(0, 50, (rows, shape)).astype("i4")
         if isinstance(shape, int)
@@ -132,7 +137,7 @@ def train(name, strategy):
     )
     y = draws.integers(0, 5, rows)
     trainer = tfdist.Trainer(build_model, strategy=strategy)
-    history = trainer.fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history
+    history = trainer.fit(x, y, batch_size=BATCH, epochs=steps // STEPS_OF_EPOCH, verbose=0).history
     found = {"history": history, "weights": hash_arrays(trainer.model.get_weights())}
     if name != "gan":
         found["optimizer"] = hash_arrays([v.numpy() for v in trainer.model.optimizer.variables])
@@ -148,14 +153,47 @@ def hash_arrays(arrays):
     return digest.hexdigest()
 
 
+def run_alone(directory, *arguments):
+    """Returns what a process of its own finds for a strategy and the other arguments."""
+    directory.mkdir()
+    run = subprocess.run(
+        [sys.executable, "-m", __spec__.name, str(directory), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return json.loads((directory / "0.json").read_text())
+
+
+def run_workers(directory, workers, *arguments):
+    """Returns what all workers find."""
+    directory.mkdir()
+    result = run_local_cluster(
+        workers=workers,
+        command=[sys.executable, "-m", __spec__.name, str(directory), "workers", *arguments],
+        run_dir=directory,
+        timeout_s=TIMEOUT_S,
+        stream=False,
+        environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    logs = "\n".join(task.log.read_text()[-3000:] for task in result.tasks)
+    assert result.status == 0, logs
+    found = [json.loads((directory / f"{i}.json").read_text()) for i in range(workers)]
+    assert all(other == found[0] for other in found)
+    return found[0]
+
+
 def main():
-    directory, strategy, count, precision, *programs = sys.argv[1:]
+    directory, strategy, count, precision, steps, *programs = sys.argv[1:]
     configure_precision(precision)
     config = cluster.find_tf_config()
     if config is not None:
         strategy = "multi_worker_mirrored"
     made = make_strategy(strategy, logical_replicas=int(count))
-    found = {name: train(name, made) for name in programs}
+    found = {name: train(name, made, int(steps)) for name in programs}
     index = 0 if config is None else config.index
     Path(directory, f"{index}.json").write_text(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""Models as users write them: one that is right, and those that depend on the number of replicas."""
+"""Models as users write them: one that is right, and those that depend on the replicas."""
 
 import keras
 import numpy as np

@@ -89,7 +89,7 @@ def hash_steps(task: Mapping[str, Any]) -> dict[str, Any] | None:
 class _Hashes(keras.callbacks.Callback):
     """Hashes the logs and the weights after each step.
 
-    The logs come first: where they are equal and a weight is not, the forward pass had the same bits.
+    The logs come first: where they are equal and a weight is not, the forward pass was, too.
     """
 
     def __init__(self) -> None:

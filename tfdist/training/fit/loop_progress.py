@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist.data.dataset_graph import list_shuffles
 from tfdist.errors import TfdistError
-from tfdist.strategies.logical_replicas import describe_change
 from tfdist.stopping import EXIT_TERMINATED, ScriptStop
+from tfdist.strategies.logical_replicas import describe_change
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit.own_step import OwnStep, make_alike_error
 from tfdist.training.inputs.data_adapter import DataAdapter
