@@ -92,11 +92,10 @@ CASES = [
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("count", "precision", "programs", "workers"), CASES)
-def test_any_number_of_workers_ends_with_the_same_bits(
-    tmp_path, count, precision, programs, workers
-):
+def test_every_arrangement_ends_with_the_same_bits(tmp_path, count, precision, programs, workers):
     arguments = (count, precision, "6", *programs)
     alone = run_alone(tmp_path / "alone", "one_device", *arguments)
+    assert run_alone(tmp_path / "central", "central_storage", *arguments) == alone
     for number in workers:
         found = run_workers(tmp_path / f"{number}", number, *arguments)
         assert found == alone

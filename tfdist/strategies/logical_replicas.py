@@ -15,7 +15,7 @@ subtrees that it has whole. Processes exchange these, and each computes the rest
 ```
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +28,7 @@ from tfdist.internals import (
     CollectiveAllReduceExtended,
     CollectiveKeys,
     CollectiveReplicaLauncher,
+    SyncOnReadVariable,
 )
 from tfdist.replacing import replaced
 from tfdist.strategies.process_sums import gather_small
@@ -366,8 +367,21 @@ def make_central_replicas(
     strategy = tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=list(parts), parameter_device=parameter_device
     )
-    strategy.extended._cross_device_ops = TreeReduction([range(count)])
-    strategy.extended.numerics = describe_numerics(count, threads)
+    extended = strategy.extended
+    extended._cross_device_ops = TreeReduction([range(count)])
+    extended.numerics = describe_numerics(count, threads)
+    create = extended._create_variable
+
+    def create_variable(next_creator: Callable[..., tf.Variable], **arguments: Any) -> Any:
+        if arguments.get("synchronization") != tf.VariableSynchronization.ON_READ:
+            return create(next_creator, **arguments)
+        # Each replica adds to a copy of its own, as with other strategies: the order of a metric's
+        # additions is part of its bits.
+        with tf.device(parameter_device):
+            copies = [next_creator(**arguments) for _ in range(count)]
+        return SyncOnReadVariable(strategy, copies, arguments["aggregation"])
+
+    extended._create_variable = create_variable
     return strategy
 
 

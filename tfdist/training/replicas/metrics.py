@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
 from tfdist.replacing import wrapped_in_subclasses
+from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import find_traits
 from tfdist.training.replicas.divisible import is_of_batch
 from tfdist.training.replicas.division import Division
@@ -89,7 +90,8 @@ class ReplicaMetrics:
         self._model = model
         self._strategy = strategy
         self._division = division
-        self._is_shared = find_traits(strategy).shares_variables
+        is_logical = bool(read_numerics(strategy))  # then, each replica has metrics of its own
+        self._is_shared = find_traits(strategy).shares_variables and not is_logical
         self._seen: dict[int, keras.metrics.Metric] = {}
         self._inside: set[tf.distribute.ReplicaContext] = set()
         self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}
