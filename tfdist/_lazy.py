@@ -11,7 +11,6 @@ def lazy_exports(
     """Returns the `__getattr__` and `__dir__` of a package that re-exports lazily.
 
     Args:
-      package: the package's `__name__`.
       targets: exported name -> "module" or "module:attribute".
     """
 

@@ -147,7 +147,6 @@ def describe_difference(
 
     Args:
       old: the earlier result of a source's `make_fingerprint`, possibly read from JSON.
-      new: the current result.
       split: a word for the examples, such as "training".
     """
     if dict(old) == dict(new):

@@ -76,8 +76,6 @@ def make_train_dataset(
     Args:
       global_batch_size: the number of examples in a global batch.
       seed: the seed of shuffling and augmentation, in [0, 2**31).
-      num_replicas: the number of replicas in all processes.
-      replicas: the ids of this process's replicas, by default all of them.
       shuffle: whether to shuffle every epoch, rather than to keep the order of the indices;
         `"batch"` shuffles within each batch, and requires `ends_epochs`; an int64 tensor
         [num_examples] is the order of every epoch.
@@ -226,8 +224,6 @@ def make_eval_dataset(
 
     Args:
       global_batch_size: the number of examples in a global batch; the last one may have fewer.
-      num_replicas: the number of replicas in all processes.
-      replicas: the ids of this process's replicas, by default all of them.
 
     Returns:
       A dataset of (batch, place), as from `split_batches`, in the order of `make_train_dataset`.

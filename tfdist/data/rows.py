@@ -35,8 +35,6 @@ def split_batches(
     Args:
       dataset: a dataset of global batches: any structure of tensors that share their first
         dimension. Batches may differ in size, as the last one often does.
-      num_replicas: the number of replicas in all processes.
-      replicas: the ids of this process's replicas, by default all of them.
 
     Returns:
       A dataset of (slice, place). The sizes of a global batch's slices differ by at most one. If

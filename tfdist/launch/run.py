@@ -157,7 +157,6 @@ def run_local_cluster(
     its server also sets SO_REUSEADDR, as gRPC does.
 
     Args:
-      workers: the number of workers.
       ps: the number of parameter servers; they add a chief.
       chief: whether to add a chief; --strategy=parameter_server among the flags adds one too.
       evaluator: whether to add an evaluator, which has no address in the cluster; only for a
@@ -198,7 +197,6 @@ def run_task(config: ClusterConfig, **settings: Any) -> ClusterResult:
     its own task, and the tasks wait for one another.
 
     Args:
-      config: the cluster, and this machine's task.
       **settings: see `tfdist.launch.TaskSettings`.
 
     Raises:

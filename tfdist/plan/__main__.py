@@ -39,10 +39,6 @@ def main() -> int:
 def check_plan(options: PlanOptions, *, arguments: Sequence[str]) -> None:
     """Checks the options of a plan.
 
-    Args:
-      options: the options of the command.
-      arguments: the flags of `tfdist.train`.
-
     Raises:
       TfdistError: one of them is wrong, or a file cannot be written.
     """
@@ -58,10 +54,6 @@ def check_plan(options: PlanOptions, *, arguments: Sequence[str]) -> None:
 
 def run_plan(options: PlanOptions, *, arguments: Sequence[str]) -> int:
     """Prints the plan of a training command.
-
-    Args:
-      options: the options of the command.
-      arguments: the flags of `tfdist.train`.
 
     Returns:
       0.
@@ -92,11 +84,6 @@ def run_plan(options: PlanOptions, *, arguments: Sequence[str]) -> int:
 
 def make_answer(options: PlanOptions, train: TrainOptions, arguments: Sequence[str]) -> Any:
     """Returns the estimates of all setups, and the one to use.
-
-    Args:
-      options: the options of the command.
-      train: the options of `tfdist.train`.
-      arguments: the same as flags.
 
     Raises:
       TfdistError: the hardware is unknown, or the model cannot be planned.

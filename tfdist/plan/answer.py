@@ -35,8 +35,6 @@ class Answer:
     """All estimates.
 
     Attributes:
-      workload, hardware: what they are for.
-      estimates: of every setup.
       recommendation: the setup to use.
       command: how to run it; empty if nothing fits.
       simulated: lines of a simulation.
@@ -61,11 +59,7 @@ def estimate_all(
     """Returns the estimates of setups.
 
     Args:
-      setups: the setups.
-      workload: the model and its batch.
-      hardware: the machines.
       batch_per_replica: the examples of a replica, if the batch grows with the replicas.
-      price_per_hour: the price of one device.
     """
     base = batch_per_replica or workload.global_batch_size
     alone = estimate_alone(dataclasses.replace(workload, global_batch_size=base), hardware)

@@ -37,11 +37,6 @@ TWO_DEVICES = ("--strategy=mirrored", "--virtual_devices=2", "--devices=CPU:0,CP
 def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str]) -> None:
     """Measures this machine and writes the file.
 
-    Args:
-      options: the options of the command.
-      train: the options of `tfdist.train`.
-      arguments: the same as flags.
-
     Raises:
       TfdistError: the command is invalid, this system cannot, or an accelerator is visible.
       TrainingError: a measurement failed.
@@ -87,8 +82,6 @@ def measure_hardware(
     """Returns this machine's processor and its links, between processes and virtual devices.
 
     Args:
-      arguments: flags of `tfdist.train`.
-      precision: the precision in them.
       measure: as `run`.
     """
     machine = measure("machine", [*arguments, "--strategy=one_device"])
@@ -132,8 +125,6 @@ def add_model(
     """Returns the hardware with the measured steps of a model.
 
     Args:
-      hardware: the hardware.
-      workload: the model.
       whole, part: what was measured with the flags of `list_sizes`.
       share: the share of the cores on which it was measured.
     """
@@ -187,8 +178,6 @@ def run(
 
     Args:
       what: a key of its table.
-      arguments: flags of `tfdist.train`.
-      workers, ps: the processes.
       say: prints a line; None prints nothing.
 
     Raises:

@@ -21,12 +21,7 @@ Transfer = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Path:
-    """What a link costs to a collective.
-
-    Attributes:
-      alpha: seconds per message.
-      beta: seconds per byte.
-    """
+    """What a link costs to a collective."""
 
     alpha: float
     beta: float

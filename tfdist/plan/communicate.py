@@ -54,9 +54,6 @@ def transfer(
     """Returns the seconds of an all-reduce over all replicas of a setup.
 
     Args:
-      setup: how the model is distributed.
-      hardware: the links.
-      num_bytes: the bytes that each replica has.
       all_reduce: see `mirrored`.
     """
     inside = make_path(hardware, hardware.inside)

@@ -39,8 +39,6 @@ def time_layers(workload: Workload, hardware: Hardware, rows: float) -> list[flo
     sum is as measured.
 
     Args:
-      workload: the model.
-      hardware: the device.
       rows: the examples that it computes at a time.
 
     Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
@@ -174,7 +172,6 @@ def time_pipeline(stages_s: Sequence[float], micro_batches: int) -> float:
 
     Args:
       stages_s: the seconds of each stage for a micro-batch.
-      micro_batches: the number of micro-batches.
 
     Source: Huang et al. 2019 (arXiv:1811.06965), section 2.3.
     """

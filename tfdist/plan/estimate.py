@@ -21,7 +21,6 @@ class Estimate:
     """What a setup is expected to need.
 
     Attributes:
-      setup: the setup.
       memory: of the fullest device.
       missing: bytes that this device lacks; 0 if everything fits.
       refusal: why tfdist would refuse it, or why it makes no sense; empty if it is possible.
@@ -29,7 +28,6 @@ class Estimate:
         computation; communication that is not hidden; a replica's devices waiting for each other;
         replicas waiting for the slowest of them; waiting for examples; the host.
       step_s: their sum.
-      examples_per_s: the throughput.
       efficiency: of the throughput of as many single devices.
       epoch_s: seconds of an epoch; 0 if its number of examples is unknown.
       price: of an epoch; 0 if no price is given.
@@ -73,11 +71,7 @@ def estimate(
     """Returns the estimate of a setup.
 
     Args:
-      setup: how the model is distributed.
-      workload: the model and its batch.
-      hardware: the devices and links.
       alone: examples per second of one device, for the efficiency; estimated by default.
-      price_per_hour: the price of one device.
     """
     alone = alone or estimate_alone(workload, hardware)
     hardware = _divide_cores(setup, hardware)

@@ -41,12 +41,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Link:
-    """A link, by the alpha-beta model: a message takes `latency_s + bytes / bytes_per_s`.
-
-    Attributes:
-      bytes_per_s: in each direction.
-      latency_s: of a message.
-    """
+    """A link, by the alpha-beta model: a message takes `latency_s + bytes / bytes_per_s`."""
 
     bytes_per_s: float
     latency_s: float
@@ -148,7 +143,6 @@ class Hardware:
         """Returns the seconds in which a machine prepares examples.
 
         Args:
-          examples: their number.
           core_s: the seconds of a core for each of them.
         """
         by_cores = examples * core_s / self.cores if self.cores else 0.0

@@ -48,9 +48,6 @@ def estimate_memory(setup: Setup, workload: Workload, hardware: Hardware, rows: 
     """Returns what the fullest device needs; for virtual devices, what their process needs.
 
     Args:
-      setup: how the model is distributed.
-      workload: the model.
-      hardware: the devices.
       rows: the examples of a replica.
     """
     weights, gradients = workload.weights, workload.gradients

@@ -29,10 +29,6 @@ def recommend(estimates: Sequence[Estimate], *, batch: int) -> Recommendation:
 
     Among setups that are about as fast (5 %), the one with the fewest devices is taken, and then
     the one with the fewest parts.
-
-    Args:
-      estimates: of all setups.
-      batch: the global batch size.
     """
     possible = [e for e in estimates if e.is_possible and e.setup.is_exact]
     if not possible:

@@ -113,14 +113,7 @@ class Setup:
 def list_setups(
     hardware: Hardware, workload: Workload, *, workers: int, devices: int
 ) -> list[Setup]:
-    """Returns all setups of up to so many machines, in powers of two, each with so many devices.
-
-    Args:
-      hardware: the machines.
-      workload: what is trained.
-      workers: the largest number of machines.
-      devices: the devices of a machine.
-    """
+    """Returns all setups of up to so many machines, in powers of two, each with so many devices."""
     found = list(_list_of_one_machine(hardware, workload, devices))
     for count in list_powers(workers)[1:]:
         if hardware.is_tpu:
@@ -133,13 +126,7 @@ def list_setups(
 
 
 def list_sweep(hardware: Hardware, least: int, most: int, *, devices: int) -> list[Setup]:
-    """Returns the data-parallel setups over so many machines, in powers of two.
-
-    Args:
-      hardware: the machines.
-      least, most: the numbers of machines.
-      devices: the devices of a machine.
-    """
+    """Returns the data-parallel setups over so many machines, in powers of two."""
     found = []
     for count in list_powers(most):
         if count < least:

@@ -24,7 +24,6 @@ def make_workload(options: TrainOptions, hardware: Hardware) -> Workload:
     """Returns what a training command computes. Builds its model, and reads no examples.
 
     Args:
-      options: the options of `tfdist.train`.
       hardware: decides what `precision=auto` is.
 
     Raises:
@@ -68,11 +67,8 @@ def describe_model(
     """Returns the workload of a built and compiled model.
 
     Args:
-      model: the model.
-      options: how it is trained.
       precision: the precision, no longer `auto`.
       num_examples: the examples of an epoch; 0 if unknown.
-      refusal: see `Workload`.
 
     Raises:
       TfdistError: the layers of the model are known only while it runs.

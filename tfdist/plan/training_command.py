@@ -34,10 +34,6 @@ def make_command(
     """Returns the command that trains with a setup.
 
     Args:
-      setup: the setup.
-      train: the options of the command that was planned.
-      arguments: the same as flags.
-      hardware: the machines.
       batch_per_replica: the examples of a replica, if the batch grows with the replicas.
     """
     dropped = set(CHOSEN)

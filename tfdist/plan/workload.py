@@ -17,14 +17,12 @@ class Layer:
     """An operation of a model, in the order in which they run.
 
     Attributes:
-      name: its name.
       flops: operations of its forward pass, for one example.
       activations: bytes of its outputs, for one example; 0 where they take no memory of their own.
       moved: bytes that its forward pass reads and writes, for one example.
       weights: bytes of its variables.
       gradients: bytes of the gradients of its trainable variables.
       tensors: the number of these gradients.
-      inputs: the positions of the layers whose outputs it takes.
       halo: bytes per example that a strip takes from each neighbor; -1 if it needs whole images.
       side: the same for parts of the width.
       sums: the number of all-reduces by which it computes the moments of the global batch.
@@ -55,7 +53,6 @@ class Workload:
     """A model and how it is trained.
 
     Attributes:
-      layers: the operations, in order.
       global_batch_size: the examples of a step.
       optimizer: bytes of the optimizer's state for each byte of a weight.
       precision: see `tfdist.train`.
@@ -125,7 +122,6 @@ def make_layers(model: "keras.Model", *, syncs: bool = True) -> tuple[Layer, ...
     """Returns the layers of a built functional or sequential model.
 
     Args:
-      model: the model.
       syncs: whether Keras's batch normalization uses the moments of the global batch.
 
     Raises:

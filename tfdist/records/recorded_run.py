@@ -15,7 +15,6 @@ class RecordedRun:
     """The records of a run, finished or not.
 
     Attributes:
-      path: the run's directory.
       options: the contents of `options.json`.
       lines: the lines of `metrics.jsonl`.
       steps: the lines of `steps.jsonl`, which are within epochs; none in older runs.

@@ -35,7 +35,6 @@ class OwnSteps:
 
     Args:
       strategy: the strategy in whose scope the script runs.
-      step_options: how a step is computed.
       show: prints a line.
       quiet: whether not to say which steps are divided.
     """

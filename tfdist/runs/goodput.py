@@ -47,7 +47,6 @@ class GoodputLog(keras.callbacks.Callback):
     failure is known to within ten seconds.
 
     Args:
-      run: the run's directory.
       trainer: the trainer whose steps are counted.
     """
 

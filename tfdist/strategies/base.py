@@ -156,7 +156,6 @@ def check_servers(
     """Returns a cluster after checking that it has a chief, workers and parameter servers.
 
     Args:
-      config: the cluster, if there is one.
       strategy: the name of the strategy, for errors.
 
     Raises:

@@ -80,7 +80,6 @@ class Task(OptionGroup):
 
         Args:
           info: the `info` of the data.
-          seed: the seed of the initial weights.
         """
         raise NotImplementedError
 
@@ -143,7 +142,6 @@ class Task(OptionGroup):
         """Writes the pictures of a finished run; all workers call this, only the chief writes.
 
         Args:
-          trainer: the trainer, whose model is the best one.
           summary: the result of `evaluate`.
         """
 

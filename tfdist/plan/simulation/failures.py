@@ -11,7 +11,6 @@ class Failures:
     """Machines that fail at random, any of which stops all.
 
     Attributes:
-      machines: their number.
       mtbf_s: the mean seconds between two failures of a machine.
       checkpoint_s: the seconds for which a checkpoint stops training.
       restart_s: the seconds from a failure until training goes on from the last checkpoint.
@@ -70,10 +69,7 @@ def run_failures(
     restart, repeats it.
 
     Args:
-      failures: the machines.
       interval_s: the seconds of work between two checkpoints.
-      segments: the segments to simulate.
-      seed: of the random numbers.
     """
     random = np.random.default_rng(seed)
     need = interval_s + failures.checkpoint_s

@@ -15,7 +15,6 @@ class Workers:
     """Workers whose steps vary.
 
     Attributes:
-      count: their number.
       step_s: the mean of the time in which a worker computes a step.
       jitter: the standard deviation of this time, relative to its mean.
       straggler_share: the share of steps that take `straggler_factor` times as long.
@@ -48,11 +47,8 @@ def run_synchronous(
     """Returns the mean seconds of a step whose workers wait for each other.
 
     Args:
-      workers: the workers.
       steps: the steps to simulate, a multiple of `sync_every`.
       sync_every: the steps between two syncs, as for local SGD; 1 for synchronous training.
-      sync_s: the seconds of a sync.
-      seed: of the random numbers.
     """
     random = np.random.default_rng(seed)
     factors = workers.factors
@@ -85,11 +81,8 @@ def run_asynchronous(
     step delays those after it, and at most `in_flight` steps are ahead of the one applied.
 
     Args:
-      workers: the workers.
-      steps: the updates to simulate.
       serve_s: the seconds for which the servers are busy with a step.
       in_flight: the steps that are handed out at a time; 0 for one per worker.
-      seed: of the random numbers.
     """
     random = np.random.default_rng(seed)
     limit = in_flight or workers.count

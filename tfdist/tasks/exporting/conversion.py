@@ -24,7 +24,6 @@ def convert_model(
 
     Args:
       model: a float32 model of Keras's own layers, with one input and one output.
-      path: a local file with the ending of the format.
       quantize: for LiteRT: "none"; "float16", which stores the weights in half of the bytes; or
         "int8", which also computes in 8 bits.
       samples: for int8: inputs [1, ...] that represent all inputs.

@@ -150,9 +150,6 @@ class Loop:
         At SIGTERM under `tfdist.run`, and after `request_stop`, the program ends with status 143
         after the next batch and its checkpoint.
 
-        Args:
-          count: the number of epochs.
-
         Yields:
           The numbers of the epochs that are left, the first of all being 0. A second loop over
           `epochs` has its own.

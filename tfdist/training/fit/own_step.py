@@ -30,7 +30,6 @@ class OwnStep:
     Args:
       function: see `Loop.distribute`.
       strategy: the strategy.
-      step_options: how the step is computed.
       constants: arguments that every call has, by place or name; see `_split_arguments`.
       converts: whether AutoGraph converts the control flow; by default that of a `tf.function`.
       steps: every step with models is added to it.

@@ -42,7 +42,6 @@ def find_precision(model: keras.Model, operations: Sequence[str]) -> tuple[float
     """Returns the relative difference that two computations of a model may have, and a rounding.
 
     Args:
-      model: the model.
       operations: the types of the operations of its step.
     """
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
