@@ -17,6 +17,13 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.plan_checks import (
+    estimate_goodput,
+    run_reduction_to_one,
+    run_ring,
+    run_servers,
+    run_tree,
+)
 from benchmarks.stragglers import RECORD
 from tfdist.plan.collectives import (
     Path,
@@ -28,10 +35,8 @@ from tfdist.plan.collectives import (
     time_tree,
 )
 from tfdist.plan.hardware import load_hardware
-from tfdist.plan.simulation.collectives import run_reduction_to_one, run_ring, run_servers, run_tree
-from tfdist.plan.simulation.failures import (
+from tfdist.plan.simulation import (
     Failures,
-    estimate_goodput,
     find_interval_of_daly,
     run_failures,
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfdist.launch.call import call_in_cluster
 from tfdist.launch.machine import describe_machine
-from tfdist.plan.simulation.training import Workers, run_asynchronous, run_synchronous
+from tfdist.plan.simulation import Workers, run_asynchronous, run_synchronous
 
 RECORD = Path(__file__).with_name("stragglers.json")
 ROWS = 16  # the examples of a worker in a synchronous step

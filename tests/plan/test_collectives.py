@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.plan_checks import run_reduction_to_one, run_ring, run_servers, run_tree
 from tfdist.plan.collectives import (
     Path,
     expect_slowest,
@@ -12,12 +13,6 @@ from tfdist.plan.collectives import (
     time_ring,
     time_servers,
     time_tree,
-)
-from tfdist.plan.simulation.collectives import (
-    run_reduction_to_one,
-    run_ring,
-    run_servers,
-    run_tree,
 )
 
 PATH = Path(alpha=1e-5, beta=1e-9)

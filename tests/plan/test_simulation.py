@@ -2,16 +2,18 @@
 
 import pytest
 
+from benchmarks.plan_checks import estimate_goodput
 from tfdist.plan.collectives import expect_slowest
-from tfdist.plan.simulation.failures import (
+from tfdist.plan.simulation import (
     Failures,
-    estimate_goodput,
+    Workers,
     find_best_interval,
     find_interval_of_daly,
     find_interval_of_young,
+    run_asynchronous,
     run_failures,
+    run_synchronous,
 )
-from tfdist.plan.simulation.training import Workers, run_asynchronous, run_synchronous
 
 
 @pytest.mark.parametrize("count", [2, 64, 1024])

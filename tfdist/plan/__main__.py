@@ -93,7 +93,7 @@ def make_answer(options: PlanOptions, train: TrainOptions, arguments: Sequence[s
     from tfdist.plan.answer import Answer, estimate_all
     from tfdist.plan.recommend import recommend
     from tfdist.plan.setup import list_setups, list_sweep
-    from tfdist.plan.simulation.report import simulate
+    from tfdist.plan.simulation import simulate
     from tfdist.plan.subject import make_workload
     from tfdist.plan.training_command import make_command
 

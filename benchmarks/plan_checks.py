@@ -1,16 +1,21 @@
-"""Collectives, message by message, with participants that start at different times.
+"""What checks the formulas of a plan: collectives message by message, and Daly's goodput.
 
-The messages of a step of a collective are one NumPy operation. With a process for each
-participant, as in SimPy, one all-reduce of 256 of them takes 0.8 s and grows with their square;
-this takes 0.03 s for 1024.
+Participants start at different times. The messages of a step of a collective are one NumPy
+operation. With a process for each participant, as in SimPy, one all-reduce of 256 of them takes
+0.8 s and grows with their square; this takes 0.03 s for 1024.
 """
+
+import math
 
 import numpy as np
 
 from tfdist.plan.collectives import Path
+from tfdist.plan.simulation import Failures
 
 Times = np.ndarray
 """Seconds at which each participant begins or ends."""
+
+SERVER_ROUNDS = 20
 
 
 def run_ring(starts: Times, num_bytes: float, path: Path) -> Times:
@@ -52,9 +57,7 @@ def run_reduction_to_one(starts: Times, num_bytes: float, path: Path) -> Times:
     return np.concatenate([[free], free + cost * np.arange(1, len(starts))])
 
 
-def run_servers(
-    workers: int, servers: int, num_bytes: float, path: Path, *, rounds: int = 20
-) -> float:
+def run_servers(workers: int, servers: int, num_bytes: float, path: Path) -> float:
     """Returns the seconds between two steps of a worker if all of them wait for servers only.
 
     Each server has an equal part of the bytes and serves the workers one after the other.
@@ -62,11 +65,23 @@ def run_servers(
     cost = path.alpha + num_bytes / servers * path.beta
     free = np.zeros(servers)
     done = np.zeros(workers)
-    for _ in range(rounds):
+    for _ in range(SERVER_ROUNDS):
         for worker in range(workers):
             free = np.maximum(free, done[worker]) + cost
             done[worker] = free.max()
-    return float(done.mean() / rounds)
+    return float(done.mean() / SERVER_ROUNDS)
+
+
+def estimate_goodput(failures: Failures, interval_s: float) -> float:
+    """Returns the share of the time that is progress, for exponential times between failures.
+
+    Source: Daly 2006, equation 20.
+    """
+    between = failures.between_s
+    tries = math.exp(failures.restart_s / between) * math.expm1(
+        min(600.0, (interval_s + failures.checkpoint_s) / between)
+    )
+    return interval_s / (between * tries)
 
 
 def _send(ready: Times, cost: float) -> Times:

@@ -1,1 +1,0 @@
-"""Discrete-event simulations of collectives and of training, which check the formulas."""
