@@ -383,3 +383,19 @@ class ReplicaMetrics:
 
 def _is_mean(metric: keras.metrics.Metric) -> bool:
     return type(metric).update_state.__qualname__ == "Mean.update_state"
+
+
+@contextlib.contextmanager
+def updating_metrics_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Makes metrics wait for tensors before they are updated, while a step is traced."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            with tf.control_dependencies(list(tensors)):
+                return original(metric, *args, **kwargs)
+
+        return update_state
+
+    with wrapped_in_subclasses(keras.metrics.Metric, update_state=wrap):
+        yield

@@ -30,10 +30,15 @@ from tfdist.training.replicas.batch_share import make_part
 from tfdist.training.replicas.compilation import compile_with_xla
 from tfdist.training.replicas.divisible import may_draw_in_predictions
 from tfdist.training.replicas.division import Division
-from tfdist.training.replicas.metrics import Logs, ReplicaMetrics, add_parts, flatten_logs
+from tfdist.training.replicas.metrics import (
+    Logs,
+    ReplicaMetrics,
+    add_parts,
+    flatten_logs,
+    updating_metrics_after,
+)
 from tfdist.training.replicas.optimizers import Record, reducing_optimizers
 from tfdist.training.replicas.random_layers import hide_rows, list_seed_generators
-from tfdist.training.replicas.skip_empty_batch import updating_metrics_after
 from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.fused_layers import fusing_layers
 from tfdist.training.step.fused_update import fusing_updates
