@@ -1,7 +1,9 @@
 """The steps of a trainer under a synchronous strategy, on one or several workers."""
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -19,7 +21,6 @@ from tfdist.training.inputs.data_adapter import (
     take_next,
 )
 from tfdist.training.kinds.base import StepLogs, TrainingSteps
-from tfdist.training.kinds.host_copies import HostCopies
 from tfdist.training.replicas.compilation import explain_step_errors
 from tfdist.training.replicas.metrics import flatten_logs
 from tfdist.training.replicas.optimizers import count_without_gradient, list_optimizers
@@ -390,3 +391,33 @@ def _to_list(values: Any) -> list[Any]:
 
 def _list_variables(optimizer: Any) -> list[keras.Variable]:
     return list(optimizer.variables) if optimizer is not None else []
+
+
+class HostCopies:
+    """Copies tensors to the host, in a thread of its own.
+
+    TensorFlow starts such a copy after all that the device was told before. If it were requested
+    only when a next step has started, it would wait for that, too.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "results")
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def copy(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            with tf.device("CPU:0"):
+                return [tf.identity(t) for t in tensors]
+
+        self._copy = copy
+
+    def start(self, tensors: Any) -> Callable[[], Any]:
+        """Starts to copy a structure of tensors; returns a function that waits for the copy."""
+        has_begun = threading.Event()
+
+        def copy() -> list[tf.Tensor]:
+            has_begun.set()
+            return self._copy(tf.nest.flatten(tensors))
+
+        copied = self._thread.submit(copy)
+        has_begun.wait()
+        return lambda: tf.nest.pack_sequence_as(tensors, copied.result())
