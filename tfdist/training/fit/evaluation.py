@@ -12,9 +12,8 @@ from tfdist.errors import TfdistError
 from tfdist.internals import RESETS_ON_BATCH
 from tfdist.launch.pulse import BUSY, OWN, STEP, Pulse
 from tfdist.training.fit.averaging import exchange_divided
-from tfdist.training.fit.callback_list import CallbackList
+from tfdist.training.fit.callback_list import CallbackList, list_callbacks
 from tfdist.training.fit.engine import Engine
-from tfdist.training.fit.history import list_callbacks
 from tfdist.training.fit.schedule import Reading, warn_of_end
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.data_errors import explain_data_errors

@@ -16,10 +16,15 @@ from tfdist.strategies.logical_replicas import describe_change
 from tfdist.training.checkpoint.files import find_nonfinite
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit.averaging import finalize_weights
-from tfdist.training.fit.callback_list import CallbackList
+from tfdist.training.fit.callback_list import (
+    CallbackList,
+    find_history,
+    keep_epochs,
+    read_history,
+    write_history,
+)
 from tfdist.training.fit.callback_state import read_callbacks, to_json, write_callbacks
 from tfdist.training.fit.engine import Engine
-from tfdist.training.fit.history import find_history, keep_epochs, read_history, write_history
 from tfdist.training.fit.schedule import Interval, Progress, Schedule, warn_of_end
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.data_errors import explain_data_errors

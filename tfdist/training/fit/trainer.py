@@ -27,9 +27,8 @@ from tfdist.training.fit.arguments import (
     TrainerArguments,
     check_kind,
 )
-from tfdist.training.fit.callback_list import CallbackList
+from tfdist.training.fit.callback_list import CallbackList, find_history
 from tfdist.training.fit.engine import Engine
-from tfdist.training.fit.history import find_history
 from tfdist.training.fit.loop import FitLoop, Validation
 from tfdist.training.fit.own_methods import TrainerRoute, find_own_method, open_route, run_own_first
 from tfdist.training.fit.schedule import (
