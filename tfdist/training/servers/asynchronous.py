@@ -41,9 +41,14 @@ from tfdist.training.replicas.optimizers import (
     list_optimizers,
     scale_gradient,
 )
-from tfdist.training.servers.batches import find_reader, iterate_eval, iterate_train, make_reader
+from tfdist.training.servers.batches import (
+    PsDraws,
+    find_reader,
+    iterate_eval,
+    iterate_train,
+    make_reader,
+)
 from tfdist.training.servers.coordination import Coordination, StepStream, explain_lost_server
-from tfdist.training.servers.draws import PsDraws
 from tfdist.training.servers.gradient_slots import GradientSlots
 from tfdist.training.servers.worker_steps import Read, WorkerSteps
 
