@@ -59,8 +59,8 @@ from tfdist.training.step.model_variables import (
     make_creator,
 )
 from tfdist.training.step_options import StepOptions
+from tfdist.training.workers.agreement import compare_weights
 from tfdist.training.workers.communication import Workers
-from tfdist.training.workers.same_weights import compare_weights
 
 _STEP_NAMES = {"train": "training step", "test": "evaluation step", "predict": "prediction step"}
 
