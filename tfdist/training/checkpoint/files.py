@@ -23,13 +23,15 @@ from tfdist.records.durable_files import (
     write_atomically,
 )
 from tfdist.records.pattern_paths import name_literally
-from tfdist.training.checkpoint.formats import FORMAT, upgrade
 from tfdist.training.checkpoint.structure import Structure
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _CHUNK_BYTES = 1 << 24
 # The errors that reading a damaged checkpoint may raise.
 _DAMAGES = (tf.errors.OpError, OSError, ValueError, KeyError, TypeError)
+FORMAT = 2
+"""The format that is written. 1: a record has no number, and arrays are named variable/00012.
+2: it has one, and the arrays of variables are named after their paths."""
 
 
 @dataclass(frozen=True)
@@ -334,3 +336,36 @@ def _hash_file(path: str) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def upgrade(record: dict[str, Any], path: str) -> dict[str, Any]:
+    """Returns the record of a checkpoint in today's format.
+
+    Raises:
+      TfdistError: a later tfdist wrote it, or the first one, which described no variables.
+    """
+    number = record.get("format", 1)
+    if number > FORMAT:
+        raise TfdistError(
+            f"Cannot read the checkpoint {path}: it has format {number}, and this tfdist knows "
+            f"formats up to {FORMAT}. Use the tfdist that wrote it, or another `run_dir` or "
+            "checkpoint_dir."
+        )
+    return _upgrade_first(record, path) if number == 1 else record
+
+
+def _upgrade_first(record: dict[str, Any], path: str) -> dict[str, Any]:
+    if "structure" not in record:
+        raise TfdistError(
+            f"Cannot continue from the checkpoint {path}: it does not describe its variables. Give "
+            "another `run_dir` or checkpoint_dir."
+        )
+    state = record["state"]
+    # Metrics were once the sums over all replicas.
+    defaults = {
+        "metric_states": [[value] for value in state.get("metrics", [])],
+        "steps_per_epoch": 0,
+        "reading": None,
+        "data": {},
+    }
+    return {"begun_from": None, **record, "state": {**defaults, **state}}
