@@ -37,7 +37,7 @@ from tfdist.launch.options import LaunchOptions, LocalClusterOptions
 from tfdist.launch.report import say
 from tfdist.launch.results import ClusterResult, TaskResult
 from tfdist.launch.run import run_local_cluster, run_task
-from tfdist.launch.signals import signal_number, signals_as_exceptions
+from tfdist.launch.supervise import signal_number, signals_as_exceptions
 from tfdist.runs.options import TrainOptions
 
 __all__ = ["ClusterResult", "TaskResult", "main", "run_local_cluster", "run_task"]

@@ -1,9 +1,11 @@
 """Runs the tasks of one start, and handles those that fail or hang."""
 
+import contextlib
 import dataclasses
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import ClusterConfig
@@ -14,7 +16,6 @@ from tfdist.launch.machine import Environment
 from tfdist.launch.report import report_replacement, say
 from tfdist.launch.restarts import Failure, Restarts
 from tfdist.launch.results import describe_status
-from tfdist.launch.signals import signal_number
 from tfdist.launch.stalls import StallWatch
 from tfdist.launch.tasks import is_essential, is_replaceable
 
@@ -211,3 +212,34 @@ class Supervisor:
                 self._output.write(data, last=last and is_over)
             if is_over:
                 return
+
+
+class SignalError(KeyboardInterrupt):
+    """A signal that asks the launcher to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def signal_number(interrupt: KeyboardInterrupt) -> int:
+    """Returns the number of the signal that caused an interrupt."""
+    return interrupt.number if isinstance(interrupt, SignalError) else signal.SIGINT
+
+
+@contextlib.contextmanager
+def signals_as_exceptions() -> Iterator[None]:
+    """Raises `SignalError` on SIGINT, SIGTERM and, unless it is ignored as by nohup, SIGHUP."""
+
+    def stop(number: int, _: Any) -> None:
+        raise SignalError(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
