@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.launch import run, run_local_cluster, run_task
 from tfdist.launch.pulse import find_path
-from tfdist.launch.stacks import find_place
+from tfdist.launch.stalls import find_place
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the tests read /proc"),
