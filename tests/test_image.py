@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from tfdist.jobs.job import make_work
 from tfdist.jobs.pods import USER
-from tfdist.jobs.work import make_work
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
