@@ -21,10 +21,10 @@ from tfdist.runs.about import describe_start, find_commit
 from tfdist.runs.batch_size.choice import find_batch_size
 from tfdist.runs.display import make_display
 from tfdist.runs.events import write_confusion
+from tfdist.runs.flops import Utilization
 from tfdist.runs.goodput import GoodputLog, read_goodput, summarize_goodput
 from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.trackers import Trackers
-from tfdist.runs.utilization import Utilization
 from tfdist.stopping import StopSignals, watch_for_maintenance
 from tfdist.tasks.data import SourceData
 from tfdist.training.checkpoint.files import CheckpointStore
