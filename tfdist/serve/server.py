@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
-from tfdist.serve.app import Service, make_app
+from tfdist.serve.app import Metrics, Service, make_app
 from tfdist.serve.batching import Batcher
 from tfdist.serve.hosts import make_host_check
 from tfdist.serve.http_protocol import LAST_LOOK_S, make_protocol
@@ -23,7 +23,6 @@ from tfdist.serve.listener import (
     listen,
     make_lack_handler,
 )
-from tfdist.serve.metrics import Metrics
 from tfdist.serve.options import BatchingOptions, ServedModelOptions, ServeOptions
 from tfdist.serve.servable import Servable
 from tfdist.serve.versions import Versions
