@@ -1,5 +1,6 @@
 """The options of the commands that use finished runs: `evaluate`, `predict` and `export`."""
 
+import importlib.util
 from dataclasses import dataclass
 
 from tfdist.errors import TfdistError
@@ -10,6 +11,8 @@ from tfdist.strategies.options import StrategyOptions
 from tfdist.strategies.registry import AUTO, STRATEGIES
 
 SAVED_MODEL = "saved_model"
+_MODULES = {"litert": ("ai_edge_litert",), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
+_ENDINGS = {"litert": ".tflite", "onnx": ".onnx"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,3 +124,23 @@ class ExportOptions(CommandOptions):
     """The options of `python -m tfdist.export`."""
 
     run: ExportRunOptions = ExportRunOptions()
+
+
+def check_file_name(path: str, file_format: str) -> None:
+    """Checks that a file's name has the ending of its format."""
+    ending = _ENDINGS[file_format]
+    if not path.endswith(ending):
+        raise TfdistError(
+            f"Cannot export `format={file_format}` to `output={path}`: the file's name must end "
+            f"with {ending}."
+        )
+
+
+def check_installed(file_format: str) -> None:
+    """Checks that the packages of a format are installed."""
+    for name in _MODULES[file_format]:
+        if importlib.util.find_spec(name) is None:
+            raise TfdistError(
+                f"Cannot export `format={file_format}` without the package {name}. Run "
+                f"`pip install 'tfdist[{file_format}]'`."
+            )

@@ -183,7 +183,7 @@ def run_prediction(options: PredictOptions) -> int:
 
 def check_export(options: ExportOptions) -> None:
     """Checks the name of the output, and that the packages for its format are there."""
-    from tfdist.tasks.exporting.formats import check_file_name, check_installed
+    from tfdist.tasks.command_options import check_file_name, check_installed
 
     output, file_format = options.run.find_output(), options.run.format
     if file_format != SAVED_MODEL:

@@ -14,10 +14,9 @@ from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.records.durable_files import make_directories, temporary_directory, write_atomically
 from tfdist.tasks.base import Task
-from tfdist.tasks.command_options import ExportRunOptions
+from tfdist.tasks.command_options import ExportRunOptions, check_file_name, check_installed
 from tfdist.tasks.data import to_sources
 from tfdist.tasks.exporting.conversion import convert_model, to_float32
-from tfdist.tasks.exporting.formats import check_file_name, check_installed
 from tfdist.tasks.exporting.scoring import (
     Score,
     measure_difference,
