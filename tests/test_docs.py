@@ -10,7 +10,7 @@ from tfdist.doctor.options import DoctorOptions
 from tfdist.jobs import JobsOptions
 from tfdist.launch.options import LaunchOptions
 from tfdist.plan.options import PlanOptions
-from tfdist.report.options import ReportOptions
+from tfdist.report.__main__ import ReportOptions
 from tfdist.runs.options import TrainOptions
 from tfdist.serve.options import ServeOptions
 from tfdist.strategies.options import StrategyOptions

@@ -8,12 +8,38 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tfdist.cli.command import EXIT_BAD_INPUT, run_command
 from tfdist.cli.flags import split_command
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
-from tfdist.report.options import ReportOptions
+from tfdist.named_code import trust_option
+from tfdist.options import CommandOptions, OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRunOptions(OptionGroup):
+    """Output."""
+
+    output: str = option(
+        "",
+        "file of the report; RUN/report.html by default, comparison.html for several runs",
+        metavar="FILE",
+    )
+    trust_task: bool = trust_option()
+    quiet: bool = option(False, "print nothing but errors")
+    verbose_tensorflow: bool = option(False, "show TensorFlow's own messages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(CommandOptions):
+    """The options of `python -m tfdist.report`."""
+
+    rest: ClassVar[str] = " RUN [RUN ...]"
+
+    run: ReportRunOptions = ReportRunOptions()
 
 
 def main() -> int:
