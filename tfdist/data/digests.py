@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.dataset_graph import read_graph
-from tfdist.data.dataset_options import set_options
 from tfdist.data.fingerprint import hash_leaf, hash_text
-from tfdist.data.python_calls import call_python
+from tfdist.data.python_calls import call_python, set_options
 
 END = "end"  # in place of the digests of a batch that does not exist
 # The values of a tensor that are read, in columns that are scattered over each example.
