@@ -48,7 +48,7 @@ LAYERS = [
         "jobs",
         "launch.__main__",
     },
-    {"runs.clock", "runs.flops", "runs.utilization"},
+    {"runs.clock", "runs.flops"},
     {"runs"},
     {"predict", "evaluate", "export"},
     {"verify", "benchmark", "run", "serve", "doctor", "report.__main__"},

@@ -9,7 +9,7 @@ SCRIPT = """
 import sys, time
 import numpy as np
 import tensorflow as tf
-from tfdist.data.python_calls import call_python
+from tfdist.data.tf_data import call_python
 
 def read(index):
     time.sleep(0.05)

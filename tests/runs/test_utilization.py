@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.runs import utilization
+from tfdist.runs import flops
 from tfdist.runs.flops import TRAINING_PASSES, count_flops
 from tfdist.strategies import make_one_device
 from tfdist.training.fit.trainer import Trainer
@@ -24,9 +24,9 @@ def test_the_larger_of_two_measurements_counts(monkeypatch, speeds):
         asked.append((trainer.step, batch_size))
         return speeds[len(asked) - 1], 0.0
 
-    monkeypatch.setattr(utilization, "measure_convolutions", measure)
+    monkeypatch.setattr(flops, "measure_convolutions", measure)
     trainer = Trainer(build_model, strategy=make_one_device(devices=["CPU:0"]))
-    callback = utilization.Utilization(trainer, 5)
+    callback = flops.Utilization(trainer, 5)
     x, y = np.zeros((20, 8, 8, 3), np.float32), np.zeros((20, 6, 6, 4), np.float32)
     trainer.fit(x, y, global_batch_size=5, callbacks=[callback], verbose=0)
     found = callback.summarize(examples_per_second=100.0)
@@ -36,7 +36,7 @@ def test_the_larger_of_two_measurements_counts(monkeypatch, speeds):
 
 
 def test_a_run_without_steps_measures_nothing(monkeypatch):
-    monkeypatch.setattr(utilization, "measure_convolutions", None)
+    monkeypatch.setattr(flops, "measure_convolutions", None)
     trainer = Trainer(build_model, strategy=make_one_device(devices=["CPU:0"]))
-    found = utilization.Utilization(trainer, 5).summarize(examples_per_second=0.0)
+    found = flops.Utilization(trainer, 5).summarize(examples_per_second=0.0)
     assert found == {"flops_per_second": 0, "mfu": 0.0}

@@ -19,7 +19,7 @@ from absl import logging
 from tfdist.data.checked_files import CheckedFile, find_damage, write_records
 from tfdist.data.code_hash import hash_code
 from tfdist.data.progress import show_progress
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 from tfdist.data.source import BatchSource, SequentialSource, Source
 from tfdist.errors import TfdistError, make_unknown_name_error
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.data.dataset_graph import read_graph
 from tfdist.data.fingerprint import hash_leaf, hash_text
-from tfdist.data.python_calls import call_python, set_options
+from tfdist.data.tf_data import call_python, set_options
 
 END = "end"  # in place of the digests of a batch that does not exist
 # The values of a tensor that are read, in columns that are scattered over each example.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 
 _AT_ONCE = 2  # copies to page-locked memory
 _BUFFERED = 2  # batches on the GPU

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 from tfdist.data.rows import check_replicas, make_row_reader, split_rows_dynamic
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError

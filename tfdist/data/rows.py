@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.graph_errors import assert_in_graph
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError
 from tfdist.internals import NoneTensorSpec
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import hash_arrays, hash_loaded, hash_text, make_header
-from tfdist.data.python_calls import call_python
+from tfdist.data.tf_data import call_python
 from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.fingerprint import make_header
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError, make_unknown_name_error
 
 _OTHER_NAMES_OF_VAL = ("validation", "test")

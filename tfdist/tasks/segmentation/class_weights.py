@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.python_calls import set_options
+from tfdist.data.tf_data import set_options
 from tfdist.data.source import Source
 from tfdist.errors import make_unknown_name_error
 

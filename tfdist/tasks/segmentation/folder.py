@@ -17,7 +17,7 @@ from absl import logging
 from tfdist.data.fingerprint import hash_files
 from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.listing import Listing, find_split, list_directory, take_part
-from tfdist.data.python_calls import call_python
+from tfdist.data.tf_data import call_python
 from tfdist.data.source import SequentialSource, Source
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tiff

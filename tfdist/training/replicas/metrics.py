@@ -387,7 +387,12 @@ def _is_mean(metric: keras.metrics.Metric) -> bool:
 
 @contextlib.contextmanager
 def updating_metrics_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Makes metrics wait for tensors before they are updated, while a step is traced."""
+    """Makes metrics wait for tensors before they are updated, while a step is traced.
+
+    In the last step of data of unknown length, there are no data, but what needs none is still
+    done. The mean of a scalar, such as the loss of a `train_step`, adds 1 to its count then, and
+    Keras 3.15 logs this mean for the epoch.
+    """
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)

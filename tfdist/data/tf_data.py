@@ -1,4 +1,4 @@
-"""Python code that TensorFlow calls while it reads data."""
+"""What `tf.data` needs to keep an order, and to end: options, and calls of Python code."""
 
 import atexit
 import functools
