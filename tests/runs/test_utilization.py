@@ -31,8 +31,8 @@ def test_the_larger_of_two_measurements_counts(monkeypatch, speeds):
     trainer.fit(x, y, global_batch_size=5, callbacks=[callback], verbose=0)
     found = callback.summarize(examples_per_second=100.0)
     assert asked == [(1, 5), (4, 5)]
-    flops = TRAINING_PASSES * count_flops(trainer.model) * 100
-    assert found == {"flops_per_second": flops, "mfu": round(flops / 4e9, 4)}
+    operations = TRAINING_PASSES * count_flops(trainer.model) * 100
+    assert found == {"flops_per_second": operations, "mfu": round(operations / 4e9, 4)}
 
 
 def test_a_run_without_steps_measures_nothing(monkeypatch):

@@ -19,8 +19,8 @@ from absl import logging
 from tfdist.data.checked_files import CheckedFile, find_damage, write_records
 from tfdist.data.code_hash import hash_code
 from tfdist.data.progress import show_progress
-from tfdist.data.tf_data import set_options
 from tfdist.data.source import BatchSource, SequentialSource, Source
+from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError, make_unknown_name_error
 
 CACHES = ("auto", "memory", "disk", "none")

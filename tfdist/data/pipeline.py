@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from tfdist.data.graph_errors import show_user_errors
-from tfdist.data.tf_data import set_options
 from tfdist.data.rows import check_replicas, make_row_reader, split_rows_dynamic
 from tfdist.data.source import Source
+from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError
 
 MAX_SEED = 2**31 - 1

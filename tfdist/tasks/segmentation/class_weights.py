@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.tf_data import set_options
 from tfdist.data.source import Source
+from tfdist.data.tf_data import set_options
 from tfdist.errors import make_unknown_name_error
 
 KINDS = ("none", "sqrt", "median_frequency")

@@ -17,8 +17,8 @@ from absl import logging
 from tfdist.data.fingerprint import hash_files
 from tfdist.data.graph_errors import make_graph_error
 from tfdist.data.listing import Listing, find_split, list_directory, take_part
-from tfdist.data.tf_data import call_python
 from tfdist.data.source import SequentialSource, Source
+from tfdist.data.tf_data import call_python
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tiff
 from tfdist.tasks.images.pixels import PixelFormat

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.data.digests import BatchDigests
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
-from tfdist.data.tf_data import set_options
 from tfdist.data.rows import check_batches, split_batch, split_batches
+from tfdist.data.tf_data import set_options
 from tfdist.internals import PerReplica, multi_device_iterator_ops
 from tfdist.replacing import find_function, replaced
 
