@@ -32,28 +32,6 @@ def stage_names(depth: int) -> tuple[str, ...]:
     return (*encoders, "bottleneck", *decoders, "head")
 
 
-def stage_layers(model: keras.Model) -> dict[str, list[keras.Layer]]:
-    """Returns the stages of a model of this package: name -> layers, both in running order.
-
-    Stages without layers are left out.
-
-    Raises:
-      ValueError: a layer belongs to no stage, or to a stage whose number is too high.
-    """
-    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
-    names = stage_names(len({n for n in map(_stage_of, layers) if n.startswith("encoder_")}))
-    stages: dict[str, list[keras.Layer]] = {name: [] for name in names}
-    for layer in layers:
-        stage = _stage_of(layer)
-        if stage not in stages:
-            raise ValueError(
-                f"Cannot split the model into stages: layer {layer.name!r} is the first of a stage "
-                f"{stage!r}, whose number is too high. Number the stages from 0."
-            )
-        stages[stage].append(layer)
-    return {name: found for name, found in stages.items() if found}
-
-
 def freeze_encoder(model: keras.Model) -> None:
     """Makes the layers of a model's encoder untrainable: weights and statistics stay the same."""
     layers = [layer for layer in model.layers if layer.name.startswith("encoder_")]
@@ -112,15 +90,3 @@ def check_positive(model: str, **arguments: int) -> None:
     for name, value in arguments.items():
         if value < 1:
             raise ValueError(f"Cannot build {model}: {name} is {value}. Give at least 1.")
-
-
-def _stage_of(layer: keras.Layer) -> str:
-    first, _, rest = layer.name.partition("_")
-    if first in ("encoder", "decoder") and rest[:1].isdigit():
-        return f"{first}_{rest.partition('_')[0]}"
-    if first in ("bottleneck", "head"):
-        return first
-    raise ValueError(
-        f"Cannot split the model into stages: layer {layer.name!r} belongs to none. Start its name "
-        "with a stage's, such as encoder_0_, bottleneck_, decoder_0_ or head_."
-    )

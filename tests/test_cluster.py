@@ -17,7 +17,6 @@ from tfdist.cluster import (
     quiet_environment,
     read_environment,
     resolve_cluster,
-    set_tensorflow_log_level,
     set_tf_config,
 )
 from tfdist.errors import TfdistError
@@ -619,7 +618,7 @@ def test_setters_change_the_environment(monkeypatch):
         monkeypatch.delenv(name)
     set_tf_config(PEERS)
     assert resolve_cluster() == PEERS
-    set_tensorflow_log_level(1)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
     quiet_environment()
     assert read_environment()["TF_CPP_MIN_LOG_LEVEL"] == "1"
     assert read_environment()["GRPC_VERBOSITY"] == "ERROR"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tfdist.models.backbones
+from tests.models.named_stages import stage_layers
 from tfdist.models import MODELS, make_model
 from tfdist.models.backbones import (
     efficientnet_v2_b0_unet,
@@ -17,7 +18,7 @@ from tfdist.models.backbones import (
 )
 from tfdist.models.layers import FusedBatchNormalization
 from tfdist.models.portable import to_fused_layers, to_keras_layers
-from tfdist.models.stages import stage_layers, stage_names
+from tfdist.models.stages import stage_names
 
 BACKBONES = {
     "mobilenet_v2_unet": (mobilenet_v2_unet, "MobileNetV2", "mobilenet_v2"),

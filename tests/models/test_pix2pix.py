@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+from tests.models.named_stages import stage_layers
 from tfdist.models.pix2pix import pix2pix_unet
 from tfdist.models.portable import to_keras_layers
-from tfdist.models.stages import freeze_encoder, stage_layers
+from tfdist.models.stages import freeze_encoder
 
 
 def build_tutorials_model(num_classes):

@@ -38,8 +38,6 @@ from tfdist.cluster.environment import (
     has_peers,
     quiet_environment,
     read_environment,
-    set_environment_defaults,
-    set_tensorflow_log_level,
     set_tf_config,
 )
 from tfdist.cluster.hosts import parse_host_list, parse_hosts

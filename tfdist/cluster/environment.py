@@ -83,12 +83,6 @@ def set_tf_config(config: ClusterConfig) -> None:
     os.environ["TF_CONFIG"] = config.to_tf_config_json()
 
 
-def set_environment_defaults(values: Mapping[str, str]) -> None:
-    """Sets those environment variables that are not set yet."""
-    for name, value in values.items():
-        os.environ.setdefault(name, value)
-
-
 def add_xla_flag(flag: str) -> None:
     """Adds a flag to those that TensorFlow reads for XLA.
 
@@ -97,18 +91,11 @@ def add_xla_flag(flag: str) -> None:
     os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {flag}".strip()
 
 
-def set_tensorflow_log_level(level: int) -> None:
-    """Sets what TensorFlow's C++ code logs: 0 all, 1 from warnings on, 2 errors, 3 fatal errors.
-
-    This has an effect only before TensorFlow is imported.
-    """
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = str(level)
-
-
 def quiet_environment() -> None:
     """Silences TensorFlow's and gRPC's logs, unless the user has set a level.
 
     This has an effect only before TensorFlow is imported. TensorFlow 2.21 still writes a few
     lines to standard error while it is imported, before it reads these variables.
     """
-    set_environment_defaults({"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"})
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
