@@ -5,6 +5,7 @@ tensor is made. The factories in `tfdist.strategies` only look devices up.
 """
 
 import ctypes
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -79,11 +80,10 @@ def configure_logical_replicas(
             f"Cannot split {missing[0]} into logical replicas: there are {', '.join(names)}. Leave "
             "out `devices`, or name some of these."
         )
-    each, more = divmod(count, len(chosen))
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        for place, name in enumerate(chosen):
-            device, share = physical[names.index(name)], each + (place < more)
+        for name, replicas in zip(chosen, share_replicas(count, len(chosen)), strict=True):
+            device, share = physical[names.index(name)], len(replicas)
             if gpus:
                 tf.config.experimental.set_memory_growth(device, False)
             parts = [_make_logical_configuration(device, share)] * share
@@ -102,6 +102,17 @@ def configure_logical_replicas(
     if gpus or threads > 1:
         tf.config.experimental.enable_op_determinism()
     return tuple(f"{kind}:{index}" for index in range(count))
+
+
+def share_replicas(count: int, holders: int) -> list[range]:
+    """Returns the logical replicas of each worker or device that shares them.
+
+    >>> [list(share) for share in share_replicas(4, 3)]
+    [[0, 1], [2], [3]]
+    """
+    each, more = divmod(count, holders)
+    starts = [index * each + min(index, more) for index in range(holders + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(starts)]
 
 
 def describe_arithmetic() -> str:

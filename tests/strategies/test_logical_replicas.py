@@ -11,9 +11,9 @@ import tfdist
 from tests import zoo
 from tests.strategies.logical_task import TIMEOUT_S, run_alone, run_workers
 from tfdist import TfdistError
+from tfdist.devices import share_replicas
 from tfdist.strategies import Mirrored, OneDevice
 from tfdist.strategies.logical_replicas import (
-    assign_replicas,
     describe_change,
     list_whole_subtrees,
     split_node,
@@ -36,7 +36,7 @@ def test_workers_hold_all_replicas_and_their_subtrees_make_up_the_tree(count):
     total = np.asarray(sum_along_tree(values))
     np.testing.assert_allclose(total, np.sum(values, 0), rtol=1e-5)
     for workers in range(1, count + 1):
-        shares = [assign_replicas(count, workers=workers, index=i) for i in range(workers)]
+        shares = share_replicas(count, workers)
         assert [replica for share in shares for replica in share] == list(range(count))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         known = {}

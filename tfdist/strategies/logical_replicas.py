@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
-from tfdist.devices import configure_logical_replicas, describe_arithmetic
+from tfdist.devices import configure_logical_replicas, describe_arithmetic, share_replicas
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     CollectiveAllReduceExtended,
@@ -38,17 +38,6 @@ Node = tuple[int, int]
 
 _MAX_PACK_BYTES = 4 << 20
 _FIRST_GROUP = 1 << 20
-
-
-def assign_replicas(count: int, *, workers: int, index: int) -> range:
-    """Returns the logical replicas of a worker.
-
-    >>> [list(assign_replicas(4, workers=3, index=i)) for i in range(3)]
-    [[0, 1], [2], [3]]
-    """
-    each, more = divmod(count, workers)
-    first = index * each + min(index, more)
-    return range(first, first + each + (index < more))
 
 
 def split_node(node: Node) -> tuple[Node, Node]:
@@ -99,20 +88,23 @@ def sum_along_tree(values: Sequence[Any]) -> Any:
 
 
 class TreeReduction(tf.distribute.ReductionToOneDevice):
-    """Sums over logical replicas, along the tree.
+    """Sums over the logical replicas of a single process, along the tree."""
+
+    def __init__(self) -> None:
+        super().__init__(accumulation_fn=sum_along_tree)
+
+
+class SharedTreeReduction(TreeReduction):
+    """Sums over the logical replicas of several processes, along the tree.
 
     Args:
       shares: the replicas of each process.
-      launcher: launches what the processes exchange; None for a single process.
+      index: the place of this process among them.
+      launcher: launches what the processes exchange.
     """
 
-    def __init__(
-        self,
-        shares: Sequence[range],
-        index: int = 0,
-        launcher: CollectiveReplicaLauncher | None = None,
-    ):
-        super().__init__(accumulation_fn=sum_along_tree)
+    def __init__(self, shares: Sequence[range], index: int, launcher: CollectiveReplicaLauncher):
+        super().__init__()
         self._count = shares[-1].stop
         self._own = shares[index]
         self._subtrees = [list_whole_subtrees(share, self._count) for share in shares]
@@ -126,18 +118,12 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
     ) -> Any:
-        if self._launcher is None:
-            return super().reduce_implementation(
-                reduce_op, per_replica_value, destinations, options
-            )
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any
     ) -> list[Any]:
-        if self._launcher is None:
-            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
         totals = self._sum([value.values for value, _ in value_destination_pairs])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             totals = [_divide(total, self._count) for total in totals]
@@ -147,8 +133,6 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
     def _gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: Any, options: Any
     ) -> Any:
-        if self._launcher is None:
-            return super()._gather_implementation(per_replica_value, destinations, axis, options)
         with tf.device(self._launcher._device):
             own = tf.concat(per_replica_value.values, axis)
             return self.broadcast(self._launcher.all_gather(own, axis, options), destinations)
@@ -157,7 +141,6 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
         """Returns the sum of each value over the replicas of all processes."""
         sums: list[Any] = [None] * len(values)
         packs: dict[tf.DType, list[list[int]]] = {}
-        assert self._launcher is not None
         with tf.device(self._launcher._device):
             for place, parts in enumerate(values):
                 if isinstance(parts[0], tf.IndexedSlices):
@@ -176,7 +159,6 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
 
     def _sum_pack(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the sums of dense values of one type, which take one message."""
-        assert self._launcher is not None
         own = self._subtrees[self._index]
         most = max(map(len, self._subtrees))
         rows = []
@@ -215,7 +197,6 @@ class TreeReduction(tf.distribute.ReductionToOneDevice):
 
     def _join(self, parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
         """Returns the rows of all replicas, one after the other."""
-        assert self._launcher is not None
         own = tf.IndexedSlices(
             tf.concat([part.values for part in parts], 0),
             tf.concat([part.indices for part in parts], 0),
@@ -246,6 +227,7 @@ class LogicalExtended(CollectiveAllReduceExtended):
     """What runs the logical replicas of a process.
 
     Args:
+      shares: the replicas of each process.
       devices: a device for each replica of this process.
       resolver: knows the processes; None for one.
 
@@ -256,43 +238,39 @@ class LogicalExtended(CollectiveAllReduceExtended):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        count: int,
+        shares: Sequence[range],
         *,
         threads: int,
         devices: Sequence[str],
         options: tf.distribute.experimental.CommunicationOptions,
         resolver: Any = None,
     ):
-        self._count, self._own_devices = count, devices
-        self.numerics = describe_numerics(count, threads)
+        self._shares, self._count, self._own_devices = shares, shares[-1].stop, devices
+        self.numerics = describe_numerics(self._count, threads)
         if resolver is None:
-            self.replicas = range(count)
+            self.replicas = shares[0]
             super().__init__(strategy, None, options, devices=tuple(devices))
-            self._cross_device_ops = TreeReduction([self.replicas])
+            self._cross_device_ops = TreeReduction()
             return
         super().__init__(strategy, resolver, options)
-        workers = self._num_workers
-        shares = [assign_replicas(count, workers=workers, index=i) for i in range(workers)]
         # TensorFlow numbers groups of devices as it meets them, which processes of one device and
         # of several do differently.
         self._collective_keys = CollectiveKeys(group_key_start=_FIRST_GROUP)
         first = self.worker_devices[0]
         launcher = CollectiveReplicaLauncher(
             self._collective_keys.get_group_key([first]),
-            workers,
+            self._num_workers,
             self._collective_keys,
             first,
             self._communication_options,
         )
-        self._cross_device_ops = TreeReduction(shares, self._id_in_cluster, launcher)
+        self._cross_device_ops = SharedTreeReduction(shares, self._id_in_cluster, launcher)
 
     def _initialize_local_devices(
         self, cluster_resolver: Any, worker_device: str
     ) -> tuple[tuple[str, ...], str]:
         own = self._own_devices
-        self.replicas = assign_replicas(
-            self._count, workers=self._num_workers, index=self._id_in_cluster
-        )
+        self.replicas = self._shares[self._id_in_cluster]
         return tuple(f"{worker_device}/device:{name}" for name in own), own[0].partition(":")[0]
 
     def _make_input_context(self) -> LogicalInputContext:
@@ -317,17 +295,17 @@ class LogicalExtended(CollectiveAllReduceExtended):
 class LogicalMirroredStrategy(tf.distribute.MirroredStrategy):
     """A MirroredStrategy over logical replicas; see `LogicalExtended`."""
 
-    def __init__(self, count: int, **arguments: Any):
+    def __init__(self, shares: Sequence[range], **arguments: Any):
         options = tf.distribute.experimental.CommunicationOptions()
-        extended = LogicalExtended(self, count, options=options, **arguments)
+        extended = LogicalExtended(self, shares, options=options, **arguments)
         tf.distribute.Strategy.__init__(self, extended)
 
 
 class LogicalMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """A MultiWorkerMirroredStrategy over logical replicas; see `LogicalExtended`."""
 
-    def __init__(self, count: int, **arguments: Any):
-        tf.distribute.Strategy.__init__(self, LogicalExtended(self, count, **arguments))
+    def __init__(self, shares: Sequence[range], **arguments: Any):
+        tf.distribute.Strategy.__init__(self, LogicalExtended(self, shares, **arguments))
 
 
 def make_mirrored_replicas(
@@ -335,7 +313,7 @@ def make_mirrored_replicas(
 ) -> tf.distribute.MirroredStrategy:
     """Builds a MirroredStrategy over logical replicas, which are parts of devices."""
     parts = configure_logical_replicas(count, threads=threads, devices=devices)
-    return LogicalMirroredStrategy(count, threads=threads, devices=parts)
+    return LogicalMirroredStrategy([range(count)], threads=threads, devices=parts)
 
 
 def make_worker_replicas(
@@ -351,11 +329,11 @@ def make_worker_replicas(
             f"`logical_replicas={count}` are too few for {workers} workers. Start at most {count} "
             "workers, or give a larger number, with which training ends with other bits."
         )
-    own = assign_replicas(count, workers=workers, index=index)
-    parts = configure_logical_replicas(len(own), threads=threads)
+    shares = share_replicas(count, workers)
+    parts = configure_logical_replicas(len(shares[index]), threads=threads)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver() if workers > 1 else None
     return LogicalMultiWorkerMirroredStrategy(
-        count, threads=threads, devices=parts, options=options, resolver=resolver
+        shares, threads=threads, devices=parts, options=options, resolver=resolver
     )
 
 
@@ -368,7 +346,7 @@ def make_central_replicas(
         compute_devices=list(parts), parameter_device=parameter_device
     )
     extended = strategy.extended
-    extended._cross_device_ops = TreeReduction([range(count)])
+    extended._cross_device_ops = TreeReduction()
     extended.numerics = describe_numerics(count, threads)
     create = extended._create_variable
 
