@@ -207,7 +207,7 @@ def _rebuild(encoder, shape, *, depth, norm, seed):
     stages = _stages_of_layers(template, [layer.name for layer in endpoints])
 
     def remake(layer):
-        name = _stage_name(stages, layer)
+        name = f"encoder_{stages[layer.name]}_{layer.name}"
         if isinstance(layer, keras.layers.BatchNormalization):
             return _remake_norm(layer, norm, name)
         config = {**layer.get_config(), "name": name}
@@ -248,10 +248,6 @@ def _stages_of_layers(model, endpoints):
         for layer in keras.Model(model.inputs, model.get_layer(endpoint).output).layers:
             levels.setdefault(layer.name, level)
     return levels
-
-
-def _stage_name(levels, layer):
-    return f"encoder_{levels[layer.name]}_{layer.name}"
 
 
 def _copy_weights(source, body, *, depth):

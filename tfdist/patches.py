@@ -309,7 +309,8 @@ PATCHES = (
         "training.fit.own_methods",
         (
             keras.Model,
-            "fit evaluate predict train_on_batch test_on_batch predict_on_batch _assert_compile_called",
+            "fit evaluate predict train_on_batch test_on_batch predict_on_batch "
+            "_assert_compile_called",
             "a model's own method runs as written; what it calls of Keras runs under the strategy",
         ),
     ),
@@ -453,8 +454,8 @@ PATCHES = (
         (
             DistributedVariable,
             "__bool__ __copy__ __getitem__ __reduce__ _strided_slice_assign batch_scatter_update "
-            "count_up_to gather_nd handle scatter_nd_add scatter_nd_max scatter_nd_min scatter_nd_sub "
-            "scatter_nd_update sparse_read",
+            "count_up_to gather_nd handle scatter_nd_add scatter_nd_max scatter_nd_min "
+            "scatter_nd_sub scatter_nd_update sparse_read",
             "a read sees the variable's value, and a write reaches all copies",
         ),
         (AggregatingVariable, "__reduce__", "can be pickled"),

@@ -79,7 +79,7 @@ def measure(configuration: Configuration, options: BenchmarkOptions) -> dict[str
             y,
             sample_weight=sample_weight,
             batch_size=batch,
-            epochs=-(-steps // _count_batches(x, batch)),
+            epochs=-(-steps // (len(keras.tree.flatten(x)[0]) // batch)),
             callbacks=[clock],
             verbose=0,
         )
@@ -143,10 +143,6 @@ def run_loop(
     optimizer.build(model.trainable_variables)
     for _ in itertools.count() if steps is None else range(steps):
         end_step(step(next(batches)))
-
-
-def _count_batches(x: Any, batch_size: int) -> int:
-    return len(keras.tree.flatten(x)[0]) // batch_size
 
 
 def _make_train_options(configuration: Configuration, options: BenchmarkOptions) -> TrainOptions:

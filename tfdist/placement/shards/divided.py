@@ -61,7 +61,7 @@ class DividedVariable(StandIn):
         """Returns the values of the parts, each on its device."""
         read = []
         for part in self.parts:
-            with tf.device(_find_device(part)):
+            with tf.device(getattr(part, "device", None)):
                 read.append(tf.convert_to_tensor(part))
         return read
 
@@ -280,8 +280,3 @@ def _join_found(parts: Sequence[Any], variable: DividedVariable) -> Any:
         return None
     pairs = zip(parts, variable.parts, strict=True)
     return join([tf.zeros_like(v) if g is None else g for g, v in pairs], variable)
-
-
-def _find_device(part: Any) -> Any:
-    """Returns the device of a part in this replica."""
-    return getattr(part, "device", None)

@@ -92,7 +92,7 @@ class Augmentation:
         draws = hash_uniform(seeds, 7)
         flips = draws[:, 0] < 0.5 if self.flip else tf.zeros_like(draws[:, 0], tf.bool)
         size = self.size or tuple(images.shape[1:3])
-        if self._scales() or size != tuple(images.shape[1:3]):
+        if (self._get_scale() != (1.0, 1.0)) or size != tuple(images.shape[1:3]):
             images, masks = self._scale_and_flip(images, masks, flips, draws[:, 1:4], size)
         elif self.flip:
             images = tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
@@ -104,9 +104,6 @@ class Augmentation:
     def _get_scale(self) -> tuple[float, float]:
         low, high = self.scale
         return (low, high) if self.ignore_label is not None else (max(low, 1.0), max(high, 1.0))
-
-    def _scales(self) -> bool:
-        return self._get_scale() != (1.0, 1.0)
 
     def _scale_and_flip(
         self,
