@@ -161,6 +161,10 @@ class OptimizerShards:
             for slot in share.slots:
                 self._cut(slot, pieces, self._list_copies(variable.value))
 
+    def building(self) -> contextlib.AbstractContextManager[None]:
+        """Changes nothing: the state is divided once the optimizer has it; see `UnitShards`."""
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
         """Makes one replica update each piece of a weight, while a step is traced."""

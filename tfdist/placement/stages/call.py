@@ -23,10 +23,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals import get_autocast_scope, get_keras_mask, record
-from tfdist.placement.graph import Values
+from tfdist.placement.graph import Graph, Values
 from tfdist.placement.groups import find_own_group
 from tfdist.placement.stages.cutting import Stage
-from tfdist.placement.stages.plan import Plan
 from tfdist.placement.tracing import (
     add_penalties,
     autocasting,
@@ -51,13 +50,19 @@ class Draws(Protocol):
 
 
 class StagedCall:
-    """Runs a functional model stage by stage."""
+    """Runs a functional model stage by stage; see `Plan`."""
 
-    def __init__(self, plan: Plan, *, draws: Draws):
-        self._graph = plan.graph
-        self._stages = plan.stages
-        self._groups = plan.groups
-        self._recomputes = plan.recomputes
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        groups: Mapping[str, Sequence[str]],
+        *,
+        recomputes: bool,
+        draws: Draws,
+    ):
+        self._graph, self._stages, self._groups = graph, stages, groups
+        self._recomputes = recomputes
         self._draws = draws
         # MirroredStrategy traces each replica in its own thread; the threads take turns.
         self._of_thread = threading.local()

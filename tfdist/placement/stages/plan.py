@@ -14,6 +14,7 @@ from tfdist.placement.graph import Graph, make_graph
 from tfdist.placement.groups import find_groups
 from tfdist.placement.options import Layers, Placement
 from tfdist.placement.stages import cutting
+from tfdist.placement.stages.call import Draws, StagedCall
 from tfdist.placement.stages.cutting import Stage
 
 
@@ -31,6 +32,13 @@ class Plan:
     groups: Mapping[str, Sequence[str]]
     recomputes: bool
     costs: tuple[Cost, ...]
+
+    def make_call(self, *, draws: Draws, pool: object) -> StagedCall:
+        """Returns what takes the place of the model's call."""
+        del pool  # each stage sees the whole batch of its replica
+        return StagedCall(
+            self.graph, self.stages, self.groups, recomputes=self.recomputes, draws=draws
+        )
 
     def summarize(self, *, micro_batches: int) -> dict[str, Any]:
         """Returns the entry `placement` of a run's summary.

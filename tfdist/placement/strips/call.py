@@ -48,8 +48,14 @@ class StripPlan:
     grid: tuple[int, int]
     whole: list[str] = field(default_factory=list)
 
-    def summarize(self) -> dict[str, Any]:
+    def make_call(self, *, draws: object, pool: Pool) -> "StripedCall":
+        """Returns what takes the place of the model's call."""
+        del draws  # nothing runs again
+        return StripedCall(self, pool=pool)
+
+    def summarize(self, *, micro_batches: int) -> dict[str, Any]:
         """Returns the entries of a run's summary: devices, and layers that were computed whole."""
+        del micro_batches  # the devices do not wait for one another's
         devices = next(iter(self.groups.values()))
         return {
             "placement": [{"device": device} for device in devices],

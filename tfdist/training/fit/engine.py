@@ -189,8 +189,6 @@ class Engine:
     def summarize_placement(self) -> dict[str, Any]:
         """Returns the entries of a summary that say where the model's parts are; see `Plan`."""
         found = self._shards.summarize() if self._shards else {}
-        if isinstance(self._plan, StripPlan):
-            return found | self._plan.summarize()
         micro_batches = self.options.micro_batches
         return found | (self._plan.summarize(micro_batches=micro_batches) if self._plan else {})
 
@@ -263,7 +261,7 @@ class Engine:
             with explain_data_errors(adapter.batch_spec):
                 if all(layer.built for layer in self.model._flatten_layers()):
                     self._divide_model()
-                with self._building():
+                with self._shards.building() if self._shards else contextlib.nullcontext():
                     build_model(self.model, adapter.batch_spec, can_wait=can_wait)
         self._divide_model()
         check_scope(self.model, self._strategy)
@@ -413,14 +411,6 @@ class Engine:
     @property
     def _is_placed(self) -> bool:
         return self._placement is not None or self.options.rematerialize
-
-    @contextlib.contextmanager
-    def _building(self) -> Iterator[None]:
-        """Divides the variables of optimizers as the weights are divided."""
-        with contextlib.ExitStack() as stack:
-            if isinstance(self._shards, UnitShards):
-                stack.enter_context(self._shards.building())
-            yield
 
     def _divide_model(self) -> None:
         """Divides the model, and puts its variables where they are used."""

@@ -18,9 +18,8 @@ from tfdist.errors import TfdistError
 from tfdist.internals import DistributedVariable, is_op_determinism_enabled
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.shards.model import UnitShards
-from tfdist.placement.stages.call import StagedCall
 from tfdist.placement.stages.plan import Plan
-from tfdist.placement.strips.call import StripedCall, StripPlan
+from tfdist.placement.strips.call import StripPlan
 from tfdist.placement.variables import updating_in_place
 from tfdist.strategies.registry import find_traits
 from tfdist.training.inputs.data_adapter import is_on, take_next
@@ -110,7 +109,8 @@ class Steps:
             is_compiled=self._is_compiled,
         )
         self._shards = shards
-        self._staged = self._make_call(plan)
+        division = self._division
+        self._staged = plan.make_call(draws=division.draws, pool=division.pool) if plan else None
         self.metrics = ReplicaMetrics(model, strategy, self._division)
         # Kind of step -> the keys of its logs; the value of a key may be a dictionary.
         self.log_names: dict[str, set[str]] = {}
@@ -141,11 +141,6 @@ class Steps:
         }
         self._write = self._compile(self._write_states)
         self._reset = self._compile(self.metrics.reset)
-
-    def _make_call(self, plan: Plan | StripPlan | None) -> StagedCall | StripedCall | None:
-        if isinstance(plan, StripPlan):
-            return StripedCall(plan, pool=self._division.pool)
-        return StagedCall(plan, draws=self._division.draws) if plan else None
 
     def remake(self, kind: str) -> None:
         """Makes the compiled step of a kind, `train` or `test`; others have none here."""
