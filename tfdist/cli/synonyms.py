@@ -96,10 +96,7 @@ _ADVICE_WORDS = {
 
 
 def find_meaning(name: str, valid: Iterable[str]) -> str | None:
-    """Returns a sentence that says which flag does what a flag of another tool does.
-
-    Returns:
-      None if the name is not known.
+    """Returns a sentence on which flag does what a flag of another tool does; None if unknown.
 
     >>> find_meaning("lr", ["learning_rate", "loss"])
     'Use --learning_rate.'

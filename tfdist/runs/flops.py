@@ -18,13 +18,10 @@ _LAYERS = 3  # the costliest, whose convolutions define the peak of the devices
 
 
 def count_flops(model: keras.Model) -> int:
-    """Returns the floating-point operations of one example's forward pass.
+    """Returns the operations of one example's forward pass; 0 if the input shapes are unknown.
 
     Counts convolutions and matrix products, with a multiplication and an addition as two
     operations, as is usual for model FLOPs. A training step needs three times as many.
-
-    Returns:
-      The count; 0 if the input shapes are unknown, as for a subclass of `keras.Model`.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, for the convention.
     """

@@ -13,25 +13,19 @@ _READ_BATCH = 32
 
 
 def count_classes(source: Source) -> np.ndarray:
-    """Returns the number of pixels of each class.
+    """Returns the pixels of each class, without ignored ones: int64 [num_classes].
 
     Args:
       source: (image, mask) examples, with `class_names` in `info`; reads all, so cache it first.
-
-    Returns:
-      int64 [num_classes]. Pixels of the ignore label are not counted.
     """
     return _count_by_image(source).sum(axis=0)
 
 
 def count_pixels_with_class(source: Source) -> np.ndarray:
-    """Returns, for each class, the number of counted pixels in the images that contain it.
+    """Returns the counted pixels in the images that contain each class: int64 [num_classes].
 
     Args:
       source: see `count_classes`.
-
-    Returns:
-      int64 [num_classes].
     """
     counts = _count_by_image(source)
     return ((counts > 0) * counts.sum(axis=1, keepdims=True)).sum(axis=0)
@@ -40,7 +34,7 @@ def count_pixels_with_class(source: Source) -> np.ndarray:
 def make_class_weights(
     counts: np.ndarray, kind: str, *, pixels_with_class: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns loss weights that favor rare classes.
+    """Returns loss weights that favor rare classes: float32 [num_classes].
 
     "none" gives 1 for every class; "sqrt" gives 1 / sqrt(frequency); "median_frequency"
     gives median(frequency) / frequency, where the frequency of a class is its fraction of
@@ -53,9 +47,6 @@ def make_class_weights(
     Args:
       counts: int64 [num_classes], pixels of each class (`count_classes`).
       pixels_with_class: int64 [num_classes] (`count_pixels_with_class`).
-
-    Returns:
-      float32 [num_classes].
 
     Raises:
       TfdistError: the kind is unknown.

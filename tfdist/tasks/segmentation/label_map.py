@@ -33,13 +33,10 @@ def is_of_colors(label_map: LabelMap) -> bool:
 
 
 def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
-    """Returns the classes that a mask's values stand for; unmapped values are classes themselves.
+    """Returns the classes of a mask's values, uint8 [height, width]; unmapped ones are classes.
 
     Args:
       values: uint8 [height, width].
-
-    Returns:
-      uint8 [height, width].
     """
     table = np.arange(256, dtype=np.uint8)
     for found, label in label_map.items():
@@ -49,13 +46,10 @@ def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
 
 
 def map_colors(colors: np.ndarray, label_map: LabelMap) -> np.ndarray:
-    """Returns the classes that a mask's colors stand for.
+    """Returns the classes that a mask's colors stand for: uint8 [height, width].
 
     Args:
       colors: uint8 [height, width, 3].
-
-    Returns:
-      uint8 [height, width].
     """
     known = {int(str(found)[1:], 16): label for found, label in label_map.items()}
     names = np.array(sorted(known), np.int32)

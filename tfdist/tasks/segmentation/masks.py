@@ -36,7 +36,7 @@ class UnknownValueError(ValueError):
 
 
 def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray:
-    """Returns the labels in a PNG file's bytes.
+    """Returns the labels in a PNG file's bytes: uint8 [height, width].
 
     A one-channel PNG stores labels as gray levels, a palette PNG as indices. TensorFlow
     turns indices into colors, so the header is rewritten to declare them gray levels. With
@@ -44,9 +44,6 @@ def decode_mask(data: bytes, *, label_map: LabelMap | None = None) -> np.ndarray
 
     Args:
       label_map: the classes that values or colors stand for, or None if values are classes.
-
-    Returns:
-      uint8 [height, width].
 
     Raises:
       MaskFormatError: not a PNG, truncated, transparent, or more than one channel.
@@ -163,12 +160,9 @@ def check_size(path: str, mask_size: tuple[int, ...], image_size: tuple[int, ...
 
 
 def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
-    """Returns the labels in a PNG or TIFF file.
+    """Returns the labels in a PNG or TIFF file: uint8 [height, width].
 
     A PNG is turned upright according to its EXIF orientation, if it has one.
-
-    Returns:
-      uint8 [height, width].
 
     Raises:
       TfdistError: the file cannot be read or decoded, or a color is not in the label map.

@@ -90,14 +90,11 @@ class Recovery:
         optimizer: keras.optimizers.Optimizer | None = None,
         begun_from: str | None = None,
     ) -> tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]] | None:
-        """Restores the newest checkpoint that the chief finds intact.
+        """Restores the newest intact checkpoint; returns its step, state and arrays, or None.
 
         Args:
           begun_from: a hash of the state that training begins from. The checkpoints record it, and
             those of a training that began from another state are not restored.
-
-        Returns:
-          Its step, state and arrays, or None if there is none.
 
         Raises:
           TfdistError: as `find`; or it belongs to another model or optimizer.
