@@ -9,8 +9,8 @@ from tfdist.auto.candidates import apply, list_candidates
 from tfdist.auto.prediction import MOST_S, explain_omission, order, predict
 from tfdist.errors import TfdistError
 from tfdist.runs import processes
-from tfdist.runs.batch_size.examples import RepeatedSource
 from tfdist.runs.batch_size.measuring import make_trainer, measure_memory
+from tfdist.runs.batch_size.trials import RepeatedSource
 from tfdist.runs.clock import Clock
 from tfdist.runs.options import TrainOptions
 

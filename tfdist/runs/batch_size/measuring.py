@@ -15,7 +15,7 @@ from tfdist.errors import TfdistError
 from tfdist.imports import import_named
 from tfdist.internals import device_lib
 from tfdist.runs import processes
-from tfdist.runs.batch_size.examples import RepeatedSource, load_examples
+from tfdist.runs.batch_size.trials import RepeatedSource, load_examples
 from tfdist.runs.options import TrainOptions
 from tfdist.training.fit.trainer import Trainer
 

@@ -1,6 +1,7 @@
 """Trials: training steps in a separate process, which is stopped before the memory is full."""
 
 import json
+import pickle
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -8,7 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tfdist import cluster, memory
+from tfdist.data.source import ArraySource, BatchSource, Source
 from tfdist.errors import TfdistError
 from tfdist.launch.call import make_command, run_watched
 from tfdist.launch.machine import find_sources
@@ -20,6 +25,7 @@ from tfdist.tasks.data import SourceData
 SHARE = 0.9  # of the free memory; the rest is for checkpoints, validation and other programs
 
 _WATCH_EVERY_S = 0.01
+_COUNT = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def run_trial(
       measure: the function that the process calls; see the default.
       arguments: further arguments of that function, ready for JSON.
     """
-    from tfdist.runs.batch_size.examples import save_examples
+    from tfdist.runs.batch_size.trials import save_examples
 
     limit = int(SHARE * free.bytes)
     task = {
@@ -103,3 +109,35 @@ def format_bytes(count: int) -> str:
     ('300 MiB', '20.0 GiB')
     """
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+class RepeatedSource(BatchSource):
+    """A source that repeats a few examples, a structure of arrays [examples, ...]."""
+
+    def __init__(self, examples: Any, *, num_examples: int):
+        super().__init__(num_examples=num_examples)
+        object.__setattr__(self, "_few", ArraySource.from_arrays(examples))
+
+    @property
+    def element_spec(self) -> Any:
+        """A structure of `tf.TensorSpec` for one example."""
+        return self._few.element_spec  # type: ignore[attr-defined]
+
+    def load_batch(self, indices: tf.Tensor) -> Any:
+        """Returns the examples at `indices` (int64 [batch]), stacked."""
+        few: ArraySource = self._few  # type: ignore[attr-defined]
+        return few.load_batch(indices % few.num_examples)
+
+
+def save_examples(path: Path, source: Source) -> None:
+    """Writes the first examples of a source."""
+    count = min(_COUNT, source.num_examples)
+    batch = source.load_batch(tf.range(count, dtype=tf.int64))
+    with path.open("wb") as file:
+        pickle.dump(tf.nest.map_structure(np.asarray, batch), file)
+
+
+def load_examples(path: Path) -> Any:
+    """Returns what `save_examples` wrote: a structure of arrays."""
+    with path.open("rb") as file:
+        return pickle.load(file)
