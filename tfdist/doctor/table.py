@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from tfdist.doctor.checks.cluster import check_addresses, check_cluster, check_peers
+from tfdist.doctor.checks.cluster import check_addresses, check_cluster, check_peers, check_proxies
 from tfdist.doctor.checks.cores import check_cores
 from tfdist.doctor.checks.gpus import check_gpus
-from tfdist.doctor.checks.proxies import check_proxies
 from tfdist.doctor.checks.room import (
     check_disk,
     check_memory,
