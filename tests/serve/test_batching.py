@@ -12,8 +12,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.serve.batching import Batcher
 from tfdist.serve.options import BatchingOptions
-from tfdist.serve.request_error import RequestError
-from tfdist.serve.servable import Servable
+from tfdist.serve.servable import RequestError, Servable
 from tfdist.tasks.divided_signature import DividedSignature
 
 

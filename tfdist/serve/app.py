@@ -23,9 +23,8 @@ from starlette.routing import Route
 from tfdist.serve.batching import Batcher
 from tfdist.serve.images import IMAGE_INPUT, check_images
 from tfdist.serve.options import LimitOptions
-from tfdist.serve.request_error import RequestError
 from tfdist.serve.rest_format import PredictRequest, format_response, parse_request
-from tfdist.serve.servable import Servable
+from tfdist.serve.servable import RequestError, Servable
 from tfdist.serve.versions import Versions
 from tfdist.tasks.segmentation.pictures import make_palette
 

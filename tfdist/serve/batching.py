@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import shorten_error
 from tfdist.serve.options import BatchingOptions
-from tfdist.serve.request_error import RequestError
-from tfdist.serve.servable import Arrays, Servable, Signature
+from tfdist.serve.servable import Arrays, RequestError, Servable, Signature
 
 Outputs = dict[str, np.ndarray]
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfdist.errors import shorten_error
-from tfdist.serve.request_error import RequestError
+from tfdist.serve.servable import RequestError
 
 IMAGE_INPUT = "image_bytes"
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF")  # what `tf.io.decode_image` reads

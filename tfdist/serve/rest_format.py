@@ -13,8 +13,7 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from tfdist.serve.request_error import RequestError
-from tfdist.serve.servable import Arrays, Signature
+from tfdist.serve.servable import Arrays, RequestError, Signature
 
 DEFAULT_SIGNATURE = "serving_default"
 _FIELDS = {"signature_name", "instances", "inputs", "output_filter"}

@@ -12,13 +12,20 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.serve.model_files import SAVED_MODEL
-from tfdist.serve.request_error import RequestError
 from tfdist.tasks.divided_signature import find_parts, list_inputs
 
 _CLASS_NAMES = "assets/class_names.txt"
 _MOST_NARROWED = 32  # because clients choose the outputs, and each function takes memory
 
 Arrays = Mapping[str, np.ndarray]
+
+
+class RequestError(Exception):
+    """A request is not answered; the client gets a status, and one line with what to do."""
+
+    def __init__(self, message: str, *, status: int = 400):
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)

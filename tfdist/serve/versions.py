@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.serve.model_files import check_versions, find_versions
-from tfdist.serve.request_error import RequestError
-from tfdist.serve.servable import Servable
+from tfdist.serve.servable import RequestError, Servable
 
 _MAX_ATTEMPTS = 3  # A directory may be read while it is written.
 _LOOK_S = 0.05
