@@ -162,7 +162,7 @@ def compare_networks(options: MeasuredModelOptions, python: str) -> tuple[int, f
     start_tensorflow_quietly()
     import numpy as np
 
-    from tfdist.benchmark.subject import build_model
+    from tfdist.benchmark.measuring import build_model
 
     model = build_model(options)
     random = np.random.default_rng(0)

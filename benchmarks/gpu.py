@@ -212,8 +212,7 @@ def take_turns(kind: str, task: StepResult) -> None:
     start_tensorflow_quietly()
     import tfdist
     from tfdist import devices
-    from tfdist.benchmark.measuring import run_loop
-    from tfdist.benchmark.subject import build_model, make_batches
+    from tfdist.benchmark.measuring import build_model, make_batches, run_loop
 
     if kind == "users":
         steps = users_models.WORKLOADS[task["name"]].steps

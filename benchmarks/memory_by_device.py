@@ -85,8 +85,8 @@ def measure(directory: str) -> int:
     from tensorflow.python.eager import context
 
     import tfdist
+    from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.benchmark.options import MeasuredModelOptions
-    from tfdist.benchmark.subject import build_model, make_batches
 
     tfdist.set_virtual_devices(NUM_DEVICES)
     options = MeasuredModelOptions(

@@ -45,7 +45,7 @@ def train(precision: str, directory: str) -> None:
     import keras
     import tensorflow as tf
 
-    from tfdist.benchmark.subject import build_model, make_batches
+    from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.options import TrainOptions
     from tfdist.strategies.options import make_strategy_options

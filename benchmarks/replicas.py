@@ -125,7 +125,7 @@ def measure(directory: str) -> int:
         cluster = json.loads(os.environ.pop("TF_CONFIG", "{}"))
         is_first = cluster.get("task", {}).get("index", 0) == 0
     start_tensorflow_quietly()
-    from tfdist.benchmark.subject import build_model, make_batches
+    from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.clock import Clock
     from tfdist.runs.options import TrainOptions

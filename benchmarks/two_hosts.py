@@ -212,7 +212,7 @@ def measure(directory: str) -> int:
     start_tensorflow_quietly()
     import numpy as np
 
-    from tfdist.benchmark.subject import build_model, make_batches
+    from tfdist.benchmark.measuring import build_model, make_batches
     from tfdist.runs import processes
     from tfdist.runs.clock import Clock
     from tfdist.runs.options import TrainOptions
