@@ -7,8 +7,7 @@ from typing import Any
 
 from tfdist.benchmark.configurations import Configuration, find_lone_worker
 from tfdist.benchmark.runs import Findings, median_of
-from tfdist.report.elements import Section, make_bars, make_table
-from tfdist.report.html_page import make_html
+from tfdist.report.elements import Section, make_bars, make_html, make_table
 
 HEADS = (
     "configuration",

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from tfdist.plan.answer import Answer
 from tfdist.plan.estimate import Estimate
 from tfdist.report.charts import Chart, make_charts
-from tfdist.report.elements import Section, make_pairs, make_table
-from tfdist.report.html_page import make_html
+from tfdist.report.elements import Section, make_html, make_pairs, make_table
 
 _HEADS = (
     "setup",

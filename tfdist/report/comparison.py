@@ -5,8 +5,7 @@ from typing import Any
 
 from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.charts import chart_runs
-from tfdist.report.elements import Section, make_pictures, make_table, write_value
-from tfdist.report.html_page import make_html
+from tfdist.report.elements import Section, make_html, make_pictures, make_table, write_value
 from tfdist.report.run_page import list_results
 
 _SAME_FOR_NONE = {"run_dir"}

@@ -1,11 +1,13 @@
 """The parts of a page: sections, tables, bars, matrices and pictures, as HTML."""
 
 import base64
+import functools
 import html
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 _MOST_CLASSES = 24  # Larger confusion matrices are shown as a list of the most frequent mistakes.
@@ -13,6 +15,8 @@ _MOST_BARS = 40
 _MOST_BYTES = 150_000  # Larger pictures are shrunk.
 _MOST_PIXELS = 900  # the width of a shrunk picture
 _KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
+# The browser itself makes sure that the page loads nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 @dataclass(frozen=True)
@@ -197,3 +201,42 @@ def _shrink(content: bytes) -> bytes:
     shrunk = io.BytesIO()
     image.save(shrunk, "jpeg", quality=85)
     return shrunk.getvalue()
+
+
+def make_html(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    subtitle: str = "",
+    cards: Mapping[str, str] | None = None,
+) -> str:
+    """Returns a page as HTML.
+
+    Args:
+      subtitle: a line below the heading, as text.
+      cards: the most important values: name -> value, as texts.
+    """
+    items = "".join(
+        f"<li>{html.escape(name)}<b>{html.escape(value)}</b></li>"
+        for name, value in (cards or {}).items()
+    )
+    body = "\n".join(section.to_html() for section in sections if section.body)
+    styles = "".join(f"<style>{_read(name)}</style>" for name in ("uPlot.min.css", "page.css"))
+    scripts = "".join(
+        f"<script>{_read(name)}</script>\n" for name in ("uPlot.iife.min.js", "page.js")
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>\n'
+        f"{styles}</head>\n<body><header><h1>{html.escape(title)}</h1>"
+        f"<p>{html.escape(subtitle)}</p></header>\n"
+        f'<ul class="cards">{items}</ul>\n'
+        f"<main>{body}</main>\n{scripts}</body></html>\n"
+    )
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (resources.files("tfdist.report") / "assets" / name).read_text(encoding="utf-8")

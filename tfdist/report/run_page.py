@@ -5,8 +5,14 @@ from typing import Any
 
 from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.charts import chart_run
-from tfdist.report.elements import Section, make_bars, make_pairs, make_table, write_value
-from tfdist.report.html_page import make_html
+from tfdist.report.elements import (
+    Section,
+    make_bars,
+    make_html,
+    make_pairs,
+    make_table,
+    write_value,
+)
 
 _SPEED = {
     "examples_per_second": "training examples per second, without the first step",
