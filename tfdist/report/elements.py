@@ -1,4 +1,4 @@
-"""The parts of a page: sections, tables, bars, matrices and pictures, as HTML."""
+"""HTML pages, and their parts: sections, tables, bars, matrices and pictures."""
 
 import base64
 import functools

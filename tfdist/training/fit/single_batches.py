@@ -13,7 +13,6 @@ from tfdist.data.graph_errors import show_user_errors
 from tfdist.internals import RESETS_ON_BATCH
 from tfdist.training.fit import evaluation
 from tfdist.training.fit.engine import Engine
-from tfdist.training.fit.model_files import ModelFiles
 from tfdist.training.fit.own_methods import run_own_first
 from tfdist.training.fit.schedule import Progress
 from tfdist.training.inputs.data_adapter import DataAdapter
@@ -35,13 +34,19 @@ def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class SingleBatches(ModelFiles):
+class SingleBatches:
     """Trains, evaluates and predicts one global batch at a time; a base of `Trainer`."""
 
+    model: keras.Model
     engine: Engine
     progress: Progress
     _num_single: int = 0
     _signatures: frozenset[Any] = frozenset()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files, which a single process always does."""
+        return self.engine.workers.is_chief
 
     @run_own_first
     @explain_lost_worker

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -16,6 +16,8 @@ from tfdist.data.source import Source
 from tfdist.errors import TfdistError
 from tfdist.internals import array_slicing
 from tfdist.placement.options import Placement
+from tfdist.records.durable_files import sync_to_disk, temporary_directory
+from tfdist.records.pattern_paths import check_saved_model_path
 from tfdist.stopping import ScriptStop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
@@ -46,6 +48,7 @@ from tfdist.training.inputs.example_order import ExampleOrder, find_order, read_
 from tfdist.training.inputs.make_adapter import check_order, find_batch_size
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.agreement import agree_on_data
+from tfdist.training.workers.alone import alone
 from tfdist.training.workers.communication import Workers, explain_lost_worker
 
 _STOPPED = (
@@ -363,6 +366,51 @@ class Trainer(SingleBatches):
         any worker is asked to stop, all of them stop after the same step.
         """
         self.progress.is_asked_to_stop = True
+
+    def save_weights(self, path: str) -> None:
+        """Saves the weights as Keras does, on the chief; see `save` for the other workers."""
+        with self._saving() as directory:
+            if directory:
+                self.model.save_weights(path if self.is_chief else f"{directory}/own.weights.h5")
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[str]:
+        """Yields a temporary directory; an empty text if this worker need not take part."""
+        is_needed = self.is_chief or self.engine.options.shard_optimizer
+        with alone(self.strategy), temporary_directory() as directory:
+            yield directory if is_needed else ""
+
+    def load_weights(self, path: str, **kwargs: Any) -> None:
+        """Loads weights as Keras does, on every worker."""
+        with self.strategy.scope():
+            self.model.load_weights(path, **kwargs)
+
+    def export(self, path: str, **kwargs: Any) -> None:
+        """Exports the model as `keras.Model.export` does, on the chief only; checks the path."""
+        if kwargs.get("format", "tf_saved_model") == "tf_saved_model":
+            check_saved_model_path("path", str(path))
+        if self.is_chief:
+            with alone(self.strategy):
+                self.model.export(path, **kwargs)
+
+    def save(
+        self, path: str, *, convert: Callable[[keras.Model], keras.Model] = lambda model: model
+    ) -> None:
+        """Saves the model as a `.keras` file, on any file system of `tf.io.gfile`.
+
+        Only the chief writes. Other workers need not call this, unless `shard_optimizer` divides
+        the optimizer's state over them.
+        """
+        with self._saving() as directory:
+            if not directory:
+                return
+            local = f"{directory}/model.keras"
+            convert(self.model).save(local)
+            if not self.is_chief:
+                return
+            tf.io.gfile.copy(local, f"{path}.writing", overwrite=True)
+            sync_to_disk(f"{path}.writing")
+        tf.io.gfile.rename(f"{path}.writing", path, overwrite=True)
 
     @property
     def step(self) -> int:
