@@ -161,5 +161,7 @@ def test_the_documentation_of_a_group_lists_its_options():
     text = PlacementOptions.__doc__
     assert text.startswith("Where the parts of a model are computed.\n\nArgs:\n  placement: divide")
     assert "\n  grid: placement=strips: into how many parts" in text
-    mirrored = type(parse_flags(TrainOptions, ["--strategy=mirrored"]).strategy.select())
-    assert mirrored.__doc__.count("Args:") == 1  # it lists them itself
+    local_sgd = type(parse_flags(TrainOptions, ["--strategy=local_sgd"]).strategy.select())
+    assert local_sgd.__doc__.count("Args:") == 1
+    for name in ("collective", "sync_every"):  # its own, and of a second base class
+        assert f"\n  {name}: " in local_sgd.__doc__

@@ -8,15 +8,7 @@ from tfdist.options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(OptionGroup):
-    """The averaging of local SGD.
-
-    Args:
-      sync_every: steps between two averagings, 1 or more.
-      average_optimizer: whether to average the optimizer's state too, such as momentum.
-      outer_learning_rate: the learning rate of the outer step; 1 is plain averaging if there is no
-        outer momentum.
-      outer_momentum: the momentum of the outer step, in [0, 1).
-    """
+    """The averaging of local SGD; a plain mean with a learning rate of 1 and no momentum."""
 
     sync_every: int = option(8, "steps between two averagings of the weights", minimum=1)
     average_optimizer: bool = option(True, "average the optimizer's state as well")

@@ -11,38 +11,15 @@ CHECKS = ("auto", "on", "off")
 class StepOptions(OptionGroup):
     """How a step is computed.
 
-    Args:
-      micro_batches: the number of parts in which a replica computes its examples of a global
-        batch, one after the other. It needs the memory of one part; the result is unchanged.
-      compress_gradients: whether workers sum their gradients in bfloat16, which halves the network
-        traffic and keeps three significant digits. For `MultiWorkerMirroredStrategy`.
-      jit_compile: whether XLA compiles the forward and backward pass.
-      fused_layers: whether LSTM layers on CPUs and batch normalization are computed by TensorFlow's
-        fused kernels, which is faster. Results differ from Keras's by rounding.
-      steps_per_loop: the number of steps that run at a time, without the host in between.
-        Callbacks see each step with its logs, but after all of them: what they change, such as a
-        learning rate or `stop_training`, takes effect in the next loop. Unlike it,
-        `steps_per_execution` in Keras's `compile` decides how often callbacks are called.
-      rematerialize: whether activations are recomputed in the backward pass, so that only those
-        between the model's stages stay in memory. For functional and sequential models. Their
-        stages are chosen so that as little as possible stays in memory.
-      shard_optimizer: whether each replica of a `MirroredStrategy` or `MultiWorkerMirroredStrategy`
-        keeps a part of the optimizer's state, and updates this part of the weights for all.
-      batch_norm: `global` makes Keras's batch normalization use the moments of the global batch,
-        on replicas too; `per_replica` is as in Keras.
-      gather_outputs: whether every replica computes the loss of the global batch, from the outputs
-        and labels of all replicas. For a loss that is not a mean over the examples, such as
-        `keras.losses.Dice()`. They cross the network at each step, and each device holds them.
-      check: whether the guard computes the first batch on several replicas, or in micro-batches,
-        both divided and whole, without lasting effects, and refuses a program whose results differ.
-        `auto` does so for programs that are not known to be divisible; `on`; `off`.
-      random_augmentation: whether a dataset, generator or `PyDataset` changes its examples at
-        random, differently on each worker. Workers then compare the sizes of their batches and the
-        tensors with one number per example, such as labels, instead of all contents.
-      max_in_flight: under `ParameterServerStrategy`, the number of steps in flight; 0 for one per
-        worker.
-      shard_tables_bytes: under `ParameterServerStrategy`, the size of the smallest table of an
-        `Embedding` whose rows are divided over the servers; 0 for none.
+    Callbacks see each of the `steps_per_loop` steps with its logs, but after all of them: what they
+    change, such as a learning rate or `stop_training`, takes effect in the next loop. Unlike it,
+    `steps_per_execution` in Keras's `compile` decides how often callbacks are called.
+
+    `rematerialize` is for functional and sequential models, whose stages are chosen so that as
+    little as possible stays in memory. `gather_outputs` is for losses such as
+    `keras.losses.Dice()`; the outputs cross the network, and each device holds them. With
+    `random_augmentation`, a dataset, generator or `PyDataset` changes its examples differently on
+    each worker; the tensors that are compared are those with one number per example.
     """
 
     micro_batches: int = option(

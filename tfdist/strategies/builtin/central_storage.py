@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 class CentralStorage(ReplicaStrategy):
     """The options of a CentralStorageStrategy, for variables that do not fit on every device.
 
-    Args:
-      devices: the devices that compute; all accelerators by default, or all logical CPUs.
-      parameter_device: where the variables live.
-      logical_replicas, threads_per_replica: see `Mirrored`.
-
     Source:
       https://www.tensorflow.org/guide/distributed_training#centralstoragestrategy
     """

@@ -26,10 +26,6 @@ class LocalSgd(Strategy, Averaging):
     workers' weights, weighted by the number of examples that each has seen. With an outer momentum,
     the weights take a momentum step in which the difference from the last mean is the gradient.
 
-    Args:
-      collective, worker_timeout_s, replicas_per_worker: see `MultiWorkerMirrored`.
-      sync_every, average_optimizer, outer_learning_rate, outer_momentum: see `Averaging`.
-
     Source: Stich 2019, arXiv:1805.09767 (local SGD); Wang et al. 2020, arXiv:1910.00643
       (SlowMo, algorithm 1) and Douillard et al. 2023, arXiv:2311.08105 (DiLoCo), for the
       outer step.

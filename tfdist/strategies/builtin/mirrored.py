@@ -24,15 +24,9 @@ _ALL_REDUCE = {
 class Mirrored(ReplicaStrategy):
     """The options of a MirroredStrategy: synchronous data parallelism on one machine.
 
-    Args:
-      devices: device names, such as `["GPU:0", "GPU:1"]`; all accelerators by default, or
-        all logical CPUs if there are none.
-      all_reduce: how gradients are summed over the devices: `nccl` (NVIDIA GPUs),
-        `hierarchical_copy` (GPUs without NCCL), `reduction_to_one_device` (anything), or
-        `auto`: TensorFlow's choice on GPUs, `reduction_to_one_device` on CPUs.
-      logical_replicas: the number of replicas, if it is not that of the devices, which are then
-        split into as many parts; see [the same bits](same_bits.md).
-      threads_per_replica: the number of threads with which a logical replica computes an operation.
+    `all_reduce` is `nccl` for NVIDIA GPUs, `hierarchical_copy` for GPUs without NCCL, or
+    `reduction_to_one_device` for anything; `auto` is TensorFlow's choice on GPUs, and the last one
+    on CPUs. For `logical_replicas`, see [the same bits](same_bits.md).
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#mirroredstrategy

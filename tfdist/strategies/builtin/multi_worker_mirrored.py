@@ -24,19 +24,9 @@ class MultiWorkerMirrored(ReplicaStrategy):
     """The options of a MultiWorkerMirroredStrategy: synchronous data parallelism over machines.
 
     TF_CONFIG describes the cluster; without it, this process is the only worker. Each GPU that a
-    worker sees is a replica, or its CPU if it sees none. TensorFlow allows one such strategy per
-    process, created before the devices are used.
-
-    Args:
-      collective: how gradients are summed over the workers: `ring` (anything), `nccl` (NVIDIA
-        GPUs), or `auto`: TensorFlow's choice.
-      bytes_per_pack: gradients are summed in packs of about this size, each as soon as it is
-        ready, while the backward pass continues; 0 for a single pack.
-      worker_timeout_s: how long to wait for the other workers to start.
-      replicas_per_worker: how many of its GPUs each worker uses as replicas; 0 for all. A placement
-        uses the others.
-      logical_replicas, threads_per_replica: see `Mirrored`; the workers share the replicas, and may
-        have different numbers of them.
+    worker sees is a replica, or its CPU if it sees none; a placement uses those that
+    `replicas_per_worker` leaves. TensorFlow allows one such strategy per process, created before
+    the devices are used. Workers may have different numbers of the `logical_replicas`.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 class OneDevice(ReplicaStrategy):
     """The options of a OneDeviceStrategy.
 
-    Args:
-      devices: at most one device name, such as `GPU:0`; the first accelerator by default,
-        or the CPU.
-      logical_replicas, threads_per_replica: see `Mirrored`; a MirroredStrategy over parts of the
-        device is then built.
+    It takes at most one device, the first accelerator by default, or the CPU. With
+    `logical_replicas`, a MirroredStrategy over parts of the device is built.
 
     Source:
       https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy

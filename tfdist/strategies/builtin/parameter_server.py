@@ -23,9 +23,6 @@ class ParameterServer(Strategy):
     `tfdist.Trainer`. Only the trainer can divide a table of an `Embedding`
     (`StepOptions.shard_tables_bytes`): Keras neither trains nor saves TensorFlow's split variables.
 
-    Args:
-      worker_timeout_s: how long to wait for the other tasks to start.
-
     Source:
       https://www.tensorflow.org/tutorials/distribute/parameter_server_training
     """

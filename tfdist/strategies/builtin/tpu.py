@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 class Tpu(Strategy):
     """The options of a TPUStrategy.
 
-    Args:
-      tpu: `local` on a TPU VM; a Cloud TPU's name or `grpc://` address; empty to use the one that
-        Colab or Cloud TPU announces.
-
     Source:
       https://www.tensorflow.org/guide/tpu
     """
