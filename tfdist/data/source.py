@@ -82,10 +82,7 @@ class Source(Examples):
         Two processes that read the same data return the same, wherever the data is stored.
         `tfdist.data.describe_difference` compares two fingerprints.
         """
-        return {
-            **self._make_header("source"),
-            "loaded": hash_loaded(self.load, self.num_examples),
-        }
+        return {**self._make_header("source"), "loaded": hash_loaded(self.load, self.num_examples)}
 
 
 class BatchSource(Source):
@@ -152,10 +149,7 @@ class ArraySource(BatchSource):
         return tf.nest.map_structure(lambda leaf: _gather(leaf, indices), self.arrays)
 
     def make_fingerprint(self) -> dict[str, Any]:
-        return {
-            **self._make_header("arrays"),
-            "rows": hash_arrays(self.arrays),
-        }
+        return {**self._make_header("arrays"), "rows": hash_arrays(self.arrays)}
 
 
 def _map_arrays(function: Any, arrays: Any) -> Any:

@@ -27,10 +27,7 @@ def make_pod_template(
         "ports": [{"name": "tfjob-port", "containerPort": PORT, "protocol": "TCP"}],
         # The secret by which the tasks know one another, TFDIST_TOKEN, if there is one.
         "envFrom": [{"secretRef": {"name": job.name, "optional": True}}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     if environment:
         container["env"] = [{"name": key, "value": value} for key, value in environment.items()]

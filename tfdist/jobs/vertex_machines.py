@@ -23,11 +23,7 @@ BUILT_IN = {
     "g2-standard-96": ("NVIDIA_L4", 8),
 }
 # Machine types with a TPU v5e on one host -> the topology of its chips.
-TPU_TOPOLOGIES = {
-    "ct5lp-hightpu-1t": "1x1",
-    "ct5lp-hightpu-4t": "2x2",
-    "ct5lp-hightpu-8t": "2x4",
-}
+TPU_TOPOLOGIES = {"ct5lp-hightpu-1t": "1x1", "ct5lp-hightpu-4t": "2x2", "ct5lp-hightpu-8t": "2x4"}
 # Accelerators that machines of the series N1 can have -> how many, and the most CPUs for each.
 _OF_N1 = {
     "NVIDIA_TESLA_P4": ((1, 2, 4), 24),

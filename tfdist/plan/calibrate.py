@@ -167,12 +167,7 @@ def _to_share(cpu_s: float, seconds: float) -> float:
 
 
 def run(
-    what: str,
-    arguments: Sequence[str],
-    *,
-    workers: int = 1,
-    ps: int = 0,
-    say: Any = None,
+    what: str, arguments: Sequence[str], *, workers: int = 1, ps: int = 0, say: Any = None
 ) -> dict[str, float]:
     """Returns what `tfdist.plan.measure` finds.
 
@@ -186,11 +181,7 @@ def run(
     if say:
         say(f"Measuring {what}: {' '.join(arguments)}")
     found = call_in_cluster(
-        make_task(what, arguments),
-        MEASURE,
-        workers=workers,
-        ps=ps,
-        timeout_s=_TIMEOUT_S,
+        make_task(what, arguments), MEASURE, workers=workers, ps=ps, timeout_s=_TIMEOUT_S
     )
     if "error" in found:
         raise TrainingError(f"Cannot measure {what} of this machine: {found['error']}")

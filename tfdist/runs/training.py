@@ -65,11 +65,7 @@ class TrainingRun:
         announce(f"Building the model: {plan.task.describe_model()}")
         self._trainer = Trainer(
             processes.make_build_model(
-                plan.task,
-                training,
-                self._data.info,
-                total_steps=self._total_steps,
-                initial=initial,
+                plan.task, training, self._data.info, total_steps=self._total_steps, initial=initial
             ),
             strategy=strategy,
             checkpoint_dir=self._run.checkpoints,

@@ -81,9 +81,7 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
     return 0
 
 
-def make_placement(
-    strategy: tf.distribute.ParameterServerStrategy,
-) -> Callable[..., tf.Variable]:
+def make_placement(strategy: tf.distribute.ParameterServerStrategy) -> Callable[..., tf.Variable]:
     """Returns a variable creator that puts each variable on the server with the fewest bytes.
 
     TensorFlow counts variables instead, which puts all kernels on one of two servers and all

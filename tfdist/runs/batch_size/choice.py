@@ -104,6 +104,5 @@ def _find_advice(traits: Traits) -> str:
 
 def _set(options: TrainOptions, global_batch_size: int) -> TrainOptions:
     return dataclasses.replace(
-        options,
-        training=dataclasses.replace(options.training, global_batch_size=global_batch_size),
+        options, training=dataclasses.replace(options.training, global_batch_size=global_batch_size)
     )

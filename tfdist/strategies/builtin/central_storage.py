@@ -57,9 +57,7 @@ class CentralStorage(ReplicaStrategy):
         )
 
 
-def make_central_storage(
-    **options: Any,
-) -> "tf.distribute.experimental.CentralStorageStrategy":
+def make_central_storage(**options: Any) -> "tf.distribute.experimental.CentralStorageStrategy":
     """Builds a CentralStorageStrategy from the options of `CentralStorage`.
 
     Raises:

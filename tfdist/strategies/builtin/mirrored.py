@@ -75,8 +75,7 @@ class Mirrored(ReplicaStrategy):
             all_reduce = "reduction_to_one_device"
         kind = _ALL_REDUCE[all_reduce]
         strategy = tf.distribute.MirroredStrategy(
-            devices=list(names),
-            cross_device_ops=getattr(tf.distribute, kind)() if kind else None,
+            devices=list(names), cross_device_ops=getattr(tf.distribute, kind)() if kind else None
         )
         separate_collectives(strategy)
         return strategy

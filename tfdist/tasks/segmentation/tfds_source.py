@@ -31,10 +31,8 @@ class TfdsInfo:
 
 KNOWN_DATASETS = {
     "oxford_iiit_pet": TfdsInfo(
-        class_names=("pet", "background", "outline"),
-        first_label=1,
-        splits=(("val", "test"),),
-    ),
+        class_names=("pet", "background", "outline"), first_label=1, splits=(("val", "test"),)
+    )
 }
 _FEATURES = ("image", "segmentation_mask")
 _ADVICE = "Name one with an image and a segmentation_mask, such as tfds:oxford_iiit_pet."

@@ -16,12 +16,7 @@ from absl import logging
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.reading import parse_object
-from tfdist.records.durable_files import (
-    make_directories,
-    read_file,
-    sync_to_disk,
-    write_atomically,
-)
+from tfdist.records.durable_files import make_directories, read_file, sync_to_disk, write_atomically
 from tfdist.records.pattern_paths import name_literally
 from tfdist.training.checkpoint.structure import Structure
 

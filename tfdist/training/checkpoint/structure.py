@@ -68,9 +68,7 @@ class Structure:
 
 
 def describe_structure(
-    variables: Mapping[str, keras.Variable],
-    *,
-    optimizer: keras.optimizers.Optimizer | None = None,
+    variables: Mapping[str, keras.Variable], *, optimizer: keras.optimizers.Optimizer | None = None
 ) -> Structure:
     """Returns the structure of variables.
 

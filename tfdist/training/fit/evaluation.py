@@ -44,13 +44,7 @@ def make_callbacks(
         chosen.append(keras.callbacks.ProgbarLogger())
     if history is not None and not any(c is history for c in chosen):
         chosen.append(history)
-    return CallbackList(
-        chosen,
-        model=model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps,
-    )
+    return CallbackList(chosen, model=model, verbose=verbose, epochs=epochs, steps=steps)
 
 
 def _explained(function: Callable[..., T]) -> Callable[..., T]:

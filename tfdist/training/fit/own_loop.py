@@ -12,12 +12,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import to_strategy
 from tfdist.training.checkpoint.recovery import Recovery
-from tfdist.training.fit.arguments import (
-    BatchArguments,
-    FitArguments,
-    TrainerArguments,
-    check_kind,
-)
+from tfdist.training.fit.arguments import BatchArguments, FitArguments, TrainerArguments, check_kind
 from tfdist.training.fit.engine import opening_scope
 from tfdist.training.fit.loop_progress import LoopProgress
 from tfdist.training.fit.own_step import OwnStep

@@ -19,14 +19,7 @@ import keras
 from tfdist.errors import TfdistError
 from tfdist.replacing import find_function, replaced
 
-METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
+METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # What a trainer's `fit` accepts in addition to Keras's, which a model's own `fit` does not know.
 _ADDED = ("max_steps", "augmentation", "checkpoint_every", "checkpoint_every_s")
 _CHECK = "_assert_compile_called"

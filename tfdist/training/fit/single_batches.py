@@ -133,11 +133,7 @@ class SingleBatches:
         if self.engine.workers.count > 1:
             check_order(x)
         adapter = make_data_adapter(
-            x,
-            y,
-            sample_weight,
-            num_replicas=self.engine.workers.num_replicas,
-            **options,
+            x, y, sample_weight, num_replicas=self.engine.workers.num_replicas, **options
         )
         if adapter.digests is not None and self.engine.options.random_augmentation:
             adapter.digests.expect_augmentation()

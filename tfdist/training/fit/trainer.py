@@ -23,12 +23,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.registry import to_strategy
 from tfdist.training.checkpoint.recovery import Recovery
 from tfdist.training.fit import evaluation
-from tfdist.training.fit.arguments import (
-    BatchArguments,
-    FitArguments,
-    TrainerArguments,
-    check_kind,
-)
+from tfdist.training.fit.arguments import BatchArguments, FitArguments, TrainerArguments, check_kind
 from tfdist.training.fit.callback_list import CallbackList, find_history
 from tfdist.training.fit.engine import Engine
 from tfdist.training.fit.loop import FitLoop, Validation

@@ -59,12 +59,7 @@ def is_rounding(divided: Outcome, whole: Outcome, moved: Outcome) -> bool:
       moved: the whole batch computed with slightly moved weights.
     """
     found = find_difference(
-        divided,
-        whole,
-        FLOAT32_TOLERANCE,
-        moved,
-        moves=_MOVES_OF_ROUNDING,
-        log_limit=_LOG_LIMIT,
+        divided, whole, FLOAT32_TOLERANCE, moved, moves=_MOVES_OF_ROUNDING, log_limit=_LOG_LIMIT
     )
     return found is None
 

@@ -111,10 +111,7 @@ def _call(
       cut: the first example, and the one after the last.
     """
     state = [(v, tf.convert_to_tensor(v.numpy())) for v in model.variables]
-    with (
-        _recording(whole or {}, cut) as calls,
-        keras.StatelessScope(state, collect_losses=True),
-    ):
+    with _recording(whole or {}, cut) as calls, keras.StatelessScope(state, collect_losses=True):
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         added = [float(tf.reduce_sum(loss)) for loss in model.losses]
     return _Pass(outputs, added, calls)

@@ -269,8 +269,7 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
 
     return DataAdapter(
         batch_spec=keras.tree.map_structure(
-            lambda spec: None if isinstance(spec, NoneTensorSpec) else spec,
-            dataset.element_spec,
+            lambda spec: None if isinstance(spec, NoneTensorSpec) else spec, dataset.element_spec
         ),
         num_steps=cardinality if cardinality >= 0 else None,
         num_examples=None,
@@ -282,9 +281,7 @@ def _make_dataset_adapter(dataset: tf.data.Dataset) -> DataAdapter:
         make_eval=lambda context: make_pass(0, **find_place(context)),
         make_fingerprint=lambda: {
             **make_header(
-                kind="dataset",
-                num_examples=max(cardinality, 0),
-                element_spec=dataset.element_spec,
+                kind="dataset", num_examples=max(cardinality, 0), element_spec=dataset.element_spec
             ),
             **describe_dataset(dataset),
         },

@@ -155,10 +155,7 @@ class SynchronousSteps(TrainingSteps):
         if isinstance(iterator, Given):
             return self._unite(elements), iterator  # it gives the same again
         first = adapter.iterate_elements(
-            self._strategy,
-            elements,
-            of_training=of_training,
-            place=self._workers.place_input,
+            self._strategy, elements, of_training=of_training, place=self._workers.place_input
         )
         return self._unite(elements), _LookedAhead(first, iterator)
 

@@ -29,7 +29,7 @@ _POINTWISE = {
 }
 # Operations along axes.
 _ALONG = {
-    *("All", "Any", "Concatenate", "LogSoftmax", "Max", "Mean", "Min", "Softmax", "Stack", "Sum"),
+    *("All", "Any", "Concatenate", "LogSoftmax", "Max", "Mean", "Min", "Softmax", "Stack", "Sum")
 }
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
 # Attributes of layers whose functions see examples.

@@ -81,12 +81,7 @@ def _all_reduce(parts: list[tf.Tensor], empty: Sequence[int] = (0,)) -> tf.Tenso
 class ReplicaMetrics:
     """The metrics of a model, updated by several replicas."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        division: Division,
-    ):
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, division: Division):
         self._model = model
         self._strategy = strategy
         self._division = division

@@ -216,10 +216,7 @@ def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
 
     Optimizers that another one wraps are not listed.
     """
-    held = [
-        getattr(model, "optimizer", None),
-        *vars(model).values(),
-    ]  # None before compile
+    held = [getattr(model, "optimizer", None), *vars(model).values()]  # None before compile
     leaves = [leaf for value in held for leaf in _iterate(value)]
     return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
 

@@ -222,9 +222,7 @@ class AsynchronousSteps(TrainingSteps):
 
     def count_traces(self) -> dict[str, int]:
         """Returns how often each of the chief's steps was traced."""
-        return {
-            "apply": self._apply.experimental_get_tracing_count(),
-        }
+        return {"apply": self._apply.experimental_get_tracing_count()}
 
     def summarize(self) -> dict[str, Any]:
         """Returns statistics over all steps of this process, for the summary of a run."""

@@ -122,11 +122,7 @@ class Steps:
         self._train = model.train_step
         if options.changes_gradient:
             own = GradientStep(
-                model,
-                options,
-                division=self._division,
-                metrics=self.metrics,
-                staged=self._staged,
+                model, options, division=self._division, metrics=self.metrics, staged=self._staged
             )
             self._train = own.train
         self.train: Any = None
