@@ -57,7 +57,7 @@ class OptionGroup:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        inherited = {}
+        inherited: dict[str, Any] = {}
         for base in reversed(cls.__mro__[1:]):
             inherited |= vars(base).get("__dataclass_fields__", {})
         fields = {n: f for n, f in {**inherited, **vars(cls)}.items() if _is_option(f)}
