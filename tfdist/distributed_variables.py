@@ -387,7 +387,7 @@ def _make_watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Makes a tape return the variables that it watched, instead of their copies."""
 
     @functools.wraps(original)
-    def watched_variables(tape: Any) -> Any:
+    def watched_variables(tape: tf.GradientTape) -> Any:
         found = original(tape)
         if not _is_outside():
             return found

@@ -85,7 +85,7 @@ def list_variables(operations: Iterable[Operation]) -> list[keras.Variable]:
     return list({id(v): v for v in found}.values())
 
 
-def find_functional(model: Any) -> Any:
+def find_functional(model: keras.Model) -> Any:
     """Returns the functional model that computes a model's outputs; None if there is none."""
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         model = model._functional
@@ -111,13 +111,13 @@ class _Builder:
         self._names: dict[str, int] = {}
         self._count = 0
 
-    def build(self, model: Any) -> Graph:
+    def build(self, model: keras.Model) -> Graph:
         inputs = self._number(model.inputs)
         outputs = self._add(model, inputs, prefix="", training=None)
         return Graph(model, tuple(self._operations), inputs, outputs)
 
     def _add(
-        self, model: Any, inputs: Sequence[int], *, prefix: str, training: bool | None
+        self, model: keras.Model, inputs: Sequence[int], *, prefix: str, training: bool | None
     ) -> tuple[int, ...]:
         """Adds a model's operations; returns the numbers of its outputs."""
         numbers = {id(t): number for t, number in zip(model.inputs, inputs, strict=True)}
@@ -159,7 +159,7 @@ class _Builder:
         return path if self._names[path] == 1 else f"{path}#{self._names[path]}"
 
 
-def _list_nodes(model: Any) -> Iterator[Any]:
+def _list_nodes(model: keras.Model) -> Iterator[Any]:
     for depth in sorted(model._nodes_by_depth, reverse=True):
         yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
 

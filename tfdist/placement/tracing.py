@@ -19,7 +19,7 @@ from tfdist.replacing import find_function, replaced
 
 
 @contextlib.contextmanager
-def intercepting(model: Any, run: Callable[..., list[Any]]) -> Iterator[None]:
+def intercepting(model: keras.Model, run: Callable[..., list[Any]]) -> Iterator[None]:
     """Replaces a functional model's call by (inputs, training=..., **context) -> flat outputs."""
     original = find_function(Functional, "call")
 

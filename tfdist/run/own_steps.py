@@ -89,7 +89,7 @@ class OwnSteps:
 
     def _make_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(apply)
-        def apply_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def apply_and_tell(optimizer: keras.optimizers.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if tf.distribute.in_cross_replica_context():
                 name, place = _find_caller()
                 if place or not any(told.startswith(f"{name} (") for told in self._told):

@@ -187,7 +187,7 @@ class OptimizerShards:
                     values[piece.replica] = self._update(share, piece, var, fn, given)
             return None
 
-        def update_step(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def update_step(optimizer: keras.optimizers.Optimizer, *args: Any, **kwargs: Any) -> None:
             nonlocal is_optimizing
             _check_parts(optimizer)
             is_optimizing = True
@@ -320,7 +320,7 @@ def _check(optimizers: Sequence[Any], slots: Sequence[keras.Variable]) -> None:
             )
 
 
-def _check_parts(optimizer: Any) -> None:
+def _check_parts(optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an optimizer's state is divided: it is not if the first step creates it."""
     if any(v.shape.rank and not isinstance(v._value, CutVariable) for v in optimizer.variables):
         raise TfdistError(

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +14,7 @@ from tfdist.placement.variables import call_outside_scopes
 _KNOWN = {keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.SGD}
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an optimizer can update a weight part by part.
 
     An optimizer other than the most common is tried on a small weight, whole and divided.
@@ -49,7 +48,7 @@ def check_optimizer(optimizer: Any) -> None:
     )
 
 
-def updates_elements(optimizer: Any) -> bool:
+def updates_elements(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether an optimizer updates each element of a weight from this element alone."""
     try:
         check_optimizer(optimizer)
@@ -58,7 +57,7 @@ def updates_elements(optimizer: Any) -> bool:
     return True
 
 
-def _try(optimizer: Any, axis: int | None) -> np.ndarray:
+def _try(optimizer: keras.optimizers.Optimizer, axis: int | None) -> np.ndarray:
     """Returns a weight after three updates, divided along an axis or whole."""
     config = optimizer.get_config()
     config |= {"learning_rate": 0.01} if "learning_rate" in config else {}

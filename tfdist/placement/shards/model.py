@@ -215,7 +215,7 @@ def _choose(model: keras.Model, layout: Mapping[str, int], count: int) -> list[_
     return list(chosen.values())
 
 
-def _choose_layer(layer: Any, weight: keras.Variable, axis: int, count: int) -> _Choice:
+def _choose_layer(layer: keras.Layer, weight: keras.Variable, axis: int, count: int) -> _Choice:
     described = f"the layer {layer.path!r} ({type(layer).__name__})"
     rank = len(weight.shape)
     choices = [

@@ -47,7 +47,7 @@ class Rule:
     rows: bool = False
 
 
-def find_rule(layer: Any, *, rows: bool = False) -> Rule | None:
+def find_rule(layer: keras.Layer, *, rows: bool = False) -> Rule | None:
     """Returns the rule for a layer; None if there is none."""
     for rule in _RULES:
         own = [kind for kind in rule.kinds if isinstance(layer, kind)]
@@ -57,7 +57,7 @@ def find_rule(layer: Any, *, rows: bool = False) -> Rule | None:
     return None
 
 
-def splits_activation(layer: Any) -> bool:
+def splits_activation(layer: keras.Layer) -> bool:
     """Returns whether the activation of a layer acts on each element alone."""
     activation: Any = getattr(layer, "activation", None)
     name = getattr(activation, "__name__", "")
@@ -65,15 +65,15 @@ def splits_activation(layer: Any) -> bool:
     return activation is None or is_known
 
 
-def _channel_axis(layer: Any) -> int:
+def _channel_axis(layer: keras.Layer) -> int:
     return -1 if getattr(layer, "data_format", None) != "channels_first" else 1
 
 
-def _with_bias(layer: Any, **axes: int) -> Axes:
+def _with_bias(layer: keras.Layer, **axes: int) -> Axes:
     return axes | ({"bias": 0} if getattr(layer, "bias", None) is not None else {})
 
 
-def _dense(layer: Any, x: Any, weights: Weights) -> Any:
+def _dense(layer: keras.Layer, x: Any, weights: Weights) -> Any:
     y = ops.matmul(x, weights["kernel"])
     return y if weights.get("bias") is None else ops.add(y, weights["bias"])
 
@@ -81,7 +81,7 @@ def _dense(layer: Any, x: Any, weights: Weights) -> Any:
 def _convolve(
     function: Callable[..., Any],
     kernels: Sequence[str],
-    layer: Any,
+    layer: keras.Layer,
     x: Any,
     weights: Weights,
     **changed: Any,
@@ -96,7 +96,7 @@ def _convolve(
     return ops.add(y, ops.reshape(weights["bias"], shape))
 
 
-def _conv(layer: Any, x: Any, weights: Weights) -> Any:
+def _conv(layer: keras.Layer, x: Any, weights: Weights) -> Any:
     padding = layer.padding
     if padding == "causal":
         pads = [[0, 0], [0, 0], [0, 0]]
@@ -106,28 +106,28 @@ def _conv(layer: Any, x: Any, weights: Weights) -> Any:
     return _convolve(ops.conv, _KERNEL, layer, x, weights, padding=padding)
 
 
-def _find_conv_axes(layer: Any) -> Axes:
+def _find_conv_axes(layer: keras.Layer) -> Axes:
     # One's own may need all units.
     is_plain = layer.__class__.convolution_op is layers.Conv2D.convolution_op
     return _with_bias(layer, kernel=-1) if is_plain and layer.groups == 1 else {}
 
 
-def _find_depthwise_axes(layer: Any) -> Axes:
+def _find_depthwise_axes(layer: keras.Layer) -> Axes:
     # The outputs of one input channel are neighbors, so the bias has the same order.
     return _with_bias(layer, kernel=-2) if layer.depth_multiplier == 1 else {}
 
 
-def _transposed(layer: Any, x: Any, weights: Weights) -> Any:
+def _transposed(layer: keras.Layer, x: Any, weights: Weights) -> Any:
     padding = layer.output_padding
     return _convolve(ops.conv_transpose, _KERNEL, layer, x, weights, output_padding=padding)
 
 
-def _einsum(layer: Any, x: Any, weights: Weights) -> Any:
+def _einsum(layer: keras.Layer, x: Any, weights: Weights) -> Any:
     y = ops.einsum(layer.equation, x, weights["kernel"])
     return y if weights.get("bias") is None else ops.add(y, weights["bias"])
 
 
-def _find_letter(layer: Any) -> str:
+def _find_letter(layer: keras.Layer) -> str:
     """Returns the letter of the units in the equation of an EinsumDense."""
     left, output = layer.equation.replace(" ", "").split("->")
     taken, kernel = left.split(",")
@@ -138,12 +138,12 @@ def _find_letter(layer: Any) -> str:
     return max(sizes, key=lambda c: sizes[c], default="")
 
 
-def _find_einsum_axis(layer: Any) -> int:
+def _find_einsum_axis(layer: keras.Layer) -> int:
     output = layer.equation.replace(" ", "").split("->")[1]
     return output.index(_find_letter(layer)) - len(output)
 
 
-def _find_einsum_axes(layer: Any) -> Axes:
+def _find_einsum_axes(layer: keras.Layer) -> Axes:
     letter = _find_letter(layer)
     if not letter:
         return {}
@@ -157,7 +157,7 @@ def _find_einsum_axes(layer: Any) -> Axes:
     return axes
 
 
-def _embedding(layer: Any, x: Any, weights: Weights) -> Any:
+def _embedding(layer: keras.Layer, x: Any, weights: Weights) -> Any:
     found = ops.take(weights["embeddings"], x, axis=0)
     return ops.cast(found, layer.compute_dtype)
 

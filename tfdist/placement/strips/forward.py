@@ -214,7 +214,7 @@ def _are_converted(operation: Operation, taken: Sequence[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _changed(layer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+def _changed(layer: keras.Layer, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Gives a layer other attributes for a while."""
     before = {name: vars(layer)[name] for name in attributes}
     vars(layer).update(attributes)

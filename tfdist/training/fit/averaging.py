@@ -51,7 +51,7 @@ def exchange_divided(callbacks: Iterable[keras.callbacks.Callback]) -> None:
 def _choose(
     of_replicas: Callable[[Any], None], of_whole: Callable[[Any], None]
 ) -> Callable[[Any], None]:
-    def call(optimizer: Any) -> None:
+    def call(optimizer: keras.optimizers.Optimizer) -> None:
         is_divided = any(map(find_divided, optimizer._trainable_variables))
         (of_whole if is_divided else of_replicas)(optimizer)
 

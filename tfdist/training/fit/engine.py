@@ -391,7 +391,7 @@ class Engine:
         is_guarded = bool(self._untested) or not is_sure(self.model)
         return check == "on" or (check == "auto" and is_guarded)
 
-    def _check_trace(self, graph: Any) -> None:
+    def _check_trace(self, graph: tf.Graph) -> None:
         is_jitted = self.model.jit_compile and self._steps.steps.is_divided
         if self._must_check("train") or (is_jitted and self.options.check != "off"):
             check_draws(list_operations(graph), self.model, with_xla=is_jitted)

@@ -101,7 +101,7 @@ def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = Fa
         )
 
 
-def list_operations(graph: Any) -> list[Any]:
+def list_operations(graph: tf.Graph) -> list[Any]:
     """Returns the operations of a graph and its functions, as `tf.compat.v1.NodeDef`."""
     definition = graph.as_graph_def()
     functions = (node for function in definition.library.function for node in function.node_def)

@@ -127,7 +127,7 @@ def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
     counts: collections.Counter[int] = collections.Counter()
 
     def wrap(call: Any) -> Any:
-        def recorded(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        def recorded(operation: keras.Operation, *args: Any, **kwargs: Any) -> Any:
             key = id(operation), counts[id(operation)]
             counts[id(operation)] += 1
             outputs = call(operation, *args, **kwargs)
@@ -153,7 +153,7 @@ def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
         yield calls
 
 
-def _is_cleared(operation: Any) -> bool:
+def _is_cleared(operation: keras.Operation) -> bool:
     """Returns whether replicas divide a layer, though its halves alone may differ.
 
     Batch normalization uses the moments of the global batch, and each example has its own draws.

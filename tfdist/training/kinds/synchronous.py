@@ -386,7 +386,7 @@ def _to_list(values: Any) -> list[Any]:
     return array.tolist() if array.ndim == 1 else list(array)
 
 
-def _list_variables(optimizer: Any) -> list[keras.Variable]:
+def _list_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return list(optimizer.variables) if optimizer is not None else []
 
 

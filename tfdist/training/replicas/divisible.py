@@ -115,12 +115,12 @@ def is_known_layer(layer: keras.Layer) -> bool:
     return is_by_example and _keeps_first(getattr(layer, "equation", None))
 
 
-def _list_axes(operation: Any) -> list[int]:
+def _list_axes(operation: keras.Operation) -> list[int]:
     axes = [getattr(operation, name, None) for name in _AXES]
     return [axis for axis in keras.tree.flatten(axes) if isinstance(axis, int)]
 
 
-def _is_within_example(axis: int, operation: Any) -> bool:
+def _is_within_example(axis: int, operation: keras.Operation) -> bool:
     """Returns whether an axis of a layer or operation is known not to be that of the examples."""
     if axis >= 0:
         return axis > 0
@@ -144,7 +144,7 @@ def _keeps_first(equation: str | None) -> bool:
     return first[:1] == output[:1] != "" and (first.startswith("...") or first.count(first[0]) == 1)
 
 
-def _is_known_operation(operation: Any) -> bool:
+def _is_known_operation(operation: keras.Operation) -> bool:
     """Returns whether an operation between layers combines tensors example by example."""
     if not isinstance(operation, Operation) or not is_of_library(type(operation)):
         return False

@@ -55,7 +55,7 @@ def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
 
     @functools.wraps(original)
     def gradient(
-        tape: Any,
+        tape: tf.GradientTape,
         target: Any,
         sources: Any,
         output_gradients: Any = None,

@@ -49,7 +49,7 @@ def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]
     """
 
     @functools.wraps(original)
-    def call(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(layer: keras.Layer, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         normalize = find_normalize()
         is_training = training and layer.trainable
         if normalize is None or not is_training or mask is not None or not _fits(layer, inputs):
@@ -74,7 +74,7 @@ def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]
     return call
 
 
-def _fits(layer: Any, inputs: Any) -> bool:
+def _fits(layer: keras.Layer, inputs: Any) -> bool:
     """Returns whether a layer normalizes the last axis, in a precision of the kernel."""
     has_kernel = inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
     is_last = layer.axis in (-1, inputs.shape.rank - 1)
@@ -83,7 +83,7 @@ def _fits(layer: Any, inputs: Any) -> bool:
 
 def _make_moments(original: Any, find_part: Callable[[], BatchShare | None]) -> Any:
     @functools.wraps(original)
-    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+    def moments(layer: keras.Layer, inputs: Any, mask: Any) -> Any:
         part = find_part()
         if part is None:
             return original(layer, inputs, mask)

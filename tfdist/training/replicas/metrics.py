@@ -273,7 +273,7 @@ class ReplicaMetrics:
 
     def _wrap_update(self, original: Any) -> Any:
         @functools.wraps(original)
-        def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
+        def update_state(metric: keras.metrics.Metric, *args: Any, **kwargs: Any) -> Any:
             context = tf.distribute.get_replica_context()
             is_container = isinstance(metric, (CompileMetrics, MetricsList))
             if self._division.part is None or is_container or context in self._inside:
@@ -365,7 +365,7 @@ class ReplicaMetrics:
 
     def _wrap_result(self, original: Any) -> Any:
         @functools.wraps(original)
-        def result(metric: Any) -> Any:
+        def result(metric: keras.metrics.Metric) -> Any:
             found = original(metric)
             if self._division.part is not None:
                 for index, leaf in enumerate(keras.tree.flatten(found)):
@@ -391,7 +391,7 @@ def updating_metrics_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
-        def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
+        def update_state(metric: keras.metrics.Metric, *args: Any, **kwargs: Any) -> Any:
             with tf.control_dependencies(list(tensors)):
                 return original(metric, *args, **kwargs)
 

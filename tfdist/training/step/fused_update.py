@@ -71,7 +71,7 @@ def _needs_kernel(variable: Any) -> bool:
     return "GPU" in variable.device and not is_op_determinism_enabled()
 
 
-def _is_adam(optimizer: Any) -> bool:
+def _is_adam(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether it is Adam or AdamW, which has the same step."""
     is_its_step = type(optimizer).update_step is keras.optimizers.Adam.update_step
     return is_its_step and not optimizer.amsgrad
