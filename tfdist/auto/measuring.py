@@ -30,7 +30,7 @@ def measure(
     rounds: int = _ROUNDS,
     most_s: float = MOST_S,
 ) -> dict[str, Any]:
-    """Trains with candidates in turns, so that what else the machine does slows all of them.
+    """Trains with the candidates in turns, so that other load slows all of them.
 
     Args:
       options, global_batch_size, info, examples: see `tfdist.runs.batch_size.measuring`.

@@ -134,7 +134,7 @@ class _Runs:
     def run(
         self, name: str, train: TrainOptions, run_dir: str, *, in_cluster: bool = False
     ) -> Measurement | None:
-        """Trains for some steps, maybe as a task of the cluster; None if not as the chief."""
+        """Returns what training for some steps recorded; None if this task is not the chief."""
         machine, steps = self._machine, self._options.steps
         run = dataclasses.replace(
             train.run, run_dir=run_dir, log_every=1, tensorboard=False, quiet=True

@@ -1,4 +1,4 @@
-"""Merges what only one's own cluster needs into the files of a job: `--patch=FILE`.
+"""Merges a user's patches into the files of a job: `--patch=FILE`.
 
 The file has the objects' own YAML. On Kubernetes, a document is merged into the objects of its
 `kind`; `kind: Pod` is the pods of all of them, and a document without a kind is merged into every

@@ -1,4 +1,4 @@
-"""Finds the task for which the others wait if a step does not come, and where its code is."""
+"""Finds the task that all others wait for when no step ends, and the line where it is."""
 
 import contextlib
 import dataclasses

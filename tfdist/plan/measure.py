@@ -93,7 +93,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
 
 
 def measure_links(options: TrainOptions, task: dict[str, Any]) -> dict[str, float] | None:
-    """Sums tensors over the replicas of a strategy, which must be two.
+    """Sums tensors over the two replicas of a strategy.
 
     Returns:
       `latency_s` of a message and `bytes_per_s` of a link, if the sum is a ring's.

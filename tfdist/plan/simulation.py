@@ -189,7 +189,7 @@ def run_asynchronous(
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Machines that fail at random, any of which stops all.
+    """Machines that fail at random; a failure of one stops the training.
 
     Attributes:
       mtbf_s: the mean seconds between two failures of a machine.

@@ -88,7 +88,7 @@ def chart_run(
 
 
 def _mark_epochs(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the number of an epoch -> its last step, of as many epochs as can be told apart."""
+    """Returns epoch -> its last step, for no more epochs than a picture can show."""
     ends = {line["epoch"]: line["step"] for line in lines if "epoch" in line and "step" in line}
     stride = math.ceil(len(ends) / _MOST_MARKS) or 1
     return {str(epoch): step for epoch, step in ends.items() if epoch % stride == 0}

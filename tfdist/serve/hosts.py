@@ -1,4 +1,4 @@
-"""Which names of this server requests may use.
+"""Checks which names of this server a request may use.
 
 A page of a stranger can give its own name this server's address, and then its scripts may read what
 the server answers (DNS rebinding). Their requests have the stranger's name in the `Host` header.

@@ -1,4 +1,4 @@
-"""Layers whose outputs depend on the elements at the same place only, and random ones."""
+"""Pointwise layers, and those that draw random numbers, on strips of an image."""
 
 import functools
 import itertools

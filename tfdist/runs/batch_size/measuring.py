@@ -102,7 +102,7 @@ def make_trainer(options: TrainOptions, info: Mapping[str, Any]) -> Trainer:
 
 
 def measure_memory(strategy: tf.distribute.Strategy) -> dict[str, int | None]:
-    """Returns what `measure` does, for what was done so far."""
+    """Returns the memory used so far, as `measure` does."""
     gpu_limit = _find_gpu_limit(strategy)
     measure_peak = memory.measure_peak_memory if gpu_limit is None else devices.measure_peak_memory
     return {"peak": measure_peak(), "gpu_limit": gpu_limit}

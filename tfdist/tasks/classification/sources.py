@@ -1,4 +1,4 @@
-"""Sources of classified images, in directories, TensorFlow Datasets or drawn; their mirroring."""
+"""Classified images from directories, from TensorFlow Datasets or drawn, and their augmentation."""
 
 import dataclasses
 import hashlib

@@ -95,7 +95,7 @@ def read_image(path: str, pixels: PixelFormat | None = None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class OpenedImage:
-    """An image of which parts can be read.
+    """An opened image, which can be read in parts.
 
     Attributes:
       values: [height, width, channels], as stored, perhaps mapped from the file.

@@ -172,7 +172,7 @@ def read_mask(path: str, *, label_map: LabelMap | None = None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class OpenedMask:
-    """A mask of which parts can be read.
+    """An opened mask, which can be read in parts.
 
     Attributes:
       values: [height, width], as stored, perhaps mapped from the file.

@@ -158,8 +158,8 @@ class Engine:
     def seconds_of_input(self) -> float | None:
         """The seconds that training steps waited for this process's part of their batches.
 
-        None under `ParameterServerStrategy`, whose workers read the batches, on GPUs, whose steps
-        a clock would delay, and where only deterministic kernels are allowed.
+        None under `ParameterServerStrategy`, where the workers read the batches; on GPUs, where
+        reading the clock would delay each step; and where kernels must be deterministic.
         """
         seconds = self._steps.input_s if self._steps else 0.0
         return None if seconds is None or math.isnan(seconds) else seconds

@@ -213,7 +213,7 @@ class Guard:
         return text, list_different_states(divided, whole, tolerance, moved)
 
     def _compare_in_float64(self, moved: Outcome | None = None) -> _Difference | None:
-        """Compares what float64 gives, where rounding makes no difference in any network.
+        """Compares the results in float64, whose rounding no network amplifies that much.
 
         Args:
           moved: the whole batch computed in float32 with slightly moved weights.
@@ -235,7 +235,7 @@ class Guard:
     def _is_right_with_scaled_sums(
         self, whole: Outcome, tolerance: float, moved: Outcome | None, **options: Any
     ) -> bool:
-        """Returns whether scaled sums make it right, and scales them from then on if so.
+        """Returns whether scaled sums make both equal; if so, all later traces scale them.
 
         Sums over the whole batch need no scale. Scaled counts of similar parts are almost right,
         so only rounding may remain.
