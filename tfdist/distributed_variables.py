@@ -128,7 +128,7 @@ def _to_array(values: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def _mend_destinations() -> None:
-    """Keeps TensorFlow from asking a variable for its truth to learn whether it is given."""
+    """Makes TensorFlow test a variable for None where it tests its truth value."""
     broadcast, check = MirroredExtended._broadcast_to, cross_device_ops.check_destinations
 
     @functools.wraps(broadcast)

@@ -477,11 +477,11 @@ PATCHES = (
             "_get_variable_creator_initial_value",
             "a sum begins on each worker without waiting for the others",
         ),
-        (MirroredExtended, "_broadcast_to", "a variable that is given is not asked for its truth"),
+        (MirroredExtended, "_broadcast_to", "a variable is tested for None, not for its truth value"),
         (
             cross_device_ops,
             "check_destinations",
-            "a variable that is given is not asked for its truth",
+            "a variable is tested for None, not for its truth value",
         ),
         (
             tf.__internal__.distribute.interim,
