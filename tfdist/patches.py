@@ -477,7 +477,11 @@ PATCHES = (
             "_get_variable_creator_initial_value",
             "a sum begins on each worker without waiting for the others",
         ),
-        (MirroredExtended, "_broadcast_to", "a variable is tested for None, not for its truth value"),
+        (
+            MirroredExtended,
+            "_broadcast_to",
+            "a variable is tested for None, not for its truth value",
+        ),
         (
             cross_device_ops,
             "check_destinations",

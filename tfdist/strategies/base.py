@@ -1,5 +1,6 @@
 """The base class of strategies: their options, their traits, and how they are built."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,6 +59,7 @@ class Strategy(OptionGroup):
     Attributes:
       name: the value of `--strategy`.
       summary: what it is for, in a few words.
+      builds: the class in `tf.distribute` that TensorFlow has for it.
       traits: the properties on which the rest of tfdist depends.
       exact, exact_steps: values of its own options, and of `StepOptions`, with which its result
         equals that of one device if other values change the result.
@@ -65,6 +67,7 @@ class Strategy(OptionGroup):
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
+    builds: ClassVar[str] = ""
     traits: ClassVar[Traits] = Traits()
     exact: ClassVar[Mapping[str, Any]] = {}
     exact_steps: ClassVar[Mapping[str, Any]] = {}
@@ -72,7 +75,9 @@ class Strategy(OptionGroup):
     @classmethod
     def find_type(cls) -> type:
         """Returns the class of the object that `build` returns, for finding its traits."""
-        return type(None)
+        import tensorflow as tf
+
+        return operator.attrgetter(cls.builds)(tf.distribute) if cls.builds else type(None)
 
     def resolve(self) -> "Strategy":
         """Returns the options of the strategy that these options stand for."""

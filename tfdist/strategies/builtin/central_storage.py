@@ -21,18 +21,13 @@ class CentralStorage(ReplicaStrategy):
 
     name: ClassVar[str] = "central_storage"
     summary: ClassVar[str] = "variables on the CPU, computation on the accelerators"
+    builds: ClassVar[str] = "experimental.CentralStorageStrategy"
     traits: ClassVar[Traits] = Traits(shares_variables=True)
 
     devices: tuple[str, ...] = devices_option()
     parameter_device: str = option(
         "CPU:0", "where the variables live", metavar="CPU:0", result=False
     )
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.experimental.CentralStorageStrategy
 
     def build(
         self, *, must_match: Mapping[str, str] | None = None

@@ -34,18 +34,13 @@ class Mirrored(ReplicaStrategy):
 
     name: ClassVar[str] = "mirrored"
     summary: ClassVar[str] = "several devices of one machine"
+    builds: ClassVar[str] = "MirroredStrategy"
     traits: ClassVar[Traits] = Traits(copies_variables=True)
 
     devices: tuple[str, ...] = devices_option()
     all_reduce: str = option(
         "auto", "how gradients are summed", choices=tuple(_ALL_REDUCE), result=False
     )
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy
 
     def build(
         self, *, must_match: Mapping[str, str] | None = None

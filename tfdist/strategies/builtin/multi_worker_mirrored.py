@@ -34,6 +34,7 @@ class MultiWorkerMirrored(ReplicaStrategy):
 
     name: ClassVar[str] = "multi_worker_mirrored"
     summary: ClassVar[str] = "the devices of several workers"
+    builds: ClassVar[str] = "MultiWorkerMirroredStrategy"
     traits: ClassVar[Traits] = Traits(has_workers=True, copies_variables=True)
 
     collective: str = collective_option()
@@ -47,12 +48,6 @@ class MultiWorkerMirrored(ReplicaStrategy):
     )
     worker_timeout_s: float = worker_timeout_option()
     replicas_per_worker: int = replicas_option()
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.MultiWorkerMirroredStrategy
 
     def build(
         self, *, must_match: Mapping[str, str] | None = None

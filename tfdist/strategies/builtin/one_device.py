@@ -24,15 +24,10 @@ class OneDevice(ReplicaStrategy):
 
     name: ClassVar[str] = "one_device"
     summary: ClassVar[str] = "one device"
+    builds: ClassVar[str] = "OneDeviceStrategy"
     traits: ClassVar[Traits] = Traits(is_single=True)
 
     devices: tuple[str, ...] = devices_option()
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.OneDeviceStrategy
 
     def resolve(self) -> Strategy:
         if not self.logical_replicas:

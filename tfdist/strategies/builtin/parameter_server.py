@@ -29,16 +29,11 @@ class ParameterServer(Strategy):
 
     name: ClassVar[str] = "parameter_server"
     summary: ClassVar[str] = "parameters on some tasks, asynchronous workers on others"
+    builds: ClassVar[str] = "ParameterServerStrategy"
     traits: ClassVar[Traits] = Traits(has_servers=True)
     exact_steps: ClassVar[Mapping[str, Any]] = {"max_in_flight": 1}
 
     worker_timeout_s: float = worker_timeout_option()
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.ParameterServerStrategy
 
     def build(
         self, *, must_match: Mapping[str, str] | None = None

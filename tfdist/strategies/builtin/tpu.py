@@ -22,6 +22,7 @@ class Tpu(Strategy):
 
     name: ClassVar[str] = "tpu"
     summary: ClassVar[str] = "the cores of a TPU"
+    builds: ClassVar[str] = "TPUStrategy"
     traits: ClassVar[Traits] = Traits(copies_variables=True, fixes_shapes=True, is_remote=True)
 
     tpu: str = option(
@@ -30,12 +31,6 @@ class Tpu(Strategy):
         metavar="NAME",
         result=False,
     )
-
-    @classmethod
-    def find_type(cls) -> type:
-        import tensorflow as tf
-
-        return tf.distribute.TPUStrategy
 
     def build(self, *, must_match: Mapping[str, str] | None = None) -> "tf.distribute.TPUStrategy":
         import tensorflow as tf
