@@ -25,6 +25,7 @@ batch. The mean over the copies is the value of the batch again.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -48,6 +49,8 @@ from tfdist.training.replicas.example_sums import list_sum_replacements
 from tfdist.training.replicas.global_norm import list_norm_replacements
 from tfdist.training.replicas.random_layers import RowDraws, Rows
 from tfdist.training.replicas.reduction import SUM
+
+Function = Callable[..., Any]
 
 
 class Division:
@@ -152,27 +155,30 @@ class Division:
           scales_sums: whether sums over examples are scaled; see `example_sums`. A boolean scalar
             decides it in each run of what is traced.
         """
-        places = [
+        places: list[tuple[Any, str, Function]] = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
-            (loss_module, "apply_mask", self._make_apply_mask()),
-            (loss_module, "reduce_values", self._make_reduce_values()),
-            (loss_module, "squeeze_or_expand_to_same_rank", self._make_align()),
-            (TensorFlowTrainer, "_aggregate_additional_loss", self._make_aggregate()),
-            (tf.nn, "compute_average_loss", self._make_average_loss()),
-            (tf.nn, "scale_regularization_loss", self._make_regularization_loss()),
+            (TensorFlowTrainer, "_aggregate_additional_loss", self._aggregate),
             # For each all-reduce, TensorFlow searches the graph for variables. A function's graph
             # has none, it captures them, and the search takes minutes in deep networks.
             (custom_gradient, "_get_dependent_variables", lambda *_, **__: []),
         ]
+        wrapped: list[tuple[Any, str, Function]] = [
+            (loss_module, "apply_mask", self._apply_mask),
+            (loss_module, "reduce_values", self._reduce_values),
+            (loss_module, "squeeze_or_expand_to_same_rank", self._align),
+            (tf.nn, "compute_average_loss", self._compute_average_loss),
+            (tf.nn, "scale_regularization_loss", self._scale_regularization_loss),
+        ]
+        if self._gather_outputs:
+            owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
+            wrapped += [(c, "compute_loss", self._compute_loss) for c in owners]
+        for owner, name, method in wrapped:
+            places.append((owner, name, functools.partial(method, find_function(owner, name))))
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
         self.num_sums, self._scales_sums = 0, scales_sums
         places += list_sum_replacements(self._find_scale)
-        if self._gather_outputs:
-            owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
-            wrap = self._make_compute_loss
-            places += [(c, "compute_loss", wrap(find_function(c, "compute_loss"))) for c in owners]
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
@@ -294,113 +300,95 @@ class Division:
         part = self.part
         return penalty if part is None else penalty * tf.cast(part.sum_scale, penalty.dtype)
 
-    def _make_apply_mask(self) -> Any:
-        original = find_function(loss_module, "apply_mask")
+    def _apply_mask(
+        self, original: Function, sample_weight: Any, mask: Any, dtype: Any, reduction: Any
+    ) -> Any:
+        part = self.part
+        if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return original(sample_weight, mask, dtype, reduction)
+        # In Keras, each valid entry weighs total / valid, and the mean divides by total.
+        weights = original(sample_weight, mask, dtype, "sum")
+        valid = self._normalize(tf.reduce_sum(tf.cast(mask, dtype)))
+        factor = tf.math.divide_no_nan(tf.cast(tf.size(mask), dtype), valid)
+        return weights * (factor * tf.cast(part.sum_scale, dtype))
 
-        def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-            part = self.part
-            if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
-                return original(sample_weight, mask, dtype, reduction)
-            # In Keras, each valid entry weighs total / valid, and the mean divides by total.
-            weights = original(sample_weight, mask, dtype, "sum")
-            valid = self._normalize(tf.reduce_sum(tf.cast(mask, dtype)))
-            factor = tf.math.divide_no_nan(tf.cast(tf.size(mask), dtype), valid)
-            return weights * (factor * tf.cast(part.sum_scale, dtype))
+    def _reduce_values(
+        self,
+        original: Function,
+        values: Any,
+        sample_weight: Any = None,
+        reduction: Any = "sum_over_batch_size",
+    ) -> Any:
+        part = self.part
+        is_weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
+        if part is None or not (is_weighted or reduction == "sum") or not values.shape.rank:
+            return original(values, sample_weight, reduction)
+        total = tf.reduce_sum(values) * tf.cast(part.sum_scale, values.dtype)
+        if reduction == "sum":
+            return total
+        weight = self._normalize(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
+        return tf.math.divide_no_nan(total, weight)
 
-        return apply_mask
+    def _compute_average_loss(
+        self,
+        original: Function,
+        per_example_loss: Any,
+        sample_weight: Any = None,
+        global_batch_size: Any = None,
+    ) -> Any:
+        """Returns the loss of training loops that add up the replicas' losses."""
+        part = self.part
+        if part is None:
+            return original(per_example_loss, sample_weight, global_batch_size)
+        loss = original(per_example_loss, sample_weight, 1)
+        size = part.total if global_batch_size is None else global_batch_size
+        return loss * tf.cast(part.sum_scale / tf.cast(size, tf.float64), loss.dtype)
 
-    def _make_reduce_values(self) -> Any:
-        original = find_function(loss_module, "reduce_values")
+    def _scale_regularization_loss(self, original: Function, regularization_loss: Any) -> Any:
+        if self.part is None:
+            return original(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
 
-        def reduce_values(
-            values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
-        ) -> Any:
-            part = self.part
-            is_weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
-            if part is None or not (is_weighted or reduction == "sum") or not values.shape.rank:
-                return original(values, sample_weight, reduction)
-            total = tf.reduce_sum(values) * tf.cast(part.sum_scale, values.dtype)
-            if reduction == "sum":
-                return total
-            weight = self._normalize(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
-            return tf.math.divide_no_nan(total, weight)
-
-        return reduce_values
-
-    def _make_average_loss(self) -> Any:
-        """Returns TensorFlow's function for training loops that add up the replicas' losses."""
-
-        original = find_function(tf.nn, "compute_average_loss")
-
-        def compute_average_loss(
-            per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
-        ) -> Any:
-            part = self.part
-            if part is None:
-                return original(per_example_loss, sample_weight, global_batch_size)
-            loss = original(per_example_loss, sample_weight, 1)
-            size = part.total if global_batch_size is None else global_batch_size
-            return loss * tf.cast(part.sum_scale / tf.cast(size, tf.float64), loss.dtype)
-
-        return compute_average_loss
-
-    def _make_regularization_loss(self) -> Any:
-        original = find_function(tf.nn, "scale_regularization_loss")
-
-        def scale_regularization_loss(regularization_loss: Any) -> Any:
-            if self.part is None:
-                return original(regularization_loss)
-            return tf.reduce_sum(regularization_loss)
-
-        return scale_regularization_loss
-
-    def _make_align(self) -> Any:
-        original = find_function(loss_module, "squeeze_or_expand_to_same_rank")
-
-        def align(values: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
-            values, weights = original(values, weights, *args, **kwargs)
-            part = self.part
-            if part is None or len(values.shape) == len(weights.shape):
-                return values, weights
-            # TensorFlow aligns the last axes. Where a part of the batch happens to have as many
-            # examples as that axis has entries, it would weight other entries than Keras does.
-            fewer, more = sorted((values.shape, weights.shape), key=len)
-            if len(fewer) and fewer[0] in (None, part.static_rows):
-                raise TfdistError(
-                    f"Cannot weight losses of shape {_describe(more)} by weights or masks of shape "
-                    f"{_describe(fewer)}: Keras aligns their last axes, which weights the "
-                    "examples of a part of a batch otherwise. Give weights an axis for each axis "
-                    "of the losses, such as [batch, 1]."
-                )
+    def _align(
+        self, original: Function, values: Any, weights: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        values, weights = original(values, weights, *args, **kwargs)
+        part = self.part
+        if part is None or len(values.shape) == len(weights.shape):
             return values, weights
+        # TensorFlow aligns the last axes. Where a part of the batch happens to have as many
+        # examples as that axis has entries, it would weight other entries than Keras does.
+        fewer, more = sorted((values.shape, weights.shape), key=len)
+        if len(fewer) and fewer[0] in (None, part.static_rows):
+            raise TfdistError(
+                f"Cannot weight losses of shape {_describe(more)} by weights or masks of shape "
+                f"{_describe(fewer)}: Keras aligns their last axes, which weights the "
+                "examples of a part of a batch otherwise. Give weights an axis for each axis "
+                "of the losses, such as [batch, 1]."
+            )
+        return values, weights
 
-        return align
+    def _aggregate(self, model: keras.Model, loss: Any) -> Any:
+        total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
+        # Layers add losses of this replica's examples, even where the loss covers all of them.
+        if self.part is None or not loss.shape.rank:
+            return total
+        part = self._of_thread.own or self._of_thread.part
+        is_by_row = loss.shape[0] is None or loss.shape[0] == part.static_rows
+        return total * tf.cast(part.sum_scale, total.dtype) if is_by_row else total
 
-    def _make_aggregate(self) -> Any:
-        def aggregate(model: keras.Model, loss: Any) -> Any:
-            total = keras.ops.cast(keras.ops.sum(loss), keras.config.floatx())
-            # Layers add losses of this replica's examples, even where the loss covers all of them.
-            if self.part is None or not loss.shape.rank:
-                return total
-            part = self._of_thread.own or self._of_thread.part
-            is_by_row = loss.shape[0] is None or loss.shape[0] == part.static_rows
-            return total * tf.cast(part.sum_scale, total.dtype) if is_by_row else total
-
-        return aggregate
-
-    def _make_compute_loss(self, original: Any) -> Any:
-        def compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            own = self.part
-            if own is None or self._of_thread.own is not None:
-                return original(model, *args, **kwargs)
-            args, kwargs = keras.tree.map_structure(self.gather, (args, kwargs))
-            self._of_thread.own, self._of_thread.part = own, own.unite(self._replicas)
-            try:
-                return original(model, *args, **kwargs)
-            finally:
-                self._of_thread.own, self._of_thread.part = None, own
-
-        return compute_loss
+    def _compute_loss(
+        self, original: Function, model: keras.Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        own = self.part
+        if own is None or self._of_thread.own is not None:
+            return original(model, *args, **kwargs)
+        args, kwargs = keras.tree.map_structure(self.gather, (args, kwargs))
+        self._of_thread.own, self._of_thread.part = own, own.unite(self._replicas)
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            self._of_thread.own, self._of_thread.part = None, own
 
 
 def _describe(shape: tf.TensorShape) -> str:
