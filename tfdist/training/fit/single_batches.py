@@ -23,15 +23,18 @@ from tfdist.training.workers.agreement import compare_batches
 from tfdist.training.workers.communication import explain_lost_worker
 
 
-def drawing_alike(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes workers draw from one global generator while a trainer's method runs."""
+def on_all_workers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a trainer's method draw from one global generator, and name what ends it in one line.
+
+    Errors in the user's data, and other workers that do not take part, are named.
+    """
 
     @functools.wraps(method)
-    def call(trainer: "SingleBatches", *args: Any, **kwargs: Any) -> Any:
+    def draw_alike(trainer: "SingleBatches", *args: Any, **kwargs: Any) -> Any:
         with trainer.engine.drawing_alike():
             return method(trainer, *args, **kwargs)
 
-    return call
+    return explain_lost_worker(show_user_errors()(draw_alike))
 
 
 class SingleBatches:
@@ -49,9 +52,7 @@ class SingleBatches:
         return self.engine.workers.is_chief
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def train_on_batch(
         self,
         x: Any,
@@ -65,9 +66,7 @@ class SingleBatches:
         logs = self._train_single(adapter, resets=True)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def run_step(self, batch: Any) -> dict[str, Any]:
         """Runs the model's own `train_step` on a global batch, and returns its logs.
 
@@ -109,9 +108,7 @@ class SingleBatches:
         return logs
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
@@ -120,9 +117,7 @@ class SingleBatches:
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the model's outputs for one global batch."""
         return self._predict(self._make_batch_adapter(x), steps=1)

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
@@ -37,14 +36,14 @@ from tfdist.training.fit.schedule import (
     make_reading,
     make_schedule,
 )
-from tfdist.training.fit.single_batches import SingleBatches, drawing_alike
+from tfdist.training.fit.single_batches import SingleBatches, on_all_workers
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.example_order import ExampleOrder, find_order, read_order
 from tfdist.training.inputs.make_adapter import check_order, find_batch_size
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.agreement import agree_on_data
 from tfdist.training.workers.alone import alone
-from tfdist.training.workers.communication import Workers, explain_lost_worker
+from tfdist.training.workers.communication import Workers
 
 _STOPPED = (
     "This trainer was stopped and trains no further: fit returns at once. Run the program again to "
@@ -147,9 +146,7 @@ class Trainer(SingleBatches):
             )
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def fit(
         self,
         x: Any = None,
@@ -282,9 +279,7 @@ class Trainer(SingleBatches):
         return self._run_loop(adapter, schedule, given, callbacks, validation, data)
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def evaluate(
         self,
         x: Any = None,
@@ -317,9 +312,7 @@ class Trainer(SingleBatches):
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
-    @explain_lost_worker
-    @show_user_errors()
-    @drawing_alike
+    @on_all_workers
     def predict(
         self,
         x: Any,
