@@ -30,6 +30,7 @@ from tfdist.training.guard.guard import Guard, can_be_checked, check_draws, list
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.data_errors import explain_data_errors
 from tfdist.training.inputs.make_adapter import make_data_adapter
+from tfdist.training.kinds.base import TrainingSteps
 from tfdist.training.kinds.local_sgd import LocalSteps
 from tfdist.training.kinds.own_functions import OwnFunctionSteps
 from tfdist.training.kinds.synchronous import SynchronousSteps
@@ -229,7 +230,7 @@ class Engine:
             )
         )
 
-    def build(self, adapter: DataAdapter, *, kind: str = "train") -> Any:
+    def build(self, adapter: DataAdapter, *, kind: str = "train") -> TrainingSteps:
         """Creates the missing variables, and returns the compiled steps."""
         if not self.model.compiled:
             raise TfdistError(
@@ -306,12 +307,12 @@ class Engine:
         last, self._functions[kind] = self._functions.get(kind, function), function
         return last is not function
 
-    def _remake(self, steps: Any, kind: str) -> bool:
+    def _remake(self, steps: TrainingSteps, kind: str) -> bool:
         self._checked.discard(kind)
         self._announced = {found for found in self._announced if found[0] != kind}
         return not self.options.shard_optimizer and steps.remake(kind)
 
-    def build_prediction(self, adapter: DataAdapter) -> Any:
+    def build_prediction(self, adapter: DataAdapter) -> TrainingSteps:
         """Returns the steps for prediction, which needs neither labels nor losses."""
         is_remade = self._is_remade("predict")
         steps = self._steps or self._prediction
@@ -435,7 +436,7 @@ class Engine:
             built = [optimizer for optimizer in list_optimizers(self.model) if optimizer.built]
             place_variables(self._plan.stages, self._strategy, self._plan.groups, optimizers=built)
 
-    def _make_steps(self) -> Any:
+    def _make_steps(self) -> TrainingSteps:
         self._announced.clear()
         if self._traits.has_servers:
             return AsynchronousSteps(

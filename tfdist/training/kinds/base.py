@@ -14,7 +14,7 @@ class StepLogs(NamedTuple):
 
     Attributes:
       logs: the logs over everything that this process's strategy has seen in the epoch.
-      vector, rows: see `step.Found`.
+      vector, rows: see `StepResult`.
     """
 
     logs: dict[str, Any]

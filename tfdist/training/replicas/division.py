@@ -12,10 +12,10 @@ global batch.** A plain mean over examples obeys it. The rest is changed while t
 - other sums over examples are scaled likewise, where the guard found that this is right
   (`example_sums`);
 - batch normalization uses the moments of the global batch;
-- random layers draw the numbers that belong to the replica's examples (`randomness`);
+- random layers draw the numbers that belong to the replica's examples (`random_layers`);
 - `tf.nn.compute_average_loss`, for replicas whose losses are added, gives a mean for this rule;
-- gradients are reduced before an optimizer sees them (`replica_optimizers`);
-- metrics count every example once (`replica_metrics`).
+- gradients are reduced before an optimizer sees them (`optimizers`);
+- metrics count every example once (`metrics`).
 
 A loss that is not a mean over examples is possible if the outputs of all replicas are gathered
 (`gather_outputs`): each replica then computes the loss of the global batch.
