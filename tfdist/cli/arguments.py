@@ -61,6 +61,16 @@ def is_set(arguments: Sequence[str], name: str) -> bool:
     return found
 
 
+def split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before the first `--`, and those after it.
+
+    >>> split_at_dashes(["--json", "--", "--epochs=3"])
+    (['--json'], ['--epochs=3'])
+    """
+    place = [*arguments, "--"].index("--")
+    return list(arguments[:place]), list(arguments[place + 1 :])
+
+
 def count_flags(arguments: Sequence[str], is_alone: Callable[[str], bool]) -> int:
     """Returns how many arguments are flags and their values, before a program and its arguments.
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
@@ -135,14 +135,25 @@ def split_command(
     return list(arguments[:place]), list(arguments[place:])
 
 
-def drop_flag(arguments: Sequence[str], name: str) -> list[str]:
-    """Returns the arguments without a flag, written `--name=value` or `--name value`."""
-    kept: list[str] = []
-    skip = False
+def drop_flags(
+    arguments: Sequence[str], names: Collection[str], alone: Collection[str] = ()
+) -> list[str]:
+    """Returns the flags of a command line without those of some names.
+
+    >>> drop_flags(["--lr", "1", "--epochs=3", "--nodry_run"], {"lr", "dry_run"}, {"dry_run"})
+    ['--epochs=3']
+
+    Args:
+      alone: the flags that need no value.
+    """
+    kept, skips = [], False
     for argument in arguments:
-        flag, separator, _ = argument.partition("=")
-        if skip or flag in (f"--{name}", f"-{name}"):
-            skip = not skip and not separator
+        flag, has_value, _ = argument.lstrip("-").partition("=")
+        name = flag if flag in names else flag.removeprefix("no")
+        if skips:
+            skips = False
+        elif argument.startswith("-") and name in names:
+            skips = not has_value and name not in alone
         else:
             kept.append(argument)
     return kept

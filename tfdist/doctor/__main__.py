@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from tfdist.cli.arguments import split_at_dashes
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.data.progress import show_status
 from tfdist.doctor.findings import Finding, format_findings, sort_findings
@@ -24,12 +25,11 @@ from tfdist.runs.options import TrainOptions
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    place = given.index("--") if "--" in given else len(given)
+    given, train_flags = split_at_dashes(sys.argv[1:] if arguments is None else arguments)
     return run_command(
         "tfdist.doctor",
-        lambda options: run_doctor(options, given[place + 1 :]),
-        given[:place],
+        lambda options: run_doctor(options, train_flags),
+        given,
         options_class=DoctorOptions,
         others=(TrainOptions,),
         needs_tensorflow=False,

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from tfdist.cli.arguments import split_at_dashes
 from tfdist.cli.command import run_command
 from tfdist.errors import TfdistError
 from tfdist.jobs import JobsOptions, make_job, make_job_files, write_job_files
@@ -20,12 +21,11 @@ from tfdist.runs.options import TrainOptions
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    given = sys.argv[1:]
-    split = given.index("--") if "--" in given else len(given)
+    given, train_flags = split_at_dashes(sys.argv[1:])
     return run_command(
         "tfdist.jobs",
-        functools.partial(run_jobs, arguments=given[split + 1 :]),
-        given[:split],
+        functools.partial(run_jobs, arguments=train_flags),
+        given,
         options_class=JobsOptions,
         others=(TrainOptions,),
         needs_tensorflow=False,

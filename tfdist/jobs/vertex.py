@@ -11,7 +11,7 @@ import functools
 import shlex
 from typing import Any
 
-from tfdist.cli.flags import drop_flag
+from tfdist.cli.flags import drop_flags
 from tfdist.jobs.job import Job
 from tfdist.jobs.options import ClusterOptions
 from tfdist.jobs.patching import merge
@@ -84,6 +84,6 @@ def _make_pool(job: Job, count: int, with_accelerators: bool) -> dict[str, Any]:
         "containerSpec": {
             "imageUri": job.image,
             "command": list(job.work.command),
-            "args": drop_flag(job.work.arguments, "run_dir"),
+            "args": drop_flags(job.work.arguments, {"run_dir"}),
         },
     }

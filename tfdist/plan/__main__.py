@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.cli.arguments import split_at_dashes
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import expand_flag_files, parse_flags
 from tfdist.cli.inputs import check_inputs
@@ -23,15 +24,14 @@ from tfdist.runs.options import TrainOptions
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    given = sys.argv[1:]
-    split = given.index("--") if "--" in given else len(given)
+    given, train_flags = split_at_dashes(sys.argv[1:])
     return run_command(
         "tfdist.plan",
-        functools.partial(run_plan, arguments=given[split + 1 :]),
-        given[:split],
+        functools.partial(run_plan, arguments=train_flags),
+        given,
         options_class=PlanOptions,
         others=(TrainOptions,),
-        check=functools.partial(check_plan, arguments=given[split + 1 :]),
+        check=functools.partial(check_plan, arguments=train_flags),
         is_text=True,
     )
 

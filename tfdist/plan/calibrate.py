@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.cli.flags import drop_flags
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.launch.call import call_in_cluster, make_command
 from tfdist.launch.machine import (
@@ -23,7 +24,7 @@ from tfdist.plan.estimate import estimate
 from tfdist.plan.hardware import Hardware, Link, Measured, format_hardware
 from tfdist.plan.options import PlanOptions
 from tfdist.plan.setup import Setup
-from tfdist.plan.training_command import CHOSEN, drop_flags
+from tfdist.plan.training_command import ALONE, CHOSEN
 from tfdist.plan.workload import Workload
 from tfdist.runs.options import TrainOptions
 
@@ -56,7 +57,7 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
             "`calibrate` measures one precision. Name it instead of `precision=auto`."
         )
     say = None if options.run.quiet else _print
-    arguments = drop_flags(arguments, CHOSEN)
+    arguments = drop_flags(arguments, CHOSEN, ALONE)
     measure = functools.partial(run, say=say)
     hardware = measure_hardware(arguments, precision=train.training.precision, measure=measure)
     workload = make_workload(train, hardware)

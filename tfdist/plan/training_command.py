@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+from tfdist.cli.flags import drop_flags
 from tfdist.placement.options import PlacementOptions
 from tfdist.plan.hardware import Hardware
 from tfdist.plan.setup import Setup
@@ -20,7 +21,7 @@ CHOSEN = {
 }
 """The flags of `tfdist.train` that a plan chooses itself."""
 
-_ALONE = {"shard_optimizer", "dry_run"}  # flags without a value
+ALONE = {"shard_optimizer", "dry_run"}  # flags without a value
 
 
 def make_command(
@@ -46,23 +47,4 @@ def make_command(
         added.append(f"--global_batch_size={batch_per_replica * setup.sharing}")
     if hardware.shares_cores and setup.replicas * setup.parts > 1:
         added.append(f"--virtual_devices={setup.replicas * setup.parts}")
-    return setup.format_command(shlex.join([*drop_flags(arguments, dropped), *added]))
-
-
-def drop_flags(arguments: Sequence[str], names: set[str]) -> list[str]:
-    """Returns the flags of a command line without some of them.
-
-    >>> drop_flags(["--strategy", "tpu", "--epochs=3", "--nodry_run"], {"strategy", "dry_run"})
-    ['--epochs=3']
-    """
-    kept, skips = [], False
-    for argument in arguments:
-        flag, has_value, _ = argument.lstrip("-").partition("=")
-        name = flag if flag in names else flag.removeprefix("no")
-        if skips:
-            skips = False
-        elif name in names:
-            skips = not has_value and name not in _ALONE
-        else:
-            kept.append(argument)
-    return kept
+    return setup.format_command(shlex.join([*drop_flags(arguments, dropped, ALONE), *added]))

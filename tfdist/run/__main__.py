@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from tfdist.cli.command import run_command
-from tfdist.cli.flags import drop_flag, expand_flag_files, split_command
+from tfdist.cli.flags import drop_flags, expand_flag_files, split_command
 from tfdist.cli.output import ordinary_output
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.cli.xla_cache import use_xla_cache
@@ -44,8 +44,7 @@ def run_script(options: ScriptOptions, *, flags: Sequence[str], command: Sequenc
     if not (options.run.workers or options.run.ps):
         return _run_here(options, command)
     flags = expand_flag_files(flags)  # or each process would read of a cluster in a file
-    for name in ("workers", "ps", "max_restarts", "log_dir"):
-        flags = drop_flag(flags, name)
+    flags = drop_flags(flags, {"workers", "ps", "max_restarts", "log_dir"})
     return run_local_cluster(
         workers=options.run.workers or 1,
         ps=options.run.ps,
