@@ -51,14 +51,8 @@ _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "__index__": operator.index,
 }
 _WRITES = (
-    "_strided_slice_assign",
-    "batch_scatter_update",
-    "count_up_to",
-    "scatter_nd_add",
-    "scatter_nd_max",
-    "scatter_nd_min",
-    "scatter_nd_sub",
-    "scatter_nd_update",
+    *("_strided_slice_assign", "batch_scatter_update", "count_up_to", "scatter_nd_add"),
+    *("scatter_nd_max", "scatter_nd_min", "scatter_nd_sub", "scatter_nd_update"),
 )
 _SCATTERS = tuple(
     f"scatter_{kind}" for kind in ("add", "sub", "mul", "div", "min", "max", "update")

@@ -19,13 +19,8 @@ from tfdist.errors import TfdistError
 AUTO, NONE = "auto", "none"
 _FLAG = "tf_xla_persistent_cache_directory"
 _VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_TF32_OVERRIDE",
-    "TF_CUDNN_DETERMINISTIC",
-    "TF_DETERMINISTIC_OPS",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_XLA_FLAGS",
-    "XLA_FLAGS",
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TF_CUDNN_DETERMINISTIC"),
+    *("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "XLA_FLAGS"),
 )
 _ENOUGH_BYTES = 2**30  # a step that XLA cannot store fails
 _LENGTH_DELIMITED = 2  # the kind of all fields of an entry, by protobuf's wire format

@@ -24,13 +24,8 @@ from tfdist.strategies.options import make_strategy_options
 from tfdist.strategies.registry import AUTO
 
 _REFERENCE = (
-    "--dataset=shapes",
-    "--image_size=64,64",
-    "--base_filters=16",
-    "--depth=3",
-    "--train_examples=320",
-    "--val_examples=16",
-    "--global_batch_size=16",
+    *("--dataset=shapes", "--image_size=64,64", "--base_filters=16", "--depth=3"),
+    *("--train_examples=320", "--val_examples=16", "--global_batch_size=16"),
 )
 _OF_CLUSTERS = ("TF_CONFIG", "CLUSTER_SPEC", "SLURM_", "JOB_COMPLETION_INDEX", "TFDIST_")
 _POLL_S = 0.2

@@ -26,11 +26,7 @@ from tfdist.training.replicas.step_checks import check_model
 from tfdist.training.step.model_variables import build_outputs
 
 _FILES = (
-    "options.json",
-    "checkpoints/",
-    "metrics.jsonl",
-    "tensorboard/",
-    "model.keras",
+    *("options.json", "checkpoints/", "metrics.jsonl", "tensorboard/", "model.keras"),
     "summary.json",
 )
 _TILE = (8, 128)  # examples and channels

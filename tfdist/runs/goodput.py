@@ -17,26 +17,13 @@ from tfdist.training.fit.trainer import Trainer
 GOODPUT = "goodput.jsonl"
 _EVERY_S = 10.0
 _NUMBERS = (
-    "first_step",
-    "measured_steps",
-    "start",
-    "time",
-    "prep_s",
-    "first_step_s",
-    "steps_s",
-    "input_s",
-    "save_s",
-    "restore_s",
+    *("first_step", "measured_steps", "start", "time", "prep_s", "first_step_s", "steps_s"),
+    *("input_s", "save_s", "restore_s"),
 )
 _BUCKETS = (
-    "training_prep",
-    "program_startup",
-    "data_loading_sync",
-    "unproductive_checkpoint_save_time",
-    "unproductive_checkpoint_restore_time",
-    "wasted_progress_from_disruption",
-    "infrastructure_recovery_from_disruption",
-    "other",
+    *("training_prep", "program_startup", "data_loading_sync", "unproductive_checkpoint_save_time"),
+    *("unproductive_checkpoint_restore_time", "wasted_progress_from_disruption"),
+    *("infrastructure_recovery_from_disruption", "other"),
 )
 
 

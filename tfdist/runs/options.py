@@ -25,31 +25,10 @@ class TrainOptions(CommandOptions):
     """All options of `python -m tfdist.train`."""
 
     common: ClassVar[tuple[str, ...]] = (
-        "strategy",
-        "virtual_devices",
-        "devices",
-        "task",
-        "preset",
-        "dataset",
-        "data_dir",
-        "num_classes",
-        "image_size",
-        "model",
-        "loss",
-        "optimizer",
-        "learning_rate",
-        "epochs",
-        "max_steps",
-        "early_stopping",
-        "init_from",
-        "global_batch_size",
-        "micro_batches",
-        "precision",
-        "seed",
-        "run_dir",
-        "checkpoint_every",
-        "dry_run",
-        "quiet",
+        *("strategy", "virtual_devices", "devices", "task", "preset", "dataset", "data_dir"),
+        *("num_classes", "image_size", "model", "loss", "optimizer", "learning_rate", "epochs"),
+        *("max_steps", "early_stopping", "init_from", "global_batch_size", "micro_batches"),
+        *("precision", "seed", "run_dir", "checkpoint_every", "dry_run", "quiet"),
     )
 
     strategy: StrategyOptions = _ANY_STRATEGY

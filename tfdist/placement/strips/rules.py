@@ -58,25 +58,12 @@ def _takes_only_tensors(operation: Operation) -> bool:
 
 
 _MERGING = (
-    layers.Add,
-    layers.Subtract,
-    layers.Multiply,
-    layers.Average,
-    layers.Maximum,
-    layers.Minimum,
+    *(layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum, layers.Minimum),
     layers.Concatenate,
 )
 _ELEMENTS = (
-    layers.Activation,
-    layers.ReLU,
-    layers.LeakyReLU,
-    layers.ELU,
-    layers.Softmax,
-    layers.Identity,
-    layers.Rescaling,
-    layers.Dense,
-    layers.LayerNormalization,
-    ReverseChannels,
+    *(layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Softmax),
+    *(layers.Identity, layers.Rescaling, layers.Dense, layers.LayerNormalization, ReverseChannels),
 )
 _RULES: dict[Any, StripRule] = {
     **dict.fromkeys((*_MERGING, *_ELEMENTS), compute_elements),

@@ -44,17 +44,9 @@ from tfdist.training.step.steps import Steps
 _ROWS = 8
 # TensorFlow's stateful random operations; those of Keras's generators are stateless.
 DRAWS = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGammaV2",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "SampleDistortedBoundingBoxV2",
-    "TruncatedNormal",
+    *("Multinomial", "ParameterizedTruncatedNormal", "RandomGammaV2", "RandomGamma"),
+    *("RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform"),
+    *("RandomUniformInt", "SampleDistortedBoundingBoxV2", "TruncatedNormal"),
 }
 _STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
 _OF_SUMS = 1e-3  # the tolerance for scaled sums in 16 bits
