@@ -36,11 +36,7 @@ class BatchAugmentation(Protocol):
     """The augmentation that `make_train_dataset` calls."""
 
     def augment_batch(self, batch: Any, seeds: Any) -> Any:
-        """Returns the augmented batch; example i must depend only on example i and its seed.
-
-        Args:
-          seeds: int64 [batch, 2].
-        """
+        """Returns the augmented batch: example i depends on example i and `seeds[i]`, int64 [2]."""
 
 
 def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:

@@ -55,18 +55,10 @@ class Source(Examples):
 
     @abc.abstractmethod
     def load(self, index: tf.Tensor) -> Any:
-        """Returns one example, using TensorFlow operations only.
-
-        Args:
-          index: int64 scalar, in [0, num_examples).
-        """
+        """Returns the example at `index`, an int64 scalar, by TensorFlow operations only."""
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        """Returns the examples at `indices`, stacked.
-
-        Args:
-          indices: int64 [batch].
-        """
+        """Returns the examples at `indices`, int64 [batch], stacked."""
         return tf.map_fn(self.load, indices, fn_output_signature=self.element_spec)
 
     def load_for_augmentation(self, indices: tf.Tensor) -> Any:

@@ -80,11 +80,7 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
 def measure_hardware(
     arguments: Sequence[str], *, precision: str = "float32", measure: Any
 ) -> Hardware:
-    """Returns this machine's processor and its links, between processes and virtual devices.
-
-    Args:
-      measure: as `run`.
-    """
+    """Returns this machine's processor and its links, between processes and virtual devices."""
     machine = measure("machine", [*arguments, "--strategy=one_device"])
     between = measure("links", [*arguments, "--strategy=multi_worker_mirrored"], workers=2)
     inside = measure("links", [*arguments, *TWO_DEVICES])

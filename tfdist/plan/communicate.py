@@ -51,11 +51,7 @@ def time_communication(
 def transfer(
     setup: Setup, hardware: Hardware, num_bytes: float, *, all_reduce: str = "auto"
 ) -> float:
-    """Returns the seconds of an all-reduce over all replicas of a setup.
-
-    Args:
-      all_reduce: see `mirrored`.
-    """
+    """Returns the seconds of an all-reduce over all replicas of a setup."""
     inside = make_path(hardware, hardware.inside)
     between = make_path(hardware, hardware.between)
     if setup.traits.fixes_shapes:

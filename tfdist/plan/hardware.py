@@ -140,11 +140,7 @@ class Hardware:
         return messages * link.latency_s + num_bytes / (link.bytes_per_s * self.link_share)
 
     def time_input(self, examples: float, core_s: float) -> float:
-        """Returns the seconds in which a machine prepares examples.
-
-        Args:
-          core_s: the seconds of a core for each of them.
-        """
+        """Returns the seconds in which a machine prepares examples of `core_s` of a core each."""
         by_cores = examples * core_s / self.cores if self.cores else 0.0
         return max(by_cores, examples / self.examples_per_s if self.examples_per_s else 0.0)
 

@@ -100,11 +100,7 @@ class PlanReportOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(CommandOptions):
-    """All options of `python -m tfdist.plan`, which precede `--`.
-
-    Attributes:
-      machine, simulation, run: the groups.
-    """
+    """All options of `python -m tfdist.plan`, which precede `--`."""
 
     rest: ClassVar[str] = " -- [--flag=value of tfdist.train ...]"
 

@@ -98,11 +98,7 @@ class Setup:
         return dataclasses.replace(self, micro_batches=micro_batches)
 
     def format_command(self, rest: str) -> str:
-        """Returns the command that trains with it.
-
-        Args:
-          rest: the other flags of `tfdist.train`.
-        """
+        """Returns the command that trains with it and with the other flags, `rest`."""
         train = f"{self.flags} {rest}".strip()
         if self.workers == 1:
             return f"python -m tfdist.train {train}"

@@ -21,11 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
-
-    Attributes:
-      is_folded: whether the body is shown only after a click.
-    """
+    """A part of a page; a folded one shows its body only after a click."""
 
     title: str
     body: str

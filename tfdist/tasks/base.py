@@ -76,11 +76,7 @@ class Task(OptionGroup):
         raise NotImplementedError
 
     def build_model(self, info: Mapping[str, Any], *, seed: int) -> "keras.Model":
-        """Returns the model, uncompiled.
-
-        Args:
-          info: the `info` of the data.
-        """
+        """Returns the model, uncompiled; `info` is that of the data."""
         raise NotImplementedError
 
     def compile_model(
@@ -102,11 +98,7 @@ class Task(OptionGroup):
         """
 
     def make_augmentation(self, info: Mapping[str, Any]) -> "BatchAugmentation | None":
-        """Returns the seeded augmentation of the training examples, or None.
-
-        Args:
-          info: the `info` of the data.
-        """
+        """Returns the seeded augmentation of training examples; `info` is that of the data."""
         return None
 
     def describe_data(self, *, seed: int) -> DataPlan:

@@ -20,11 +20,7 @@ from tfdist.tasks.finished_files import check_finished
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its directory.
-
-    Attributes:
-      model: the best model, uncompiled.
-    """
+    """A finished run, read from its directory, with the best model, uncompiled."""
 
     path: str
     options: TrainOptions

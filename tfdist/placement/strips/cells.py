@@ -26,11 +26,7 @@ class _Cell(NamedTuple):
 
 
 class DeviceTape:
-    """Runs functions on devices.
-
-    Args:
-      first: the device of functions that are given none.
-    """
+    """Runs functions on devices, by default on `first`."""
 
     def __init__(self, first: str, *, is_recorded: bool):
         self._first = first

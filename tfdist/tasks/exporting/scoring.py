@@ -49,11 +49,7 @@ def _open_onnx(path: str) -> Predict:
 
 @dataclass(frozen=True)
 class Score:
-    """How well and how fast examples are predicted, one at a time.
-
-    Attributes:
-      seconds: the median time of one example.
-    """
+    """How well and how fast examples are predicted, one at a time; `seconds` is the median."""
 
     logs: dict[str, float]
     seconds: float

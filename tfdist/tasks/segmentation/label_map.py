@@ -46,11 +46,7 @@ def map_values(values: np.ndarray, label_map: LabelMap) -> np.ndarray:
 
 
 def map_colors(colors: np.ndarray, label_map: LabelMap) -> np.ndarray:
-    """Returns the classes that a mask's colors stand for: uint8 [height, width].
-
-    Args:
-      colors: uint8 [height, width, 3].
-    """
+    """Returns the classes of a mask's colors, uint8 [height, width, 3]: uint8 [height, width]."""
     known = {int(str(found)[1:], 16): label for found, label in label_map.items()}
     names = np.array(sorted(known), np.int32)
     codes = colors.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)

@@ -22,11 +22,7 @@ from tfdist.training.step_options import StepOptions
 
 
 def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
-    """Runs Keras's `train_step` up to and including the loss.
-
-    Args:
-      batch: `(x, y, sample_weight)`.
-    """
+    """Runs Keras's `train_step` on `(x, y, sample_weight)` up to and including the loss."""
     x, y, sample_weight = batch
     y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
     loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
