@@ -42,8 +42,7 @@ from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.fused_layers import fusing_layers
 from tfdist.training.step.fused_update import fusing_updates
 from tfdist.training.step.gradient import GradientStep
-from tfdist.training.step.outputs import is_composite, summarize_rows
-from tfdist.training.step.predict_step import Pack, make_predict_step
+from tfdist.training.step.outputs import Pack, is_composite, make_predict_step, summarize_rows
 from tfdist.training.step_options import StepOptions
 
 
