@@ -1,4 +1,4 @@
-"""The outputs of a prediction: their rows from all replicas, workers and batches, as in Keras."""
+"""The step of a prediction, and its outputs: rows from all replicas, workers and batches."""
 
 import contextlib
 from collections.abc import Callable, Sequence
