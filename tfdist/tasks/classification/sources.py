@@ -14,7 +14,12 @@ from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
-from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_image, resize_image
+from tfdist.tasks.images.reading import (
+    IMAGE_EXTENSIONS,
+    read_all,
+    read_image,
+    resize_image,
+)
 from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
 
 _FEATURES = ("image", "label")
@@ -73,9 +78,12 @@ class ClassFolderSource(ImagesAndClasses, SequentialSource):
     files: tuple[tuple[str, int], ...]
 
     def read_examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from read_all(self._read, self.files)
+
+    def _read(self, file: tuple[str, int]) -> tuple[np.ndarray, np.ndarray]:
+        path, label = file
         with tf.device("CPU:0"):
-            for path, label in self.files:
-                yield resize_image(read_image(path), self.image_size), np.array(label, np.int32)
+            return resize_image(read_image(path), self.image_size), np.array(label, np.int32)
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns a fingerprint of the files' names, sizes and some of their contents."""
@@ -107,10 +115,15 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
         examples = tfds.read_in_order(
             self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
         )
-        for image, label in examples:
+
+        def resize(example: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
+            image, label = example
             if image.shape[-1] == 1:
                 image = np.repeat(image, 3, axis=-1)
-            yield resize_image(image, self.image_size), np.array(label, np.int32)
+            with tf.device("CPU:0"):
+                return resize_image(image, self.image_size), np.array(label, np.int32)
+
+        yield from read_all(resize, examples)
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns the data set's full name and the sizes of its splits."""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -179,6 +180,14 @@ def read_ahead(
         finally:
             for future in pending:
                 future.cancel()
+
+
+def read_all(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields what `read` returns for each item, in order, computed by as many threads as cores."""
+    reading = read_ahead(read, items, threads=os.cpu_count() or 1)
+    with contextlib.closing(reading) as futures:  # at once if an example cannot be used
+        for future in futures:
+            yield future.result()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """`folder`: images and masks in directories, paired by name."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -28,7 +27,7 @@ from tfdist.tasks.images.reading import (
     find_format,
     find_size,
     open_image,
-    read_ahead,
+    read_all,
     resize_image,
 )
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
@@ -172,10 +171,7 @@ class FolderSource(ImagesAndMasks, SequentialSource, Source):
             yield from self._read_tiles()
             return
         read = functools.partial(self.read_example, original_size=original_size)
-        reading = read_ahead(read, range(len(self.pairs)), threads=os.cpu_count() or 1)
-        with contextlib.closing(reading) as futures:  # at once if an example cannot be used
-            for future in futures:
-                yield future.result()
+        yield from read_all(read, range(len(self.pairs)))
 
     def read_example(
         self, index: int, *, original_size: bool = False

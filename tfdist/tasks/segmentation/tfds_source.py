@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.data.source import SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
+from tfdist.tasks.images.reading import read_all
 from tfdist.tasks.segmentation.examples import ImagesAndMasks
 from tfdist.tasks.segmentation.folder import resize_example
 
@@ -118,14 +120,18 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
         examples = tfds.read_in_order(
             self.builder, self.split, features=_FEATURES, num_examples=self.num_examples
         )
-        for index, (image, mask) in enumerate(examples):
+
+        def read(item: tuple[int, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+            index, (image, mask) = item
             labels = self._read_labels(mask, index)
             if image.shape[-1] == 1:
                 image = np.repeat(image, 3, axis=-1)
             if original_size:
-                yield image, labels.astype(np.uint8)
-            else:
-                yield resize_example(image, labels, self.image_size)
+                return image, labels.astype(np.uint8)
+            with tf.device("CPU:0"):
+                return resize_example(image, labels, self.image_size)
+
+        yield from read_all(read, enumerate(examples))
 
     def make_fingerprint(self) -> dict[str, Any]:
         """Returns the data set's full name, the sizes of its splits, and its first label."""
