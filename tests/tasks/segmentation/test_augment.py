@@ -69,8 +69,10 @@ def test_nothing_to_do_changes_nothing(batch, augmentation):
     np.testing.assert_array_equal(same[1], masks)
 
 
-def test_flip_mirrors_image_and_mask_together(batch):
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_flip_mirrors_image_and_mask_together(batch, channels):
     images, masks, seeds = batch
+    images = tf.concat([images, images], axis=-1)[..., :channels]
     new_images, new_masks = Augmentation(flip=True).augment_batch((images, masks), seeds)
     flipped = [not np.array_equal(a, b) for a, b in zip(images, new_images, strict=True)]
     assert 0 < sum(flipped) < 8

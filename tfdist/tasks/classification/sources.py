@@ -14,6 +14,7 @@ from tfdist.data.seeds import hash_uniform
 from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
+from tfdist.tasks.images.mirror import mirror_chosen
 from tfdist.tasks.images.reading import (
     IMAGE_EXTENSIONS,
     read_all,
@@ -274,5 +275,4 @@ class Mirror:
           seeds: int64 [batch, 2].
         """
         images, labels = batch
-        flips = hash_uniform(seeds, 1)[:, 0] < 0.5
-        return tf.where(flips[:, None, None, None], images[:, :, ::-1], images), labels
+        return mirror_chosen(images, hash_uniform(seeds, 1)[:, 0] < 0.5), labels

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.data.seeds import hash_uniform
 from tfdist.errors import TfdistError
+from tfdist.tasks.images.mirror import mirror_chosen
 
 # The gray that fills the frame around an image that is scaled down.
 _FILL = 127.5
@@ -95,8 +96,7 @@ class Augmentation:
         if (self._get_scale() != (1.0, 1.0)) or size != tuple(images.shape[1:3]):
             images, masks = self._scale_and_flip(images, masks, flips, draws[:, 1:4], size)
         elif self.flip:
-            images = tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
-            masks = tf.where(flips[:, None, None], masks[:, :, ::-1], masks)
+            images, masks = mirror_chosen(images, flips), mirror_chosen(masks, flips)
         if self.color:
             images = self._change_colors(images, draws[:, 4:7])
         return images, masks
