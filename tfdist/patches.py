@@ -153,6 +153,15 @@ PATCHES = (
     ),
     *_list_patches(
         "step",
+        "training.replicas.attributes",
+        (
+            tf.distribute.ReplicaContext,
+            "merge_call",
+            "while a replica waits in a layer, the others set the same attributes of it",
+        ),
+    ),
+    *_list_patches(
+        "step",
         "training.replicas.metrics",
         (
             keras.metrics.Metric,

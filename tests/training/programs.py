@@ -272,6 +272,25 @@ class HeldNoise(keras.layers.Layer):
         return x + 0.5 * keras.random.normal(keras.ops.shape(x), seed=self.held.generator)
 
 
+class KeepsTensors(keras.layers.Layer):
+    """Keeps what its inner layers return, some of which normalize over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = [keras.layers.Dense(4, kernel_initializer=seeded(n)) for n in range(2)]
+        self.norms = [keras.layers.BatchNormalization(momentum=0.7) for _ in range(2)]
+        self.first = None
+
+    def call(self, x):
+        self.skipped = []
+        self.first = x
+        for dense, norm in zip(self.inner, self.norms, strict=True):
+            x = norm(dense(x))
+            self.skipped.append(x)
+            self.last = x + self.first
+        return keras.layers.add(self.skipped) + self.last
+
+
 class Measures(keras.layers.Layer):
     """Keeps a metric of its own."""
 
@@ -631,6 +650,7 @@ PROGRAMS = {
     "a step within a step": Program(lambda: dense(cls=Adversarial, metrics=["mae"])),
     "a maximum": Program(lambda: dense(metrics=[Largest()])),
     "a minimum": Program(lambda: dense(metrics=[Smallest()])),
+    "tensors in attributes": Program(lambda: dense(between=lambda x: KeepsTensors()(x))),
     "a metric in a layer": Program(lambda: dense(between=Measures())),
     "a vector": Program(
         lambda: dense(

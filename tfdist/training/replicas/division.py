@@ -44,6 +44,7 @@ from tfdist.internals import (
 from tfdist.models.batch_norm import Moments, Replicas, pool_moments
 from tfdist.replacing import find_function, replaced
 from tfdist.training.replicas.added_losses import losses_by_thread, penalties_of_global_batch
+from tfdist.training.replicas.attributes import attributes_by_replica
 from tfdist.training.replicas.batch_share import BatchShare
 from tfdist.training.replicas.example_sums import list_sum_replacements
 from tfdist.training.replicas.global_norm import list_norm_replacements
@@ -183,6 +184,7 @@ class Division:
             for place in places:
                 stack.enter_context(replaced(*place))
             stack.enter_context(losses_by_thread(self._model))
+            stack.enter_context(attributes_by_replica(self._model))
             stack.enter_context(penalties_of_global_batch(self._model, self._scale_penalty))
             stack.enter_context(self.draws.intercept())
             yield
