@@ -247,8 +247,12 @@ def test_a_mean_over_uneven_parts_is_that_of_the_batch():
 class AddMean(L.Layer):
     """Adds a part of the mean of the batch."""
 
+    def __init__(self, share=0.03, **options):
+        super().__init__(**options)
+        self.share = share
+
     def call(self, x):
-        return x + 0.03 * keras.ops.mean(x, axis=0)
+        return x + self.share * keras.ops.mean(x, axis=0)
 
     def compute_output_shape(self, shape):
         return shape
@@ -297,6 +301,31 @@ def test_a_small_difference_that_is_not_rounding_is_refused(policy):
 
     with pytest.raises(TfdistError, match="depends on which examples are together"):
         _train(build)
+
+
+@pytest.mark.parametrize("gap", [2e-5, 1e-4, 5e-4])
+def test_a_loss_that_is_wrong_by_little_is_refused_by_name(gap):
+    """A product of two means of the batch. The guard takes 7 of its examples, in parts of 4."""
+
+    def measure(rows):
+        return np.mean((Y[rows] - outputs[rows]) ** 2), np.mean(Y[rows])
+
+    outputs = dense().predict(X[:7], verbose=0)
+    error, size = measure(slice(7))
+    parts = [(4 / 7, measure(slice(4))), (3 / 7, measure(slice(4, 7)))]
+    share = gap * error / abs(error * size - sum(part * e * s for part, (e, s) in parts))
+
+    def product(y_true, y_pred):
+        return keras.ops.mean((y_true - y_pred) ** 2) * (1 + share * keras.ops.mean(y_true))
+
+    with pytest.raises(TfdistError, match="the loss 'product' is not a mean"):
+        _train(lambda: dense(loss=product))
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-2])
+def test_a_layer_that_is_wrong_by_little_is_refused_by_name(share):
+    with pytest.raises(TfdistError, match=r"'mean_of_all' \(AddMean\) combines the examples"):
+        _train(lambda: dense(between=AddMean(share, name="mean_of_all")))
 
 
 def test_a_clear_difference_needs_no_float64(monkeypatch):

@@ -86,6 +86,7 @@ def find_difference(
     *,
     moves: float = _MOVES,
     log_limit: float = np.inf,
+    log_tolerance: float = np.inf,
 ) -> str | None:
     """Describes the first difference between two outcomes; returns None if there is none.
 
@@ -94,6 +95,7 @@ def find_difference(
         `whole` is allowed as well.
       moves: this multiple.
       log_limit: the relative difference beyond which it is not for losses, metrics and outputs.
+      log_tolerance: the tolerance for these, if it is smaller.
     """
 
     def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
@@ -102,7 +104,9 @@ def find_difference(
         least = 0.0 if other is None else moves * measure_gap(other, expected)
         if kind == "logs" and differs(found, expected, log_limit, floor=floor):
             least = 0.0
-        return differs(found, expected, tolerance, floor=floor, least=least)
+        least = max(least, tolerance * floor)
+        allowed = min(tolerance, log_tolerance) if kind == "logs" else tolerance
+        return differs(found, expected, allowed, floor=floor, least=least)
 
     for name, expected in whole.logs.items():
         if is_other("logs", name, expected, floor=1e-3):

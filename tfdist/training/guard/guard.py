@@ -50,8 +50,8 @@ DRAWS = {
 }
 _STATELESS_DRAWS = "StatelessRandomNormal", "StatelessRandomUniform", "StatelessTruncatedNormal"
 _OF_SUMS = 1e-3  # the tolerance for scaled sums in 16 bits
-# In float64, gradients of weights in float32 are still rounded on each replica. It is a part of the
-# effect of slightly moved weights, too.
+# In float64, gradients of weights in float32 are still rounded on each replica, and losses are in
+# float32. It is a part of the effect of slightly moved weights, too.
 _IN_FLOAT64, _MOVES_IN_FLOAT64 = 1e-4, 0.1
 # What may be rounding in a program in float32 that cannot compute in float64.
 _UNSURE, _UNSURE_IN_TF32 = 1e-4, 1e-3
@@ -217,7 +217,11 @@ class Guard:
         with contextlib.suppress(Exception), self._in_float64():
             self._step = self._trace()
             divided, whole = self._compute(self._parts), self._compute(self._whole)
-            share: Any = {"moved": moved, "moves": _MOVES_IN_FLOAT64}
+            share: Any = {
+                "moved": moved,
+                "moves": _MOVES_IN_FLOAT64,
+                "log_tolerance": FLOAT32_TOLERANCE,
+            }
             text = find_difference(divided, whole, _IN_FLOAT64, **share)
             if text is None or self._is_right_with_scaled_sums(whole, _IN_FLOAT64, **share):
                 return _SAME

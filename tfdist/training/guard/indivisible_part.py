@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.internals import Operation, get_keras_mask, set_keras_mask
 from tfdist.replacing import find_function, replaced
-from tfdist.training.guard.compare_steps import differs
+from tfdist.training.guard.compare_steps import measure_gap
 from tfdist.training.replicas.compilation import describe_layer
 from tfdist.training.replicas.divisible import is_known_layer, is_of_batch, list_losses
 from tfdist.training.replicas.step_checks import overrides
 
-_TOLERANCE = 1e-3
+# The relative differences of a culprit, from the clearest on.
+_CLEAR, _SMALL = 1e-3, (1e-4, 1e-5)
 
 
 class Culprit(NamedTuple):
@@ -23,6 +25,19 @@ class Culprit(NamedTuple):
 
     text: str
     is_loss: bool = False
+
+
+class _Suspect(NamedTuple):
+    """A part of a program, and by how much its halves of a batch differ from the whole.
+
+    Attributes:
+      after: the relative difference of what it returns.
+      before: that of what it gets, which is not its fault.
+    """
+
+    culprit: Culprit
+    after: float
+    before: float = 0.0
 
 
 class _Call(NamedTuple):
@@ -56,49 +71,63 @@ def find_loss_of_batch(model: keras.Model) -> Culprit | None:
 def find_culprit(model: keras.Model, batch: Any, states: Sequence[str] = ()) -> Culprit:
     """Finds the likely culprit by running parts, and states that differ, on halves of a batch."""
     own = overrides(model, "train_step", "compute_loss")
+    suspects: list[_Suspect] = []
     with contextlib.suppress(Exception):  # the user's code may fail on other batch sizes
-        found = _compare_halves(model, batch, gathers="train_step" not in own)
-        if found is not None:
-            return found
+        for each in _compare_halves(model, batch, gathers="train_step" not in own):
+            suspects.append(each)
+    found = _find_first(suspects, _CLEAR)
+    if found is not None:
+        return found
     for layer in model._flatten_layers():
         variables = [*layer._trainable_variables, *layer._non_trainable_variables]
         state = next((v for v in variables if v.path in states), None)
         if state is not None and not is_known_layer(layer):
             owner = "the model" if layer is model else f"the layer {describe_layer(layer)}"
             return Culprit(f"{owner} updates {state.name!r} from the examples of a batch")
+    dtypes = {each.compute_dtype for each in model._flatten_layers()}
+    if dtypes <= {"float32", "float64", None}:
+        for size in _SMALL:
+            found = _find_first(suspects, size)
+            if found is not None:
+                return found
     if own:
         return Culprit(f"{type(model).__name__}.{own[0]}", own[0] == "compute_loss")
     return Culprit("a layer combines the examples of a batch")
 
 
-def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Culprit | None:
+def _find_first(suspects: Sequence[_Suspect], size: float) -> Culprit | None:
+    return next((each.culprit for each in suspects if each.before <= size < each.after), None)
+
+
+def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Iterator[_Suspect]:
+    """Yields the parts of a program, computed on a batch and on its halves."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = next(t.shape[0] for t in tf.nest.flatten(x) if t is not None and t.shape.rank)
-    half = rows // 2
+    half = (rows + 1) // 2  # as the guard divides a batch over two replicas
     cuts = (0, rows), (0, half), (half, rows)
     whole = _call(model, x)
     passes = [whole, *(_call(model, slice_batch(x, *cut), whole.calls, cut) for cut in cuts[1:])]
     for key, (operation, *_) in whole.calls.items():
         if not _is_cleared(operation) and all(key in each.calls for each in passes):
             _, inputs, outputs = zip(*(each.calls[key] for each in passes), strict=True)
-            if _are_divided(*inputs) and not _are_divided(*outputs):
-                kind = "layer" if isinstance(operation, keras.Layer) else "operation"
-                return Culprit(f"the {kind} {describe_layer(operation)} combines the examples")
+            kind = "layer" if isinstance(operation, keras.Layer) else "operation"
+            text = f"the {kind} {describe_layer(operation)} combines the examples"
+            yield _Suspect(Culprit(text), _measure_halves(*outputs), _measure_halves(*inputs))
 
-    def is_mean(whole: float, first: float, second: float) -> bool:
+    def measure_mean(whole: float, first: float, second: float) -> float:
         mean = first * half / rows + second * (rows - half) / rows
-        return not differs(mean, whole, _TOLERANCE, floor=1e-6)
+        return abs(mean - whole) / max(abs(whole), 1e-6)
 
-    if not all(map(is_mean, *(each.added for each in passes))):
-        return Culprit("a layer's add_loss is not a mean: add one value per example")
+    added = [measure_mean(*each) for each in zip(*(each.added for each in passes), strict=True)]
+    text = "a layer's add_loss is not a mean: add one value per example"
+    yield _Suspect(Culprit(text), max(added, default=0.0))
     for loss in list_losses(model):
         values = [
             float(tf.reduce_sum(loss(*(slice_batch(t, *cut) for t in (y, whole.outputs, weight)))))
             for cut in cuts
         ]
-        if not is_mean(*values):
-            return Culprit(f"the loss {loss.name!r} is not a mean over examples", gathers)
-    return None
+        text = f"the loss {loss.name!r} is not a mean over examples"
+        yield _Suspect(Culprit(text, gathers), measure_mean(*values))
 
 
 def _call(
@@ -162,17 +191,18 @@ def _is_cleared(operation: keras.Operation) -> bool:
     return is_layer and (is_known_layer(operation) or bool(operation._seed_generators))
 
 
-def _are_divided(whole: Any, first: Any, second: Any) -> bool:
-    """Returns whether two structures hold the examples of a third one, or the same as it."""
+def _measure_halves(whole: Any, first: Any, second: Any) -> float:
+    """Returns how far two structures are from the examples of a third one, or from the same."""
     structures = [_list_rows(each) for each in (whole, first, second)]
     if len({len(each) for each in structures}) > 1:
-        return False
+        return np.inf
+    largest = 0.0
     for of_whole, *halves in zip(*structures, strict=True):
         is_by_row = halves[0].shape[0] != of_whole.shape[0]
+        size = max(float(tf.reduce_max(tf.abs(of_whole))) if tf.size(of_whole) else 0.0, 1e-6)
         found = [tf.concat(halves, 0)] if is_by_row else halves
-        if any(differs(each, of_whole, _TOLERANCE, floor=1e-6) for each in found):
-            return False
-    return True
+        largest = max([largest, *(measure_gap(each, of_whole) / size for each in found)])
+    return largest
 
 
 def _list_rows(structure: Any) -> list[tf.Tensor]:
