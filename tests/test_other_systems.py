@@ -29,6 +29,12 @@ def test_a_run_trains(tmp_path):
     assert (tmp_path / "run/summary.json").exists()
 
 
+def test_a_worker_writes_to_its_own_directory():
+    test = "tests/run/test_saving.py::test_an_overlay_holds_what_is_written_and_the_rest_is_read"
+    done = run_without_proc("pytest", "-p", "no:cacheprovider", test)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_doctor_looks_at_what_there_is():
     done = run_without_proc("tfdist.doctor")
     assert done.returncode in (0, 1), done.stderr

@@ -265,10 +265,9 @@ def measure_peak_memory_per_device() -> dict[str, int]:
 
 def measure_process_age() -> float:
     """Returns the seconds since this process started; 0 if the system does not say."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (hasattr(time, "CLOCK_BOOTTIME") and Path("/proc/self/stat").exists()):
         return 0.0
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     # proc(5): the 22nd field is the start, in clock ticks since boot.
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 

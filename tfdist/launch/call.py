@@ -5,7 +5,6 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from tfdist import cluster
 from tfdist.cli.quiet import start_tensorflow_quietly
 from tfdist.errors import TfdistError
 from tfdist.launch.logs import last_lines
-from tfdist.launch.machine import list_cores
+from tfdist.launch.machine import keep_on_cores, list_cores
 from tfdist.launch.run import run_local_cluster
 
 _GRACE_S = 5.0  # short, because the result is complete when the chief ends
@@ -108,7 +107,7 @@ def main(function: str, directory: str) -> int:
     """Calls the function in a process; the last line of its output says what failed, if any."""
     task = json.loads((Path(directory) / "task.json").read_text())
     if task.get("cores") and list_cores():
-        os.sched_setaffinity(0, list_cores()[: task["cores"]])
+        keep_on_cores(list_cores()[: task["cores"]])
     start_tensorflow_quietly()
     module, _, name = function.partition(":")
     try:

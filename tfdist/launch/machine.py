@@ -71,6 +71,12 @@ def list_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
+def keep_on_cores(cores: Sequence[int]) -> None:
+    """Keeps this thread, and the processes that it starts, on some of the cores, if it can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
 def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(list_cores()) or os.cpu_count() or 1

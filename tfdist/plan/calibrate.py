@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tfdist.launch.machine import (
     count_cores,
     describe_machine,
     divide_cores,
+    keep_on_cores,
     list_cores,
 )
 from tfdist.plan.compute import count_parameters
@@ -198,7 +198,7 @@ def run_on_halves(what: str, arguments: Sequence[str], *, say: Any = None) -> di
     """
 
     def run_on(cores: Sequence[int]) -> dict[str, float]:
-        os.sched_setaffinity(0, cores)  # of this thread, and of the processes that it starts
+        keep_on_cores(cores)
         return run(what, arguments)
 
     if say:

@@ -34,9 +34,13 @@ from tfdist.replacing import find_function, replaced
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
 _KERNEL = ("/dev", "/proc", "/sys")
-# Functions of `os` that read what a path names, and that change or remove it.
+# Functions of `os` that read what a path names, and that change or remove it. Those for extended
+# attributes are missing on macOS.
 _READING = ("stat", "lstat", "access", "readlink", "listxattr", "getxattr", "pathconf", "statvfs")
-_CHANGING = ("unlink", "remove", "rmdir", "chmod", "chown", "lchown", "utime", "setxattr")
+_CHANGING = (
+    *("unlink", "remove", "rmdir", "chmod", "chown", "lchown", "utime", "setxattr"),
+    "removexattr",
+)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -202,10 +206,8 @@ class Overlay:
             return directory.removeprefix(self._root)
 
         return {
-            **{name: self._wrap(_OS[name], self.to_read) for name in _READING},
-            **{
-                name: self._wrap(_OS[name], self._to_remove) for name in (*_CHANGING, "removexattr")
-            },
+            **{name: self._wrap(_OS[name], self.to_read) for name in _READING if name in _OS},
+            **{name: self._wrap(_OS[name], self._to_remove) for name in _CHANGING if name in _OS},
             **{name: self._wrap(_OS[name], self.to_write) for name in ("mkdir", "mkfifo", "mknod")},
             "truncate": self._wrap(_OS["truncate"], functools.partial(self.to_write, keeps=True)),
             "open": open_descriptor,
