@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BADGE = "https://colab.research.google.com/github/{}/blob/main/notebooks/{}"
-REPOSITORY = "tfdist/tfdist"
+REPOSITORY = re.search("url = https://github.com/(.+)", (ROOT / "setup.cfg").read_text())[1]
 # Notebook -> what the test replaces in its code, so that the same calls train and plan less.
 SMALLER = {
     "cluster": {"--train_examples=512": "--train_examples=64", "--epochs=3": "--epochs=2"},

@@ -86,6 +86,8 @@ try:
     DEFINITION_WINS = not hasattr(functional, "operation_fn")
     # Whether a method for a single batch forgets those before. Keras 3.13 does not.
     RESETS_ON_BATCH = "reset_metrics" in TensorFlowTrainer.train_on_batch.__code__.co_names
+    # Whether such a method returns numbers. That of Keras 3.13 returns arrays.
+    RETURNS_NUMBERS = "pythonify_logs" in TensorFlowTrainer.train_on_batch.__code__.co_names
     # The name under which Keras stores its global generator, which Keras 3.12 spells out.
     GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 except (ImportError, AttributeError, StopIteration) as error:
@@ -195,6 +197,7 @@ __all__ = [
     "GLOBAL_SEED_GENERATOR",
     "PRIVATE_ATTRIBUTES",
     "RESETS_ON_BATCH",
+    "RETURNS_NUMBERS",
     "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",

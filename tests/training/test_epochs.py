@@ -197,7 +197,9 @@ def test_limits_of_the_configuration_hold():
         for model in (build(), make("one_device")):
             with pytest.warns(UserWarning, match="Limiting") as caught:
                 used = use_within_limits(model)
-            found.append((used, [str(warning.message) for warning in caught]))
+            # Keras 3.13's variables give another one where NumPy 2 makes arrays of them.
+            said = [str(warning.message) for warning in caught]
+            found.append((used, [line for line in said if line.startswith("Limiting")]))
     finally:
         keras.config.set_max_epochs(None)
         keras.config.set_max_steps_per_epoch(None)

@@ -39,7 +39,7 @@ def _build_random(optimizer):
     x = keras.layers.Dense(
         6,
         activity_regularizer="l2",
-        kernel_regularizer="l1",
+        kernel_regularizer=keras.regularizers.L1L2(0.01),  # Keras 3.13's L1 is of float32 only
         kernel_initializer=seeded(2),
         name="encoder_1_dense",
     )(x)

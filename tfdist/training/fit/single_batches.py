@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.digests import digest_batch
 from tfdist.data.graph_errors import show_user_errors
-from tfdist.internals import RESETS_ON_BATCH
+from tfdist.internals import RESETS_ON_BATCH, RETURNS_NUMBERS
 from tfdist.training.fit import evaluation
 from tfdist.training.fit.engine import Engine
 from tfdist.training.fit.own_methods import run_own_first
@@ -63,7 +64,7 @@ class SingleBatches:
     ) -> Any:
         """Trains on one global batch; arguments and result as in Keras."""
         adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
-        logs = self._train_single(adapter, resets=True)
+        logs = _format(self._train_single(adapter, resets=True))
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @on_all_workers
@@ -113,7 +114,7 @@ class SingleBatches:
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Evaluates one global batch; arguments and result as in Keras."""
-        logs = self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1)
+        logs = _format(self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1))
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
@@ -207,6 +208,16 @@ class SingleBatches:
             compares_weights=self._is_due(adapter),
         )
         return join_batches([join_workers(batch, self.engine.workers) for batch in batches])
+
+
+def _format(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs in the types that Keras's methods for single batches return."""
+    if RETURNS_NUMBERS:
+        return logs
+    kind = keras.config.floatx()
+    return keras.tree.map_structure(
+        lambda log: np.array(log, kind if isinstance(log, float) else None), logs
+    )
 
 
 def _is_power_of_two(number: int) -> bool:
