@@ -93,10 +93,12 @@ format: $(TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The second finds names of Python's library that macOS does not have.
 types: $(TEST)
 	$(BIN)/mypy
+	$(BIN)/mypy --platform=darwin
 
-check: lint types docs test test-cluster
+check: lint types docs test test-cluster test-colab
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

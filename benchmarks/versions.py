@@ -59,6 +59,19 @@ PAIRS = {
         constraints="benchmarks/constraints/colab_2026_08_19.txt",
     ),
     "newest": Pair("python3.11", ("tensorflow==2.21.0", "keras==3.15.1")),
+    # What else can be installed together.
+    **{
+        name: Pair(
+            "python3.11",
+            (f"tensorflow=={tensorflow}", f"keras=={keras}"),
+            checks=("import", "internals", "zoo", "step", "verify", "a run of oldest"),
+        )
+        for name, tensorflow, keras in (
+            ("newest_tensorflow", "2.21.0", "3.13.2"),
+            ("between", "2.21.0", "3.14.1"),
+            ("newest_keras", "2.20.0", "3.15.1"),
+        )
+    },
     # TensorFlow for Cloud TPUs as docs/jobs.md installs it, here on CPUs.
     "tpu": Pair(
         "python3.12",
