@@ -134,8 +134,11 @@ class Environment:
             return
         # With pyenv, `python3.13` fails unless one of the chosen versions is 3.13.
         environ = {**os.environ, "PYENV_VERSION": pair.python.removeprefix("python")}
-        made = subprocess.run([pair.python, "-m", "venv", "--clear", self._path], env=environ)
-        if made.returncode:
+        finder = () if shutil.which(pair.python) else ("pyenv", "exec")
+        if finder and not shutil.which(finder[0]):
+            raise FileNotFoundError(f"there is no {pair.python}")
+        command = [*finder, pair.python, "-m", "venv", "--clear", self._path]
+        if subprocess.run(command, env=environ, stderr=subprocess.DEVNULL).returncode:
             raise FileNotFoundError(f"{pair.python} makes no virtual environment")
         constraints = ["--constraint", ROOT / pair.constraints] if pair.constraints else []
         install = [self._python, "-m", "pip", "install", "--quiet", *constraints]

@@ -3,6 +3,8 @@
 import configparser
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -67,6 +69,20 @@ def test_nothing_that_colab_has_must_change():
     there = {name.lower(): version for name, version in pins.items()}
     for name, requirement in list_requirements().items():
         assert requirement.specifier.contains(there[name]), name
+
+
+def test_a_pair_whose_python_is_missing_is_left_out_in_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.versions", "--pairs=colab", "--quick"]
+        + [f"--directory={tmp_path / 'pairs'}"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "colab: left out: there is no python3.13\n"
 
 
 def test_a_table_has_a_column_for_each_pair():
