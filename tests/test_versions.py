@@ -72,9 +72,9 @@ def test_nothing_that_colab_has_must_change():
 
 
 def test_a_pair_whose_python_is_missing_is_left_out_in_one_line(tmp_path):
+    flags = ("--pairs=colab", "--quick", f"--directory={tmp_path / 'pairs'}")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.versions", "--pairs=colab", "--quick"]
-        + [f"--directory={tmp_path / 'pairs'}"],
+        [sys.executable, "-m", "benchmarks.versions", *flags],
         cwd=ROOT,
         env={"PATH": str(tmp_path)},
         capture_output=True,
