@@ -23,8 +23,7 @@ LINUX_ONLY = {
     "sched_setaffinity sched_setparam sched_setscheduler setresgid setresuid setxattr splice "
     "waitid O_DIRECT O_NOATIME O_PATH O_TMPFILE",
     signal: "SIGCLD SIGPOLL SIGPWR SIGRTMAX SIGRTMIN pidfd_send_signal sigtimedwait sigwaitinfo",
-    socket: "SO_BINDTODEVICE SO_MARK SO_PEERCRED SO_PRIORITY SOCK_CLOEXEC SOCK_NONBLOCK "
-    "TCP_QUICKACK TCP_USER_TIMEOUT",
+    socket: "SO_BINDTODEVICE SO_MARK SO_PEERCRED SO_PRIORITY TCP_QUICKACK TCP_USER_TIMEOUT",
     select: "epoll",
     time: "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
 }

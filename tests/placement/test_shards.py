@@ -91,7 +91,9 @@ def test_weights_are_saved_and_set_whole_and_not_exported(tmp_path):
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", ["Lion", "RMSprop", "Ftrl", "Nadam", "ScheduleFreeAdamW"])
 def test_optimizers_that_update_each_element_alone(float64, name):
-    kind = getattr(keras.optimizers, name)
+    kind = getattr(keras.optimizers, name, None)
+    if kind is None:
+        pytest.skip(f"Keras {keras.__version__} has no {name}")
     for options in ({}, {"use_ema": True, "ema_overwrite_frequency": 3, "weight_decay": 0.01}):
         built = {}
 

@@ -62,6 +62,14 @@ def test_data_that_do_not_fit_cost_one_line(strategy_name, name):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["labels", "indices"])
+def test_the_guard_sees_them_first(name):
+    build, data, message = CASES[name]
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), check="on")
+    with pytest.raises(TfdistError, match=f"^{message}"):
+        trainer.fit(*data, verbose=0)
+
+
 def test_an_error_of_a_callback_stays_its_own():
     def fail(batch, logs):
         raise ValueError("mine")

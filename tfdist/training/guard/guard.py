@@ -36,6 +36,7 @@ from tfdist.training.guard.indivisible_part import (
     slice_batch,
 )
 from tfdist.training.inputs.data_adapter import is_on
+from tfdist.training.inputs.data_errors import describe_value
 from tfdist.training.kinds.synchronous import to_numbers
 from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.step.steps import Steps
@@ -337,7 +338,8 @@ class Guard:
             except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
                 name = type(self._model).__name__
                 raise TfdistError(
-                    f"Cannot divide a batch {self._describe()}: {name} fails on a "
+                    describe_value(str(error))
+                    or f"Cannot divide a batch {self._describe()}: {name} fails on a "
                     f"part of it: {shorten_error(error)[:300].rstrip('.')}. Make it accept batches "
                     "of any size, or train on one device."
                 ) from error

@@ -34,7 +34,8 @@ def explain_data_errors(batch_spec: Any) -> Iterator[None]:
         raise TfdistError(text) from error
 
 
-def _describe(text: str, batch_spec: Any) -> str | None:
+def describe_value(text: str) -> str | None:
+    """Returns one line about a label or an index that is out of range, if this is the error."""
     if found := _LABEL.search(text):
         label, count = found.groups()
         return (
@@ -47,6 +48,12 @@ def _describe(text: str, batch_spec: Any) -> str | None:
             f"Cannot look up the index {index}: the table has {count} rows, so indices must be "
             f"from 0 to {int(count) - 1}. Map the indices, or give the embedding more rows."
         )
+    return None
+
+
+def _describe(text: str, batch_spec: Any) -> str | None:
+    if said := describe_value(text):
+        return said
     if _is_single(batch_spec) and _OF_SHAPES.search(text):
         return (
             "Cannot use single examples: the elements of a dataset must be global batches. Call "
