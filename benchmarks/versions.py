@@ -67,6 +67,7 @@ PAIRS = {
             checks=("import", "internals", "zoo", "step", "verify", "a run of oldest"),
         )
         for name, tensorflow, keras in (
+            ("legacy", "2.19.1", "3.12.4"),
             ("newest_tensorflow", "2.21.0", "3.13.2"),
             ("between", "2.21.0", "3.14.1"),
             ("newest_keras", "2.20.0", "3.15.1"),

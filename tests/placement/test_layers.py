@@ -94,7 +94,7 @@ def test_a_built_optimizer_moves_along():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": Layers(stages=("dense_9",))}, "`stages`"),
+        ({"placement": Layers(stages=("absent",))}, "`stages`"),
         ({"placement": Layers(branches=("dense*:7",))}, "names the device 7, but a replica has 3"),
     ],
 )
