@@ -85,21 +85,23 @@ def _graph_optimizer(*, is_on):
     options.set_experimental_options({"disable_meta_optimizer": was_off})
 
 
-@pytest.fixture(scope="module")
-def graphs_as_traced():
-    """Graphs run as they were traced, in modules about files, messages and pictures.
+@pytest.fixture(autouse=True, scope="module")
+def _graphs_as_traced(request):
+    """With --quick, graphs run as they were traced, except in modules marked `optimized`.
 
-    TensorFlow's graph optimizer takes a quarter of a small run's time. Where strategies are
-    compared with one device, or tfdist with Keras, and in all processes that tests start, it is on,
-    as for everybody.
+    TensorFlow's graph optimizer takes a fifth of a small run's time. The modules that hold up the
+    promise across strategies, programs and placements are marked, and what looks at optimized
+    graphs. All that one test compares runs one way, but for the processes that tests start, which
+    optimize as everybody's do.
     """
-    with _graph_optimizer(is_on=False):
+    marked = request.node.get_closest_marker("optimized") is not None
+    with _graph_optimizer(is_on=marked or not request.config.getoption("--quick")):
         yield
 
 
 @pytest.fixture
 def optimized_graphs():
-    """Graphs are optimized in one test of such a module."""
+    """Graphs are optimized in one test of another module."""
     with _graph_optimizer(is_on=True):
         yield
 

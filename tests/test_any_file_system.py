@@ -24,8 +24,6 @@ from tfdist.tasks.segmentation.masks import decode_mask
 from tfdist.tasks.segmentation.shapes import make_shapes
 from tfdist.train import run_training
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
-
 STEPS = 80
 FEW_STEPS = 10
 FLAGS = [

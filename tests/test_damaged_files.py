@@ -23,7 +23,6 @@ from tfdist.runs.trackers import Trackers
 from tfdist.tasks.commands import run_task_command
 from tfdist.train import run_training
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 NO_OBJECTS = {
     "nothing": b"",
     "cut short": b'{"loss": ',

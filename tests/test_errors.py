@@ -35,7 +35,6 @@ from tfdist.train import run_training
 from tfdist.verify.__main__ import run_verification
 from tfdist.verify.options import VerifyOptions
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
 SMALL = [
     "--dataset=shapes",

@@ -15,8 +15,6 @@ from tfdist.tasks.segmentation.inference.commands import run_evaluation, run_pre
 from tfdist.tasks.segmentation.inference.options import EvaluateOptions, PredictOptions
 from tfdist.tasks.segmentation.masks import decode_mask
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
-
 
 def predict(*flags):
     return run_command("tfdist.predict", run_prediction, flags, options_class=PredictOptions)

@@ -35,7 +35,6 @@ SMALL = [
     "--seed=4",
 ]
 TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 
 
 def train(*arguments):
@@ -134,7 +133,7 @@ def test_leaves_everything_in_the_run_directory(path_with_spaces, capfd):
 
 
 @pytest.mark.thorough
-def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd, optimized_graphs):
+def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
     for strategy in (["--strategy=one_device"], TWO_CPUS):
         options = [*SMALL, *strategy, "--precision=float64", "--quiet"]
         assert train(*options, f"--run_dir={tmp_path / strategy[0]}") == 0

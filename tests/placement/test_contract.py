@@ -15,6 +15,7 @@ from tests.placement.training import make_adam, train, train_whole
 from tfdist.errors import TfdistError
 from tfdist.placement.options import PLACEMENTS
 
+pytestmark = pytest.mark.optimized
 each_placement = pytest.mark.parametrize("kind", PLACEMENTS.values(), ids=PLACEMENTS)
 WITH_PICTURES = ("convolutional", "unet")
 WITH_BATCH_NORM = ("convolutional", "unet")

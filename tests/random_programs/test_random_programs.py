@@ -8,6 +8,7 @@ from tests.random_programs.comparison import DIFFERS, EQUAL, WAYS, Way, compare,
 from tests.random_programs.layers import LAYERS
 from tests.random_programs.program import make_program
 
+pytestmark = pytest.mark.optimized
 SEEDS = range(3)
 
 

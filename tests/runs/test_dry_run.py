@@ -14,7 +14,6 @@ from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
 ROOT = pathlib.Path(__file__).parents[2]
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 SMALL = [
     "--dataset=shapes",
     "--image_size=16,16",

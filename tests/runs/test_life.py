@@ -11,7 +11,6 @@ from tfdist.cli.command import run_command
 from tfdist.runs.options import TrainOptions
 from tfdist.train import run_training
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
 SMALL = [
     "--strategy=one_device",
     "--dataset=shapes",
@@ -36,7 +35,7 @@ def train(run, *flags, status=0, small=SMALL):
 
 
 @pytest.mark.thorough
-def test_a_finished_run_goes_on_for_more_epochs(tmp_path, capsys, optimized_graphs):
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path, capsys):
     whole = train(tmp_path / "whole", "--epochs=3")
     assert train(tmp_path / "parts", "--epochs=1")["steps"] == 2
     parts = train(tmp_path / "parts", "--epochs=3")

@@ -20,10 +20,7 @@ from tfdist.runs.trackers import Trackers, check_trackers
 
 X, Y = np.ones((16, 4), "f4"), np.ones((16, 1), "f4")
 # Their own imports warn.
-pytestmark = [
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.usefixtures("graphs_as_traced"),
-]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests import zoo
 from tests.training.programs import X, Y
 from tfdist.strategies import registry
 
+pytestmark = pytest.mark.optimized
 LOCAL = [name for name, found in registry.STRATEGIES.items() if found.traits.is_local]
 
 

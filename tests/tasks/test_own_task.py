@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
-
 WORDS = '''
 from dataclasses import dataclass
 
@@ -128,7 +126,7 @@ def test_it_learns_and_leaves_a_run(trained):
 
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", ["mirrored", "central_storage"])
-def test_replicas_train_it_to_the_same_end(trained, tmp_path, run, name, optimized_graphs):
+def test_replicas_train_it_to_the_same_end(trained, tmp_path, run, name):
     summary = _train(run, tmp_path, f"--strategy={name}", "--devices=CPU:0,CPU:1")
     assert summary["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
 

@@ -13,6 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.tasks.segmentation.losses import make_loss
 from tfdist.tasks.segmentation.metrics import SegmentationMetrics
 
+pytestmark = pytest.mark.optimized
 ADAM = lambda: keras.optimizers.Adam(1e-2)  # noqa: E731
 
 

@@ -11,6 +11,7 @@ from tfdist.data.source import ArraySource
 from tfdist.errors import TfdistError, TrainingError
 from tfdist.training.step.model_variables import hash_weights
 
+pytestmark = pytest.mark.optimized
 STEPS = 9  # three epochs of 16, 16 and 8 examples
 BATCH = 16
 SGD = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731

@@ -10,6 +10,8 @@ from tests import zoo
 from tfdist.strategies import Strategy, Traits
 from tfdist.training.step.steps import Steps
 
+pytestmark = pytest.mark.optimized
+
 
 class CompilingStrategy(tf.distribute.MirroredStrategy):
     def run(self, fn, args=(), kwargs=None, options=None):

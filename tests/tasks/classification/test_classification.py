@@ -18,8 +18,6 @@ from tfdist.tasks.classification.sources import make_class_folder, make_class_tf
 from tfdist.tasks.classification.task import Classification
 from tfdist.train import run_training
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
-
 
 @pytest.fixture
 def folder(path_with_spaces):

@@ -24,8 +24,6 @@ from tfdist.tasks.segmentation.registry import make_source
 from tfdist.tasks.segmentation.task import Segmentation
 from tfdist.train import run_training
 
-pytestmark = pytest.mark.usefixtures("graphs_as_traced")
-
 RNG = np.random.default_rng(0)
 
 
