@@ -109,12 +109,21 @@ def test_all_hear_who_does_not_come(hosts):
 def test_a_server_of_an_earlier_start_is_no_peer(hosts):
     """Something listens at worker 0's address, and hangs up: worker 1 goes on waiting."""
     port = int(hosts.split(",")[0].split(":")[1])
+    ended = threading.Event()
     with socket.create_server(("127.0.0.1", port)) as server:
-        hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
-        hang_up.start()
+        server.settimeout(0.1)
+
+        def hang_up():
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    server.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
         with pytest.raises(TrainingError, match="waiting for worker 0 at"):
             wait_for_peers(parse_hosts(hosts, "worker:1"), timeout_s=0.5)
-        hang_up.join()
+        ended.set()
+        thread.join()
 
 
 def test_names_the_workers_that_do_not_come(hosts):

@@ -9,7 +9,6 @@ import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError
 
-pytestmark = pytest.mark.optimized
 X = np.random.default_rng(0).normal(size=(26, 3)).astype("f4")
 Y = X.sum(1, keepdims=True)
 
