@@ -18,7 +18,7 @@ from tfdist.errors import TfdistError
 from tfdist.launch import run_local_cluster
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(22, 4)).astype("f4"), RNG.normal(size=(22, 1)).astype("f4")
+X, Y = RNG.normal(size=(24, 4)).astype("f4"), RNG.normal(size=(24, 1)).astype("f4")
 DATASET = "dataset"
 
 
@@ -26,7 +26,9 @@ class LostError(Exception):
     pass
 
 
-def train(strategy, directory=None, *, lost_after=None, data="arrays", lazy=False, every=2):
+def train(
+    strategy, directory=None, *, lost_after=None, data="arrays", rows=24, lazy=False, every=2
+):
     """Trains in two phases, and returns what it ends with; the program is lost after a batch."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -67,10 +69,11 @@ def train(strategy, directory=None, *, lost_after=None, data="arrays", lazy=Fals
         of_test.update_state(y, model(x, training=False))
 
     batches = {"batch_size": 8}
-    train_data, test_data = (X, Y), (X[:16], Y[:16])
+    x, y = X[:rows], Y[:rows]
+    train_data, test_data = (x, y), (x[:16], y[:16])
     if data == DATASET:
         batches = {}
-        both = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=3).batch(8)
+        both = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(22, seed=3).batch(8)
         train_data, test_data = (both,), (both.take(2),)
     given = 0
     found = loop.state
@@ -110,10 +113,11 @@ def lose_and_continue(points, directory, *args, **kwargs):
     ("strategy", "options"),
     [
         ("mirrored-2", {}),
-        ("one_device", {"lazy": True, "data": DATASET}),
+        # Two sizes of batches have two traces.
+        ("one_device", {"lazy": True, "data": DATASET, "rows": 22}),
         ("one_device", {}),
         ("mirrored-2", {"lazy": True, "data": DATASET}),
-        ("mirrored-3", {"every": 1}),
+        ("mirrored-3", {"every": 1, "rows": 22}),
         ("central_storage-2", {"every": None}),
     ],
 )
@@ -247,34 +251,43 @@ print(hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdige
 def test_a_script_that_is_told_to_stop_saves_and_continues(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    several = tmp_path / "several.py"
+    several.write_text(
+        "import runpy, sys\n"
+        "for sys.argv[1] in sys.argv[3:]:\n"
+        f"    runpy.run_path({str(script)!r})\n"
+        "    print('end', flush=True)\n"
+    )
 
-    def start(directory, pause, strategy="mirrored", replicas=2):
+    def start(pause, *names, strategy="one_device", replicas=2):
         flags = f"--strategy={strategy}", f"--logical_replicas={replicas}", "--quiet"
-        command = [sys.executable, "-m", "tfdist.run", *flags, str(script), directory, pause]
+        directories = [str(tmp_path / name) for name in names]
+        command = [sys.executable, "-m", "tfdist.run", *flags, str(several), "", pause]
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+            [*command, *directories],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ,
         )
 
-    def end(process):
-        output, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        return output.splitlines()
-
-    whole = start(str(tmp_path / "whole"), "0")
-    expected = end(whole)
-    stopped = start(str(tmp_path / "stopped"), "1")
+    stopped = start("1", "stopped", strategy="mirrored")
     for _ in range(3):
         assert stopped.stdout.readline() == "step\n"
     time.sleep(0.1)
     stopped.send_signal(signal.SIGTERM)
-    rest, _ = stopped.communicate(timeout=300)
+    rest, _ = stopped.communicate(timeout=1000)
     assert stopped.returncode == 143
-    lines = end(start(str(tmp_path / "stopped"), "0", "one_device"))
-    assert lines[-1] == expected[-1]
-    assert 3 + rest.count("step") + len(lines) == len(expected)
-    change, digest = end(start(str(tmp_path / "stopped"), "0", replicas=3))
+    continued = start("0", "stopped", "whole")
+    output, errors = continued.communicate(timeout=1000)
+    assert continued.returncode == 0, errors
+    lines, whole, _ = output.split("end\n")
+    assert lines.splitlines()[-1] == whole.splitlines()[-1]
+    assert 3 + rest.count("step") + lines.count("step") == whole.count("step") == 32
+    continued = start("0", "stopped", replicas=3)
+    change, digest, _ = continued.communicate(timeout=1000)[0].splitlines()
     assert "equal within rounding: logical_replicas was 2 and is 3" in change
-    assert digest == expected[-1]
+    assert digest == whole.splitlines()[-1]
 
 
 @pytest.mark.cluster
