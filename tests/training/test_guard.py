@@ -348,10 +348,17 @@ def _deepen(x, depth):
 
 
 def test_gradients_that_amplify_rounding_need_no_float64(monkeypatch):
-    traced = []
-    original = Guard._trace
-    monkeypatch.setattr(Guard, "_trace", lambda guard: traced.append(1) or original(guard))
-    _train(lambda: dense(between=lambda x: _deepen(x, 30)), check="on")
+    traced, moved = [], []
+    trace, compute = Guard._trace, Guard._compute
+
+    def record(guard, rows, **options):
+        moved.extend(options)
+        return compute(guard, rows, **options)
+
+    monkeypatch.setattr(Guard, "_trace", lambda guard: traced.append(1) or trace(guard))
+    monkeypatch.setattr(Guard, "_compute", record)
+    _train(lambda: dense(between=lambda x: _deepen(x, 12)), check="on")
+    assert moved == ["moved_by"]  # the plain comparison has found a difference
     assert len(traced) == 1
 
 
