@@ -3,6 +3,7 @@
 import os
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -57,21 +58,37 @@ def test_a_worker_that_hangs_in_its_own_code(script, code, capfd):
     assert not list(result.tasks[0].log.parent.glob("*.pulse"))
 
 
-def test_without_a_time_a_worker_that_hangs_is_only_named(script, capfd, monkeypatch):
+def test_without_a_time_a_worker_that_hangs_is_only_named(script, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(run, "STALL_TIMEOUT_S", 1.5)
-    result = launch(
-        script,
-        """
-        def callback():
-            time.sleep(60)
-        wait_in_a_step() if index == 0 else pulse.show(OWN)
-        callback()
-        """,
-        stall_timeout_s=None,
-        timeout_s=8,
-    )
-    assert result.timed_out
-    said = [line for line in capfd.readouterr().err.splitlines() if "seems to hang" in line]
+    said = []
+
+    def end_when_named():
+        while not ended.wait(0.1):
+            said.extend(capfd.readouterr().err.splitlines())
+            if any("seems to hang" in line for line in said):
+                (tmp_path / "named").touch()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=end_when_named)
+    thread.start()
+    try:
+        result = launch(
+            script,
+            f"""
+            def callback():
+                while not os.path.exists({str(tmp_path / "named")!r}):
+                    time.sleep(0.1)
+                time.sleep(2)
+            pulse.show(STEP if index == 0 else OWN)
+            callback()
+            """,
+            stall_timeout_s=None,
+        )
+    finally:
+        ended.set()
+        thread.join()
+    said = [line for line in said if "seems to hang" in line]
+    assert result.status == 0
     assert len(said) == 1
     assert "worker-1 seems to hang (hung for " in said[0]
     assert "s in callback (" in said[0]
