@@ -33,7 +33,7 @@ smoke: $(TEST)
 
 # On two cores. The other variants of thorough tests are in test-all, and clusters in test-cluster.
 test: $(TEST)
-	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=60 --durations-min=4 -m "not cluster" --quick
+	$(BIN)/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --durations=60 --durations-min=4 -m "not cluster" --quick
 
 test-cluster: $(TEST)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile --durations=40 --durations-min=4 -m cluster --quick

@@ -4,8 +4,11 @@ import collections
 import contextlib
 import gc
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# What XLA compiles for tests is not kept in the user's home.
+os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory=")
 
 import pytest
 import tensorflow as tf
@@ -14,10 +17,30 @@ from tensorflow.python.framework import config as tf_config
 
 from tfdist.cli.quiet import collect_garbage_less_often
 
+TESTS = pathlib.Path(__file__).parent
 LOGICAL_CPUS = 3  # and as many logical GPUs, if there is a GPU
 GPU_MEMORY_MIB = 2048  # of each
 # Deterministic kernels on GPUs ask for one.
 GLOBAL_SEED = 0 if tf.config.list_physical_devices("GPU") else None
+
+# Files of which each takes half a minute or more come first, so that two processes that share all
+# files end together.
+LONG = (
+    "training/test_programs.py",
+    "training/test_loop_progress.py",
+    "run/test_ordinary.py",
+    "training/test_trainer.py",
+    "cli/test_xla_cache.py",
+    "launch/test_stalls.py",
+    "launch/test_launch.py",
+    "test_train.py",
+    "training/test_guard.py",
+    "training/test_recovery.py",
+    "placement/test_contract.py",
+    "placement/test_shards.py",
+    "placement/test_strips.py",
+    "serve/test_server.py",
+)
 
 collect_garbage_less_often()
 
@@ -46,6 +69,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
+    items.sort(key=lambda item: _find_turn(item.path))  # others keep their order
     if not config.getoption("--quick"):
         return
     seen: collections.Counter[str] = collections.Counter()
@@ -58,6 +82,11 @@ def pytest_collection_modifyitems(config, items) -> None:
         (kept if is_kept else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+def _find_turn(path) -> int:
+    name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    return LONG.index(name) if name in LONG else len(LONG)
 
 
 def pytest_collection_finish() -> None:
