@@ -12,7 +12,6 @@ from tests import zoo
 from tests.training.programs import Smooth
 from tfdist.internals import lstm_module
 
-pytestmark = pytest.mark.optimized
 L = keras.layers
 RNG = np.random.default_rng(0)
 SEQUENCES = RNG.normal(size=(22, 6, 5)).astype("float32")
