@@ -107,7 +107,7 @@ def train(path, *flags):
 
 def test_a_finished_run_writes_a_summary_that_is_damaged_or_lost_anew(run):
     whole = json.loads((run / "summary.json").read_text())
-    for content in ("", json.dumps(whole | {"val_mean_iou": "high"}), None):
+    for content in (json.dumps(whole | {"val_mean_iou": "high"}), None):
         (run / "summary.json").unlink()
         if content is not None:
             (run / "summary.json").write_text(content)
