@@ -78,10 +78,18 @@ def test_what_is_no_dense_number_stays(name):
     assert not has_dense_numbers(OTHERS[name])
 
 
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize(
-    ("strategy_name", "options"),
-    [("one_device", {}), ("one_device", {"micro_batches": 2}), ("mirrored-2", {})],
+    ("strategy_name", "options", "is_known"),
+    [
+        # Each way to train, and both kinds of data.
+        ("one_device", {}, True),
+        ("one_device", {"micro_batches": 2}, False),
+        ("mirrored-2", {}, False),
+        ("one_device", {}, False),
+        ("one_device", {"micro_batches": 2}, True),
+        ("mirrored-2", {}, True),
+    ],
 )
 def test_a_run_is_the_same(strategy_name, options, is_known, monkeypatch):
     example = zoo.EXAMPLES["dense"]
