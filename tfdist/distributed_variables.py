@@ -359,7 +359,7 @@ def _mend_optimizers() -> None:
     """Makes Keras's optimizers update all copies when a script applies gradients."""
     merge_call = merge_call_interim.maybe_merge_call
 
-    def maybe_merge_call(fn: Any, strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    def maybe_merge_call(fn: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.distribute.in_cross_replica_context():
             return fn(strategy, *args, **kwargs)
         return merge_call(fn, strategy, *args, **kwargs)

@@ -177,7 +177,7 @@ def _uninstall(owner: Any, name: str) -> None:
         del _places[key]
 
 
-def _make_lookup(original: Any, key: _Key) -> Any:
+def _make_lookup(original: Callable[..., Any], key: _Key) -> Any:
     """Returns what takes a function's place, and calls the replacement of the context, if any."""
     if isinstance(original, property):
         return property(lambda owner: _find(key, original).fget(owner))
@@ -189,7 +189,7 @@ def _make_lookup(original: Any, key: _Key) -> Any:
     return call
 
 
-def _find(key: _Key, original: Any) -> Any:
+def _find(key: _Key, original: Callable[..., Any]) -> Any:
     found = _replacements.get()
     if found is not None and key in found:
         return found[key]

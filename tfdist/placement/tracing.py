@@ -60,7 +60,7 @@ def add_penalties(graph: Graph, penalties: list[tf.Tensor]) -> None:
         layer.add_loss(penalties)  # a functional model rejects add_loss
 
 
-def set_mask(tensor: Any, mask: Any) -> None:
+def set_mask(tensor: Any, mask: tf.Tensor | None) -> None:
     """Gives a tensor a Keras mask, if there is one."""
     if mask is not None:
         set_keras_mask(tensor, mask)

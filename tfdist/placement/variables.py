@@ -95,7 +95,7 @@ def create_copies(
     """Returns a variable of a strategy that takes the place of another one, on other devices."""
     left: Iterator[str] = iter(devices)
 
-    def create(next_creator: Any, **arguments: Any) -> Any:
+    def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> Any:
         with tf.device(f"/device:{next(left)}"):
             return next_creator(**arguments)
 
@@ -124,7 +124,7 @@ def updating_in_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
     kind = type(strategy.extended)
     original = find_function(kind, "update")
 
-    def update(extended: Any, var: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(extended: Any, var: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def run(variable: Any, *given: Any, **named: Any) -> Any:
             with tf.device(variable.device):
                 return fn(variable, *given, **named)

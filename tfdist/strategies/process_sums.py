@@ -40,7 +40,7 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         return
     all_reduce = reducer._all_reduce
 
-    def reduce(reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
+    def reduce(reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any) -> Any:
         if tf.executing_eagerly():
             return all_reduce(reduce_op, value, replica_id, options)
         values = tf.nest.flatten(value)

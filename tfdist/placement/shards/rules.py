@@ -73,7 +73,7 @@ def _with_bias(layer: keras.Layer, **axes: int) -> Axes:
     return axes | ({"bias": 0} if getattr(layer, "bias", None) is not None else {})
 
 
-def _dense(layer: keras.Layer, x: Any, weights: Weights) -> Any:
+def _dense(layer: keras.Layer, x: tf.Tensor, weights: Weights) -> Any:
     y = ops.matmul(x, weights["kernel"])
     return y if weights.get("bias") is None else ops.add(y, weights["bias"])
 
@@ -82,7 +82,7 @@ def _convolve(
     function: Callable[..., Any],
     kernels: Sequence[str],
     layer: keras.Layer,
-    x: Any,
+    x: tf.Tensor,
     weights: Weights,
     **changed: Any,
 ) -> Any:
@@ -96,7 +96,7 @@ def _convolve(
     return ops.add(y, ops.reshape(weights["bias"], shape))
 
 
-def _conv(layer: keras.Layer, x: Any, weights: Weights) -> Any:
+def _conv(layer: keras.Layer, x: tf.Tensor, weights: Weights) -> Any:
     padding = layer.padding
     if padding == "causal":
         pads = [[0, 0], [0, 0], [0, 0]]
@@ -117,12 +117,12 @@ def _find_depthwise_axes(layer: keras.Layer) -> Axes:
     return _with_bias(layer, kernel=-2) if layer.depth_multiplier == 1 else {}
 
 
-def _transposed(layer: keras.Layer, x: Any, weights: Weights) -> Any:
+def _transposed(layer: keras.Layer, x: tf.Tensor, weights: Weights) -> Any:
     padding = layer.output_padding
     return _convolve(ops.conv_transpose, _KERNEL, layer, x, weights, output_padding=padding)
 
 
-def _einsum(layer: keras.Layer, x: Any, weights: Weights) -> Any:
+def _einsum(layer: keras.Layer, x: tf.Tensor, weights: Weights) -> Any:
     y = ops.einsum(layer.equation, x, weights["kernel"])
     return y if weights.get("bias") is None else ops.add(y, weights["bias"])
 
@@ -157,7 +157,7 @@ def _find_einsum_axes(layer: keras.Layer) -> Axes:
     return axes
 
 
-def _embedding(layer: keras.Layer, x: Any, weights: Weights) -> Any:
+def _embedding(layer: keras.Layer, x: tf.Tensor, weights: Weights) -> Any:
     found = ops.take(weights["embeddings"], x, axis=0)
     return ops.cast(found, layer.compute_dtype)
 

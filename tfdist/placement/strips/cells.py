@@ -59,7 +59,7 @@ class DeviceTape:
         """Returns the gradients of tensors that functions took; None where they do not matter."""
         found: dict[int, Any] = {}
 
-        def add(tensor: tf.Tensor, gradient: Any) -> None:
+        def add(tensor: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> None:
             if id(tensor) in found:
                 with tf.device(self._devices.get(id(tensor), self._first)):
                     dense = map(tf.convert_to_tensor, (found[id(tensor)], gradient))

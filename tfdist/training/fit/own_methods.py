@@ -192,7 +192,7 @@ def _find_route(model: keras.Model) -> Route | None:
     return next((route for route in reversed(routes) if route.takes(model)), None)
 
 
-def _make_method(name: str, original: Any) -> Callable[..., Any]:
+def _make_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns what replaces a method: calls that a call makes of itself go to Keras."""
 
     @functools.wraps(original)
@@ -211,7 +211,7 @@ def _make_method(name: str, original: Any) -> Callable[..., Any]:
     return method
 
 
-def _make_check(name: str, original: Any) -> Callable[..., Any]:
+def _make_check(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns what replaces a check that Keras's methods begin with."""
 
     @functools.wraps(original)

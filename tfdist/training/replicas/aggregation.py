@@ -49,7 +49,7 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
       model: the model. Its optimizers and batch normalization assign equal values anyway.
     """
 
-    def wrap(original: Any) -> Any:
+    def wrap(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
             set_aggregation(variable)

@@ -81,9 +81,9 @@ def _fits(layer: keras.Layer, inputs: Any) -> bool:
     return has_kernel and is_last and not renormalizes(layer)
 
 
-def _make_moments(original: Any, find_part: Callable[[], BatchShare | None]) -> Any:
+def _make_moments(original: Callable[..., Any], find_part: Callable[[], BatchShare | None]) -> Any:
     @functools.wraps(original)
-    def moments(layer: keras.Layer, inputs: Any, mask: Any) -> Any:
+    def moments(layer: keras.Layer, inputs: Any, mask: tf.Tensor | None) -> Any:
         part = find_part()
         if part is None:
             return original(layer, inputs, mask)

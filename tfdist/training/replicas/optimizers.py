@@ -83,7 +83,7 @@ class _Reducer:
         self._record = record
         self._inside: set[tf.distribute.ReplicaContext] = set()
 
-    def wrap(self, name: str, original: Any) -> Any:
+    def wrap(self, name: str, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             context = tf.distribute.get_replica_context()
@@ -145,7 +145,7 @@ class _Reducer:
         return restore([None if g is None else next(whole) for g in flat])
 
 
-def _weigh(gradient: Any, part: BatchShare) -> tf.Tensor:
+def _weigh(gradient: tf.Tensor | tf.IndexedSlices, part: BatchShare) -> tf.Tensor:
     """Returns the weight of a replica's gradient.
 
     Where every replica has the whole global batch, the first one alone sends rows of tables, so
@@ -158,12 +158,12 @@ def _weigh(gradient: Any, part: BatchShare) -> tf.Tensor:
     return tf.where(part.is_copy, tf.cast(is_first, part.weight.dtype), part.weight)
 
 
-def _has_known_rows(gradient: Any) -> bool:
+def _has_known_rows(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     return is_sparse and gradient.indices.shape[0] is not None
 
 
-def scale_gradient(gradient: Any, factor: Any) -> Any:
+def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: Any) -> Any:
     """Returns a gradient times a number; None stays None."""
     if gradient is None or tf.get_static_value(factor) == 1:
         return gradient

@@ -64,9 +64,9 @@ def draw_normal(
 
 def draw_integers(
     shape: Any,
-    key: Any,
-    counter: Any,
-    alg: Any,
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    alg: tf.Tensor,
     minval: tf.Tensor,
     maxval: tf.Tensor,
     name: str | None = None,

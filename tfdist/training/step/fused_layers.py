@@ -40,7 +40,7 @@ def _make_lstm(original: Any) -> Any:
     """Returns the function that Keras asks for a fast LSTM; where there is none, it raises."""
 
     @functools.wraps(original)
-    def lstm(inputs: Any, h: Any, c: Any, mask: Any, **options: Any) -> Any:
+    def lstm(inputs: Any, h: Any, c: Any, mask: tf.Tensor | None, **options: Any) -> Any:
         is_usual = options["activation"] is keras.activations.tanh
         is_usual &= options["recurrent_activation"] is keras.activations.sigmoid
         if inputs.dtype != tf.float32 or mask is not None or not is_usual or options["unroll"]:

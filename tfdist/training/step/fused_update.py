@@ -30,7 +30,7 @@ def fusing_updates() -> Iterator[None]:
     original = find_function(TFOptimizer, "_distributed_tf_update_step")
 
     def update_all(
-        optimizer: Any, strategy: Any, pairs: Sequence[tuple[Any, Any]], learning_rate: Any
+        optimizer: Any, strategy: Any, pairs: Sequence[tuple[Any, Any]], learning_rate: tf.Tensor
     ) -> None:
         is_keras = type(optimizer).update_step.__module__.startswith(f"{keras.__name__}.")
         if not is_keras or optimizer.gradient_accumulation_steps:
@@ -39,7 +39,7 @@ def fusing_updates() -> Iterator[None]:
 
         factors: dict[Any, _Factors] = {}
 
-        def update(variable: Any, gradient: Any, learning_rate: Any, step: tf.Tensor) -> None:
+        def update(variable: Any, gradient: Any, learning_rate: tf.Tensor, step: tf.Tensor) -> None:
             is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
             if is_whole and _is_adam(optimizer):
                 key = (variable.device, variable.dtype)
@@ -60,7 +60,7 @@ def fusing_updates() -> Iterator[None]:
         yield
 
 
-def _read(strategy: Any, variable: keras.Variable) -> Any:
+def _read(strategy: tf.distribute.Strategy, variable: keras.Variable) -> Any:
     """Returns the value of a variable, on each of the devices."""
     copies = strategy.experimental_local_results(variable.value)
     values = [tf.convert_to_tensor(copy) for copy in copies]

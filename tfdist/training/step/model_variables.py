@@ -120,7 +120,7 @@ def _check_start(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> N
         )
 
 
-def _lift(next_creator: Any, **arguments: Any) -> tf.Variable:
+def _lift(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
     """Creates a variable outside of the graph in which a model is built without data."""
     value = arguments.get("initial_value")
     if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):

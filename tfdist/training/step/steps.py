@@ -451,7 +451,7 @@ def _leaving_no_variables(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _create_at_once(next_creator: Any, **arguments: Any) -> tf.Variable:
+def _create_at_once(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
     """Creates a variable in a step that waits for its data, on which no initial value depends."""
     with tf.control_dependencies(None):
         return next_creator(**arguments)
