@@ -20,7 +20,7 @@ _VARIABLES = (keras.Variable, tf.Variable, keras.random.SeedGenerator)
 _PARTS = (keras.Layer, BaseOptimizer, keras.metrics.Metric)
 # What is not searched for the models, optimizers and metrics of a function.
 LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfdist")
-# Keys of what a step takes: no argument at all, and the end of those that are numbers.
+# Keys of what a step takes: no argument at all, and the end of those that are scalars.
 _NO_ARGUMENT, _NUMBER = "*", "#"
 
 
@@ -279,7 +279,8 @@ class _Program(keras.Model):
 def _split_arguments(args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments that are data, by place or name, and the others, which are constants.
 
-    As for `tf.function`, models, texts, booleans and None are constants: each is traced by itself.
+    As for `tf.function`, models and what is Python's own (numbers, texts, None) are constants: each
+    is traced by itself.
     """
     values = {**{f"*{place:02d}": value for place, value in enumerate(args)}, **kwargs}
     data = {key: value for key, value in values.items() if _is_data(value)}
@@ -288,26 +289,35 @@ def _split_arguments(args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, 
 
 def _identify(constants: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns a key for constants, which lasts as long as these do."""
-    is_text = (str, bool, type(None))
-    return tuple(
-        (name, value if isinstance(value, is_text) else id(value))
-        for name, value in sorted(constants.items())
-    )
+
+    def identify(value: Any) -> Any:
+        if isinstance(value, (str, bool, int, float, type(None))):
+            return type(value), value
+        if isinstance(value, (list, tuple)):
+            return type(value), *map(identify, value)
+        if isinstance(value, dict):
+            return dict, *((key, identify(value[key])) for key in sorted(value))
+        return id(value)
+
+    return tuple((name, identify(value)) for name, value in sorted(constants.items()))
 
 
 def _is_data(value: Any) -> bool:
     leaves = tf.nest.flatten(value)
-    return bool(leaves) and all(
-        (hasattr(leaf, "shape") and not isinstance(leaf, (keras.Variable, tf.Variable, *_PARTS)))
-        or (isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
+    arrays = [
+        hasattr(leaf, "shape") and not isinstance(leaf, (keras.Variable, tf.Variable, *_PARTS))
         for leaf in leaves
+    ]
+    others = [leaf for leaf, is_array in zip(leaves, arrays, strict=True) if not is_array]
+    return any(arrays) and all(
+        isinstance(leaf, (int, float)) and not isinstance(leaf, bool) for leaf in others
     )
 
 
 def _to_rows(values: dict[str, Any]) -> dict[str, Any]:
     """Returns arguments, by place or name, with a batch as first dimension.
 
-    A number is repeated for each example, and its key says so: another function is compiled for it.
+    A scalar is repeated for each example, and its key says so: another function is compiled for it.
     Where there is no batch, every replica computes the same.
     """
     numbers = {
