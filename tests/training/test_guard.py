@@ -452,6 +452,24 @@ def test_where_replicas_cannot_meet_the_error_has_one_line(cls, check):
     assert "\n" not in str(error.value)
 
 
+class StartingSGD(keras.optimizers.SGD):
+    def build(self, variables):
+        super().build(variables)
+        self.begun = self.add_variable(shape=(), name="begun")
+
+    def _backend_apply_gradients(self, gradients, variables):
+        def begin():
+            self.assign(self.begun, keras.ops.ones(()))
+
+        keras.ops.cond(self.iterations == 0, begin, lambda: None)
+        super()._backend_apply_gradients(gradients, variables)
+
+
+def test_the_place_where_replicas_cannot_meet_is_named():
+    with pytest.raises(TfdistError, match=r"or a loop \(in begin, .*test_guard.py:\d+\)\. Move"):
+        _train(lambda: dense(StartingSGD(0.1)))
+
+
 def test_a_loss_of_the_whole_batch_is_refused_where_its_parts_agree():
     y = np.tile(np.array([[1, 0], [0, 1]], "f4"), (16, 1))
     with pytest.raises(TfdistError, match="the loss 'dice' is not a mean .* gather_outputs=True"):

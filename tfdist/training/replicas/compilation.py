@@ -1,6 +1,7 @@
 """Checks that XLA can compile a model before training begins, with errors of one line."""
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
 # In errors of tf.distribute where replicas would have to meet within a nested graph.
 _WITHIN = "merge_call"
+_LIBRARIES = {"contextlib", "functools", "keras", "runpy", "tensorflow", "tfdist", "threading"}
 _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", re.DOTALL)
 
 
@@ -92,9 +94,21 @@ def explain_step_errors(model: keras.Model) -> Iterator[None]:
             raise
         raise TfdistError(
             f"Replicas cannot run a step of {type(model).__name__}: it updates variables or "
-            "communicates within tf.function, tf.cond or a loop. Move that out of it, or train on "
-            "one device."
+            f"communicates within tf.function, tf.cond or a loop{_find_place(error)}. Move that "
+            "out of it, or train on one device."
         ) from error
+
+
+def _find_place(error: BaseException) -> str:
+    """Returns in which line of the user's code an error was raised, if there is one."""
+    found, place = error.__traceback__, ""
+    while found is not None:
+        code = found.tb_frame.f_code
+        module = found.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _LIBRARIES and os.path.isfile(code.co_filename):
+            place = f" (in {code.co_name}, {code.co_filename}:{found.tb_lineno})"
+        found = found.tb_next
+    return place
 
 
 def describe_layer(layer: keras.Layer) -> str:
