@@ -112,17 +112,42 @@ def test_recording_does_not_change_how_an_optimizer_is_divided():
     assert updates_elements(optimizer)
 
 
+VERDICTS = {
+    "one_device": "equal",
+    "mirrored": "equal",
+    "central_storage": "not supported",
+    "multi_worker_mirrored": "equal",
+    "local_sgd": "equal",
+}
+# `make test-cluster` runs each placement and each strategy, and all placements on several workers.
+IN_SHORT = {
+    "layers": ("mirrored", "multi_worker_mirrored"),
+    "shards": ("central_storage", "multi_worker_mirrored"),
+    "strips": ("local_sgd",),
+    "strips --grid=2,2": ("one_device", "multi_worker_mirrored"),
+}
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize("placement", [*PLACEMENTS, "strips --grid=2,2"])
-def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement):
+@pytest.mark.thorough(keep=len(IN_SHORT))
+@pytest.mark.parametrize(
+    ("placement", "strategies"),
+    [*IN_SHORT.items(), *((placement, tuple(VERDICTS)) for placement in IN_SHORT)],
+)
+def test_placements_are_equal_alone_and_on_several_workers(tmp_path, placement, strategies):
     command = [sys.executable, "-m", "tfdist.verify", *f"--placement={placement}".split()]
     command += ["--steps=3", "--image_size=16,16", "--base_filters=4", "--depth=1"]
-    command += ["--strategies=one_device,mirrored,central_storage,multi_worker_mirrored,local_sgd"]
-    command += [f"--json={tmp_path}/found.json"]
+    command += [f"--strategies={','.join(strategies)}", f"--json={tmp_path}/found.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = [row["verdict"] for row in json.loads((tmp_path / "found.json").read_text())]
-    assert verdicts == ["equal", "equal", "not supported", "equal", "equal"], done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    verdicts = {row["strategy"]: row["verdict"] for row in found}
+    assert verdicts == {name: VERDICTS[name] for name in strategies}, done.stdout
+
+
+def test_every_placement_is_verified():
+    assert {placement.split()[0] for placement in IN_SHORT} == set(PLACEMENTS)
+    assert {name for names in IN_SHORT.values() for name in names} == set(VERDICTS)
 
 
 @pytest.mark.cluster
