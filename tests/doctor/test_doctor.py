@@ -79,7 +79,8 @@ PROBED = [
 
 @pytest.mark.cluster
 def test_devices_that_share_the_cores():
-    done = run("--probe", "--steps=4", "--", *PROBED, timeout=1000)
+    flags = [flag for flag in PROBED if not flag.startswith("--depth")]
+    done = run("--probe", "--steps=4", "--", *flags, "--depth=1", timeout=1000)
     (line,) = [line for line in done.stdout.splitlines() if "times as fast" in line]
     # On a busy machine the numbers may be anything.
     assert "because they share the same " in line or line.startswith("ok"), line
