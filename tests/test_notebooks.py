@@ -19,12 +19,19 @@ BADGE = "https://colab.research.google.com/github/{}/blob/main/notebooks/{}"
 REPOSITORY = re.search("url = https://github.com/(.+)", (ROOT / "setup.cfg").read_text())[1]
 # Notebook -> what the test replaces in its code, so that the same calls train and plan less.
 SMALLER = {
-    "cluster": {"--train_examples=512": "--train_examples=64", "--epochs=3": "--epochs=2"},
+    "cluster": {
+        "--image_size=32,32 --base_filters=8 --depth=2": (
+            "--image_size=16,16 --base_filters=4 --depth=1"
+        ),
+        "--train_examples=512": "--train_examples=64",
+        "--epochs=3": "--epochs=2",
+    },
     "own_model_and_data": {
         "make_spirals(3000, seed=0)": "make_spirals(600, seed=0)",
         "epochs=6": "epochs=2",
         '("train", 160)': '("train", 48)',
-        "--epochs=4": "--epochs=1",
+        "--base_filters=8 --depth=2 --epochs=4": "--base_filters=4 --depth=1 --epochs=1",
+        "base_filters=8, depth=2": "base_filters=4, depth=1",
     },
     "plan": {
         "--dataset=shapes --train_examples=100000 --image_size=256,256": (
@@ -41,7 +48,11 @@ SMALLER = {
             "--image_size=16,16 --base_filters=4 --depth=1"
         )
     },
-    "quick_start": {"--train_examples=1200 --epochs=4": "--train_examples=160 --epochs=1"},
+    "quick_start": {
+        "--base_filters=16 --depth=3 --train_examples=1200 --epochs=4": (
+            "--base_filters=4 --depth=1 --train_examples=160 --epochs=1"
+        )
+    },
 }
 
 
