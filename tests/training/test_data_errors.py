@@ -65,7 +65,7 @@ def test_data_that_do_not_fit_cost_one_line(strategy_name, name):
 @pytest.mark.parametrize("name", ["labels", "indices"])
 def test_the_guard_sees_them_first(name):
     build, data, message = CASES[name]
-    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), check="on")
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"](), check="on")
     with pytest.raises(TfdistError, match=f"^{message}"):
         trainer.fit(*data, verbose=0)
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
+from tfdist.internals import adds_up_activities
 from tfdist.training.step.model_variables import hash_weights
 
 # No gradient is clipped, but for one that is still scaled.
@@ -76,6 +77,8 @@ def _train_in_float32(name):
     zoo.take_turns(["mirrored-2", "one_device", "central_storage-2"], [1, 2]),
 )
 def test_clips_and_applies_what_float32_would(float16, strategy_name, micro_batches):
+    if adds_up_activities():
+        pytest.skip("penalties of activities are so large that the first step is skipped")
     trainer = _make_trainer(strategy_name, micro_batches=micro_batches)
     assert isinstance(trainer.model.optimizer, keras.optimizers.LossScaleOptimizer)
     trainer.fit(X, Y, global_batch_size=16, max_steps=6, verbose=0)
