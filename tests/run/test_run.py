@@ -50,7 +50,7 @@ history = model.fit(
 found = {
     "history": history.history,
     "evaluation": model.evaluate(x, y, verbose=0),
-    "batch": model.train_on_batch(x[:8], y[:8]),
+    "batch": [float(value) for value in model.train_on_batch(x[:8], y[:8])],
     "predictions": model.predict(x[:5], verbose=0).tolist(),
     "name": NAME,
     "arguments": sys.argv[1:],
