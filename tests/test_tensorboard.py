@@ -56,7 +56,7 @@ def _list_hparams(logdir):
     return list_session_groups.Handler(RequestContext(), context, "", request).run()
 
 
-def test_a_run_has_curves_pictures_and_hyperparameters(tmp_path, run_dir):
+def test_a_run_has_curves_pictures_and_hyperparameters(tmp_path, run_dir, optimized_graphs):
     summary = _train(tmp_path / "run", *SEGMENTATION)
     before = json.loads(pathlib.Path(run_dir, "summary.json").read_text())
     assert summary["weights_sha256"] == before["weights_sha256"]  # the pictures change nothing
