@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache_source, make_train_dataset
+from tfdist.data import cache_source, make_train_dataset, steps_per_epoch
 from tfdist.launch.machine import describe_machine
 from tfdist.tasks.classification.sources import Mirror, make_class_folder
 
@@ -127,7 +127,7 @@ class Tfdist:
         batches = make_train_dataset(
             self._source, global_batch_size=BATCH, seed=0, ends_epochs=True, **options
         )
-        steps = -(-self._source.num_examples // BATCH)
+        steps = steps_per_epoch(self._source.num_examples, BATCH)
         return sum(len(y) for _, y in itertools.islice(batches, steps))
 
 

@@ -34,6 +34,8 @@ from tfdist.tasks.command_options import (
     ExportRunOptions,
     FinishedRunOptions,
     PredictOptions,
+    check_file_name,
+    check_installed,
 )
 from tfdist.tasks.finished_files import check_finished, writing_output
 from tfdist.tasks.registry import find_task
@@ -183,8 +185,6 @@ def run_prediction(options: PredictOptions) -> int:
 
 def check_export(options: ExportOptions) -> None:
     """Checks the name of the output, and that the packages for its format are there."""
-    from tfdist.tasks.command_options import check_file_name, check_installed
-
     output, file_format = options.run.find_output(), options.run.format
     if file_format != SAVED_MODEL:
         check_file_name(output, file_format)

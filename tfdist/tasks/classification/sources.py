@@ -15,12 +15,7 @@ from tfdist.data.source import BatchSource, SequentialSource
 from tfdist.errors import TfdistError
 from tfdist.tasks.images import tfds
 from tfdist.tasks.images.mirror import mirror_chosen
-from tfdist.tasks.images.reading import (
-    IMAGE_EXTENSIONS,
-    read_all,
-    read_image,
-    resize_image,
-)
+from tfdist.tasks.images.reading import IMAGE_EXTENSIONS, read_all, read_image, resize_image
 from tfdist.tasks.segmentation.shapes import ShapesSource, make_shapes
 
 _FEATURES = ("image", "label")
