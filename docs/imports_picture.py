@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 _TOGETHER = {
     "base": (
         "_lazy",
+        "aliases",
         "announcing",
         "distributed_variables",
         "errors",

@@ -13,7 +13,17 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A module may import from its own row and the rows above it.
 LAYERS = [
-    {"_lazy", "announcing", "cgroups", "cli.output", "errors", "internals", "patches", "processor"},
+    {
+        "_lazy",
+        "aliases",
+        "announcing",
+        "cgroups",
+        "cli.output",
+        "errors",
+        "internals",
+        "patches",
+        "processor",
+    },
     {"reading"},
     {"replacing", "distributed_variables"},
     {"options", "imports", "cli.arguments"},

@@ -70,7 +70,7 @@ class FitArguments(BatchArguments):
             )
 
 
-def check_kind(name: str, value: Any, kind: type) -> None:
+def check_kind(name: str, value: object, kind: type) -> None:
     """Raises a TfdistError if an argument is neither None nor of a kind."""
     if value is not None and not isinstance(value, kind):
         raise TfdistError(

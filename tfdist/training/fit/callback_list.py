@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from tfdist.aliases import Callbacks
+
 
 class CallbackList(keras.callbacks.CallbackList):
     """Keras's list, which prepares the logs of a batch only if a callback uses them.
@@ -29,27 +31,27 @@ class CallbackList(keras.callbacks.CallbackList):
             if _overrides(callback, *names)
         )
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_train_batch_begin", "on_batch_begin"):
             super().on_train_batch_begin(batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_train_batch_end", "on_batch_end"):
             super().on_train_batch_end(batch, logs)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_test_batch_begin"):
             super().on_test_batch_begin(batch, logs)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_test_batch_end"):
             super().on_test_batch_end(batch, logs)
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_predict_batch_begin"):
             super().on_predict_batch_begin(batch, logs)
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._overrides("on_predict_batch_end"):
             super().on_predict_batch_end(batch, logs)
 
@@ -62,14 +64,14 @@ def _overrides(callback: keras.callbacks.Callback, *names: str) -> bool:
     return any(not getattr(getattr(callback, name), "_is_default", False) for name in names)
 
 
-def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+def list_callbacks(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that a user passed as None, one, several, or a Keras `CallbackList`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return list(keras.tree.flatten(callbacks)) if callbacks else []
 
 
-def find_history(callbacks: Any) -> keras.callbacks.History:
+def find_history(callbacks: Callbacks) -> keras.callbacks.History:
     """Returns the `History` among the user's callbacks, as Keras does, or else a new one."""
     found = [c for c in list_callbacks(callbacks) if isinstance(c, keras.callbacks.History)]
     return found[-1] if found else keras.callbacks.History()

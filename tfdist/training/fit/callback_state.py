@@ -74,7 +74,7 @@ def _list_stateful(
             yield f"{kind}/{seen[kind]}", callback, attributes
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Returns a structure with its NumPy and TensorFlow values converted to plain Python ones."""
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdist.aliases import BatchIterator, KerasData
 from tfdist.announcing import announce
 from tfdist.distributed_variables import make_variables_ordinary, spread_raw_writes
 from tfdist.errors import TfdistError
@@ -215,7 +216,7 @@ class Engine:
             is_placed=self._is_placed,
         )
 
-    def prepare(self, x: Any, y: Any = None, *, global_batch_size: int = 32) -> None:
+    def prepare(self, x: KerasData, y: KerasData = None, *, global_batch_size: int = 32) -> None:
         """Checks that the data fit the model and the strategy, and creates all variables.
 
         `fit` and `evaluate` do so themselves; a command calls this before it writes anything.
@@ -328,7 +329,7 @@ class Engine:
         self._prediction = self._make_steps()
         return self._prediction
 
-    def check_division(self, kind: str, iterator: Any, adapter: DataAdapter) -> Any:
+    def check_division(self, kind: str, iterator: BatchIterator, adapter: DataAdapter) -> Any:
         """Checks that a divided batch has the same result as a whole one on one device.
 
         Call it before each batch. It makes the copies of each variable equal, and checks the first

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Callbacks
 from tfdist.errors import TfdistError
 from tfdist.internals import RESETS_ON_BATCH
 from tfdist.launch.pulse import BUSY, OWN, STEP, Pulse
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 def make_callbacks(
-    callbacks: Any,
+    callbacks: Callbacks,
     model: keras.Model,
     *,
     verbose: int,

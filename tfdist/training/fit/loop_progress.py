@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import KerasData
 from tfdist.data.dataset_graph import list_shuffles
 from tfdist.errors import TfdistError
 from tfdist.stopping import EXIT_TERMINATED, ScriptStop
@@ -143,7 +144,7 @@ class LoopProgress:
             self._save(self._epoch + 1, None, 0)
             self._stop_if_asked()
 
-    def begin_pass(self, x: Any, adapter: DataAdapter) -> Pass | None:
+    def begin_pass(self, x: KerasData, adapter: DataAdapter) -> Pass | None:
         """Counts a pass over data, and returns it; None if it was over before the checkpoint."""
         if self._recovery is not None and self._phase < 0:
             raise TfdistError(
@@ -171,7 +172,7 @@ class LoopProgress:
         data.passes += 1
         return Pass(data.passes - 1, first)
 
-    def _continue_data(self, data: _Data, x: Any, adapter: DataAdapter) -> _Data:
+    def _continue_data(self, data: _Data, x: KerasData, adapter: DataAdapter) -> _Data:
         """Returns the data of this call in the last epoch, which these must be.
 
         Else a program that continues could not tell in which order they come.
@@ -326,7 +327,7 @@ class LoopProgress:
                 self._recovery.wait()
             sys.exit(EXIT_TERMINATED)
 
-    def _find_data(self, x: Any) -> _Data:
+    def _find_data(self, x: KerasData) -> _Data:
         """Returns the data that an object reads, which others may read, too.
 
         Datasets that are made of one shuffled dataset, such as `take` and `skip` of it, are one: a
@@ -342,7 +343,7 @@ class LoopProgress:
         return self._data[-1]
 
 
-def _refer(x: Any) -> Callable[[], Any]:
+def _refer(x: KerasData) -> Callable[[], Any]:
     try:
         return weakref.ref(x)
     except TypeError:  # a list or a tuple of arrays

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.aliases import KerasData
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.errors import TfdistError
 from tfdist.strategies.base import Strategy
@@ -163,9 +164,9 @@ class Loop:
 
     def batches(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: KerasData,
+        y: KerasData = None,
+        sample_weight: KerasData = None,
         *,
         batch_size: int | None = None,
         shuffle: bool | str = True,

@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -35,7 +35,12 @@ class Route(Protocol):
         """Returns whether it is the route for a model."""
 
     def call(
-        self, name: str, original: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
+        self,
+        name: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: Sequence[object],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Runs in the place of Keras's method; `original` is that method."""
 
@@ -112,7 +117,12 @@ class TrainerRoute:
         return self._is_divided and model._distribute_strategy is trainer.strategy
 
     def call(
-        self, name: str, original: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
+        self,
+        name: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: Sequence[object],
+        kwargs: dict[str, Any],
     ) -> Any:
         if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)
@@ -138,7 +148,7 @@ class TrainerRoute:
         return engine is not None and engine.is_divided
 
 
-def call_inner(trainer: Any, name: str, args: Any, kwargs: Any) -> Any:
+def call_inner(trainer: Any, name: str, args: Sequence[object], kwargs: Any) -> Any:
     """Calls a trainer's method in the place of Keras's, without the model's own."""
     is_cached = kwargs.pop("_use_cached_eval_dataset", False)  # Keras's `fit` validates
     if is_cached and trainer.validate_cached is not None:

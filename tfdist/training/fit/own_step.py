@@ -3,13 +3,14 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer
 from tfdist.training.fit.trainer import Trainer
@@ -66,7 +67,7 @@ class OwnStep:
             steps.append(self)
         self._others: dict[Any, OwnStep] = {}  # with other constants
 
-    def __get__(self, owner: Any, kind: Any = None) -> Any:
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         """Returns the step of an object, if a method was distributed in its class."""
         if owner is None:
             return self
@@ -95,7 +96,9 @@ class OwnStep:
         program: Any = self._trainer.model
         return program.unpack(self._trainer.run_step(rows), rows, self._returns_tensors)
 
-    def find_parts(self, args: Any = (), kwargs: Any = None) -> list[Any]:
+    def find_parts(
+        self, args: Sequence[object] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
         """Returns the models, layers, optimizers and metrics that a call uses, each once."""
         _, constants = _split_arguments(args, kwargs or {})
         return _find_parts(self.function, self._constants | constants)
@@ -153,11 +156,13 @@ class OwnStep:
         if self._trainer is not None:
             self._trainer.engine.compare_weights()
 
-    def bind(self, owner: Any) -> "OwnStep":
+    def bind(self, owner: object) -> "OwnStep":
         """Returns the step of an object in whose class the function is a method."""
         return self._copy(types.MethodType(self.function, owner))
 
-    def _copy(self, function: Any, constants: Mapping[str, Any] | None = None) -> "OwnStep":
+    def _copy(
+        self, function: Callable[..., Any], constants: Mapping[str, Any] | None = None
+    ) -> "OwnStep":
         return OwnStep(
             function,
             self._strategy,
@@ -244,7 +249,7 @@ class _Program(keras.Model):
         self._results: dict[tuple[str, ...], Any] = {}  # by the names of the arguments
         self.built = True
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Batch) -> dict[str, Any]:
         rows = data[0] if isinstance(data, tuple) and len(data) == 1 else data
         given = dict(self.constants)
         for key in rows.keys() - {_NO_ARGUMENT}:
@@ -266,7 +271,7 @@ class _Program(keras.Model):
         """Returns logs in the structure that the function has returned for these arguments."""
         results = self._results[tuple(sorted(rows))]
 
-        def find(place: int, leaf: Any) -> Any:
+        def find(place: int, leaf: tf.Tensor) -> Any:
             if leaf is None:
                 return None
             number = logs[f"result_{place}"]
@@ -276,7 +281,9 @@ class _Program(keras.Model):
         return tf.nest.pack_sequence_as(results, leaves)
 
 
-def _split_arguments(args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_arguments(
+    args: Sequence[object], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments that are data, by place or name, and the others, which are constants.
 
     As for `tf.function`, models and what is Python's own (numbers, texts, None) are constants: each
@@ -290,7 +297,7 @@ def _split_arguments(args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, 
 def _identify(constants: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns a key for constants, which lasts as long as these do."""
 
-    def identify(value: Any) -> Any:
+    def identify(value: object) -> Any:
         if isinstance(value, (str, bool, int, float, type(None))):
             return type(value), value
         if isinstance(value, (list, tuple)):
@@ -302,7 +309,7 @@ def _identify(constants: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple((name, identify(value)) for name, value in sorted(constants.items()))
 
 
-def _is_data(value: Any) -> bool:
+def _is_data(value: object) -> bool:
     leaves = tf.nest.flatten(value)
     arrays = [
         hasattr(leaf, "shape") and not isinstance(leaf, (keras.Variable, tf.Variable, *_PARTS))
@@ -351,7 +358,7 @@ def _find_parts(*values: Any, kinds: tuple[type, ...] = _PARTS) -> list[Any]:
     return list(found.values())
 
 
-def _list_inside(value: Any) -> list[Any]:
+def _list_inside(value: object) -> list[Any]:
     """Returns the objects that a function or an object of the user's uses."""
     value = getattr(value, "python_function", value)
     if isinstance(value, functools.partial):
@@ -374,7 +381,7 @@ def _list_inside(value: Any) -> list[Any]:
     return list(vars(value).values()) if hasattr(value, "__dict__") else []
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:  # the variable has no value yet

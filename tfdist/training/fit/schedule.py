@@ -3,9 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
@@ -205,7 +204,7 @@ def make_schedule(
     epochs: int,
     max_steps: int | None,
     initial_epoch: int,
-    validation_freq: Any,
+    validation_freq: int | Collection[int],
 ) -> Schedule:
     """Returns the schedule of a call of `fit`; something must say how long an epoch is."""
     counted = reading.count_steps(0)

@@ -1,7 +1,7 @@
 """Keras's methods for single batches, under any strategy."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Callbacks, KerasData
 from tfdist.data.digests import digest_batch
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.internals import RESETS_ON_BATCH, RETURNS_NUMBERS
@@ -56,9 +57,9 @@ class SingleBatches:
     @on_all_workers
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: KerasData,
+        y: KerasData = None,
+        sample_weight: KerasData = None,
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
@@ -68,7 +69,7 @@ class SingleBatches:
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @on_all_workers
-    def run_step(self, batch: Any) -> dict[str, Any]:
+    def run_step(self, batch: Batch) -> dict[str, Any]:
         """Runs the model's own `train_step` on a global batch, and returns its logs.
 
         The metrics go on: only the user's own loop resets them. A batch like one before it needs no
@@ -88,7 +89,7 @@ class SingleBatches:
             self._signatures = self._signatures | {key}
         return logs
 
-    def prepare_step(self, batch: Any) -> None:
+    def prepare_step(self, batch: Batch) -> None:
         """Creates all variables that `run_step` uses, without a step."""
         adapter = self._make_batch_adapter(batch)
         with self.engine.drawing_alike():
@@ -111,7 +112,11 @@ class SingleBatches:
     @run_own_first
     @on_all_workers
     def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+        self,
+        x: KerasData,
+        y: KerasData = None,
+        sample_weight: KerasData = None,
+        return_dict: bool = False,
     ) -> Any:
         """Evaluates one global batch; arguments and result as in Keras."""
         logs = _format(self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1))
@@ -119,12 +124,12 @@ class SingleBatches:
 
     @run_own_first
     @on_all_workers
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: KerasData) -> Any:
         """Returns the model's outputs for one global batch."""
         return self._predict(self._make_batch_adapter(x), steps=1)
 
     def _make_adapter(
-        self, x: Any, y: Any = None, sample_weight: Any = None, **options: Any
+        self, x: KerasData, y: KerasData = None, sample_weight: KerasData = None, **options: Any
     ) -> DataAdapter:
         if self.engine.workers.count > 1:
             check_order(x)
@@ -136,7 +141,11 @@ class SingleBatches:
         return adapter
 
     def _make_batch_adapter(
-        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+        self,
+        x: KerasData,
+        y: KerasData = None,
+        sample_weight: KerasData = None,
+        class_weight: Mapping[int, float] | None = None,
     ) -> DataAdapter:
         adapter = self._make_adapter(
             x,
@@ -169,7 +178,7 @@ class SingleBatches:
         adapter: DataAdapter,
         *,
         steps: int | None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         verbose: int | str = 0,
     ) -> dict[str, Any]:
         def make_callbacks(steps: int | None) -> keras.callbacks.CallbackList:
@@ -191,7 +200,7 @@ class SingleBatches:
         adapter: DataAdapter,
         *,
         steps: int | None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         verbose: int | str = 0,
     ) -> Any:
         callback_list = evaluation.make_callbacks(

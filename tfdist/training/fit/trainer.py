@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Callbacks, KerasData
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
@@ -149,22 +150,22 @@ class Trainer(SingleBatches):
     @on_all_workers
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: KerasData = None,
+        y: KerasData = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: int | str = "auto",
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: KerasData = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
+        validation_freq: int | Collection[int] = 1,
         *,
         global_batch_size: int | None = None,
         max_steps: int | None = None,
@@ -282,13 +283,13 @@ class Trainer(SingleBatches):
     @on_all_workers
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: KerasData = None,
+        y: KerasData = None,
         batch_size: int | None = None,
         verbose: int | str = "auto",
-        sample_weight: Any = None,
+        sample_weight: KerasData = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         return_dict: bool = False,
         *,
         global_batch_size: int | None = None,
@@ -315,11 +316,11 @@ class Trainer(SingleBatches):
     @on_all_workers
     def predict(
         self,
-        x: Any,
+        x: KerasData,
         batch_size: int | None = None,
         verbose: int | str = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         *,
         global_batch_size: int | None = None,
     ) -> Any:
@@ -410,7 +411,7 @@ class Trainer(SingleBatches):
         adapter: DataAdapter,
         schedule: Schedule,
         given: FitArguments,
-        callbacks: Any,
+        callbacks: Callbacks,
         validation: Callable[[CallbackList], Validation] | None,
         data: dict[str, Any],
     ) -> keras.callbacks.History:
@@ -475,7 +476,7 @@ class Trainer(SingleBatches):
         return dataclasses.replace(adapter, drops_between=not steps_per_epoch), data
 
     def _make_validation_adapter(
-        self, data: Any, batch_size: int | None, steps: int | None
+        self, data: KerasData, batch_size: int | None, steps: int | None
     ) -> DataAdapter:
         try:
             parts = keras.utils.unpack_x_y_sample_weight(data)
@@ -488,7 +489,7 @@ class Trainer(SingleBatches):
             *parts, global_batch_size=find_batch_size(batch_size, parts[0], steps)
         )
 
-    def _make_agreed_adapter(self, x: Any, *others: Any, **options: Any) -> DataAdapter:
+    def _make_agreed_adapter(self, x: KerasData, *others: Any, **options: Any) -> DataAdapter:
         """Returns a data adapter for evaluation, after checking that workers have the same arrays.
 
         Datasets are compared while they are read, and a source is the same everywhere.
@@ -500,7 +501,7 @@ class Trainer(SingleBatches):
         return adapter
 
     def _make_validation(
-        self, data: Any, *, batch_size: int | None, steps: int | None
+        self, data: KerasData, *, batch_size: int | None, steps: int | None
     ) -> Callable[[CallbackList], Validation]:
         """Returns a function from callbacks to what validates: the model's own `evaluate`, if any.
 

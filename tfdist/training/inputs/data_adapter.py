@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch, BatchIterator, Nested
 from tfdist.data.digests import BatchDigests
 from tfdist.data.gpu_batches import has_dense_numbers, iterate_on_gpu, pin_memory, read_element
 from tfdist.data.rows import check_batches, split_batch, split_batches
@@ -296,7 +297,7 @@ def place_batches(
     return split_batches(dataset, num_replicas=num_replicas, replicas=replicas)
 
 
-def restore_missing(adapter: DataAdapter, structure: Any) -> DataAdapter:
+def restore_missing(adapter: DataAdapter, structure: Nested[tf.Tensor]) -> DataAdapter:
     """Returns the adapter whose batches have a structure, with None where it has None.
 
     Args:
@@ -306,7 +307,7 @@ def restore_missing(adapter: DataAdapter, structure: Any) -> DataAdapter:
     if structure is None:
         return adapter
 
-    def restore(batch: Any) -> Any:
+    def restore(batch: Batch) -> Any:
         present = iter(batch)
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else next(present), structure
@@ -339,7 +340,7 @@ def find_place(context: tf.distribute.InputContext) -> dict[str, Any]:
     }
 
 
-def _make_one(element: Any, spec: Any) -> tf.data.Dataset:
+def _make_one(element: Nested[tf.Tensor], spec: Nested[tf.TypeSpec]) -> tf.data.Dataset:
     """Returns a dataset of one element, whose static shapes are exactly those of a spec."""
 
     def hide(*leaves: Any) -> Any:
@@ -362,7 +363,7 @@ class Given(NamedTuple):
     element: Any
 
 
-def take_next(strategy: tf.distribute.Strategy, iterator: Any) -> Any:
+def take_next(strategy: tf.distribute.Strategy, iterator: BatchIterator) -> Any:
     """Returns the next element of an iterator of a `DataAdapter`, for each local replica."""
     if isinstance(iterator, Given):
         return iterator.element
@@ -378,7 +379,7 @@ def can_give(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, _DIRECT) or strategy.num_replicas_in_sync == 1
 
 
-def give_parts(batch: Any, *, num_replicas: int, replicas: range) -> Given:
+def give_parts(batch: Batch, *, num_replicas: int, replicas: range) -> Given:
     """Returns a batch of eager tensors, divided over a process's replicas, for `take_next`."""
     if num_replicas == 1:
         return Given((batch, ()))

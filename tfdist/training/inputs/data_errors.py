@@ -3,11 +3,11 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -21,7 +21,7 @@ _SHAPE = re.compile(
 
 
 @contextlib.contextmanager
-def explain_data_errors(batch_spec: Any) -> Iterator[None]:
+def explain_data_errors(batch_spec: Nested[tf.TypeSpec]) -> Iterator[None]:
     """Raises a TfdistError of one line in place of an error about the data, if understood."""
     try:
         yield
@@ -51,7 +51,7 @@ def describe_value(text: str) -> str | None:
     return None
 
 
-def _describe(text: str, batch_spec: Any) -> str | None:
+def _describe(text: str, batch_spec: Nested[tf.TypeSpec]) -> str | None:
     if said := describe_value(text):
         return said
     if _is_single(batch_spec) and _OF_SHAPES.search(text):
@@ -67,7 +67,7 @@ def _describe(text: str, batch_spec: Any) -> str | None:
     return None
 
 
-def _is_single(batch_spec: Any) -> bool:
+def _is_single(batch_spec: Nested[tf.TypeSpec]) -> bool:
     """Returns whether the elements of a dataset cannot be batches: they share no dimension."""
     leaves = [leaf for leaf in keras.tree.flatten(batch_spec) if isinstance(leaf, tf.TensorSpec)]
     shapes = [leaf.shape for leaf in leaves if leaf.shape.rank is not None]

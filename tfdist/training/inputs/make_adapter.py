@@ -1,12 +1,13 @@
 """Builds the data adapter, a `DataAdapter`, for what `fit`, `evaluate` and `predict` accept."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import KerasData, Nested
 from tfdist.data.dataset_graph import describe_dataset, has_random_order
 from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
@@ -38,9 +39,9 @@ from tfdist.training.inputs.python_data import make_python_adapter
 
 
 def make_data_adapter(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: KerasData,
+    y: KerasData = None,
+    sample_weight: KerasData = None,
     *,
     global_batch_size: int,
     num_replicas: int,
@@ -118,7 +119,7 @@ def make_data_adapter(
     return restore_missing(adapter, structure)
 
 
-def check_order(x: Any) -> None:
+def check_order(x: KerasData) -> None:
     """Checks that data have the same order on every worker, and when they are read again."""
     if isinstance(x, tf.data.Dataset) and has_random_order(x):
         raise TfdistError(
@@ -144,7 +145,7 @@ def check_global_batch(global_batch_size: int, *, num_replicas: int, micro_batch
         )
 
 
-def _refuse(x: Any, given: list[str]) -> None:
+def _refuse(x: KerasData, given: list[str]) -> None:
     if given:
         raise TfdistError(
             f"Cannot use {' and '.join(given)} with a {type(x).__name__}, whose elements must "
@@ -162,7 +163,7 @@ def _is_dense(*data: Any) -> bool:
 
 
 def _make_array_source(
-    x: Any, y: Any, sample_weight: Any, class_weight: Any
+    x: KerasData, y: KerasData, sample_weight: KerasData, class_weight: Mapping[int, float] | None
 ) -> tuple[ArraySource | SparseSource, Any]:
     """Returns a source of the arrays, and their structure if some are missing, or else None."""
     try:
@@ -237,7 +238,9 @@ def _describe_order(reading: dict[str, Any], order: dict[str, Any]) -> dict[str,
     return {"shuffle": reading["shuffle"], **(order if is_seeded else {})}
 
 
-def _weigh_classes(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+def _weigh_classes(
+    dataset: tf.data.Dataset, class_weight: Mapping[int, float] | None
+) -> tf.data.Dataset:
     return dataset.map(make_class_weight_map_fn(class_weight)) if class_weight else dataset
 
 
@@ -314,13 +317,13 @@ def _make_function_adapter(
     )
 
 
-def _add_batch_dimension(spec: Any) -> Any:
+def _add_batch_dimension(spec: Nested[tf.TypeSpec]) -> Any:
     return keras.tree.map_structure(
         lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), spec
     )
 
 
-def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None) -> int:
+def find_batch_size(batch_size: int | None, x: KerasData, steps_per_epoch: int | None) -> int:
     """Returns the number of examples per step, chosen as in Keras."""
     if batch_size:
         return batch_size
@@ -330,12 +333,12 @@ def find_batch_size(batch_size: int | None, x: Any, steps_per_epoch: int | None)
     return -(-count_rows(x) // steps_per_epoch) if is_array else 32
 
 
-def count_rows(x: Any) -> int:
+def count_rows(x: KerasData) -> int:
     """Returns the number of examples in arrays."""
     leaf = _find_array(x)
     return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)
 
 
-def _find_array(x: Any) -> Any:
+def _find_array(x: KerasData) -> Any:
     """Returns the first array; an optional input may be missing."""
     return next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)

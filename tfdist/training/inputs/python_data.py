@@ -1,13 +1,14 @@
 """The data adapter for data that only Python can read: generators, `PyDataset`s, loaders."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, KerasData
 from tfdist.data.digests import BatchDigests
 from tfdist.data.fingerprint import make_header
 from tfdist.errors import TfdistError
@@ -23,9 +24,9 @@ from tfdist.training.inputs.example_order import ExampleOrder
 
 
 def make_python_adapter(
-    x: Any,
-    y: Any,
-    sample_weight: Any,
+    x: KerasData,
+    y: KerasData,
+    sample_weight: KerasData,
     *,
     class_weight: dict[int, float] | None,
     shuffle: bool | str,
@@ -134,7 +135,12 @@ class _Reordered(keras.utils.PyDataset):
 
 
 def _make_keras_adapter(
-    x: Any, y: Any, sample_weight: Any, class_weight: Any, *, shuffle: bool = False
+    x: KerasData,
+    y: KerasData,
+    sample_weight: KerasData,
+    class_weight: Mapping[int, float] | None,
+    *,
+    shuffle: bool = False,
 ) -> Any:
     try:
         return data_adapters.get_data_adapter(
@@ -144,28 +150,28 @@ def _make_keras_adapter(
         raise TfdistError(" ".join(str(error).split())) from error
 
 
-def _drop_missing(batch: Any) -> Any:
+def _drop_missing(batch: Batch) -> Any:
     """Returns a batch, or its spec, without the labels and weights that are None."""
     while isinstance(batch, tuple) and _is_missing(batch[-1]):
         batch = batch[:-1]
     return batch
 
 
-def _list_parts(batch: Any) -> tuple[Any, ...]:
+def _list_parts(batch: Batch) -> tuple[Any, ...]:
     """Returns the parts of a batch that are not missing."""
     return tuple(part for part in keras.tree.flatten(_to_tensors(batch)) if part is not None)
 
 
-def _to_tensors(batch: Any) -> Any:
+def _to_tensors(batch: Batch) -> Any:
     return keras.tree.map_structure(_to_tensor, _drop_missing(batch))
 
 
-def _to_tensor(part: Any) -> Any:
+def _to_tensor(part: object) -> Any:
     """Converts a sparse matrix of SciPy, as Keras does; returns anything else as it is."""
     if data_adapter_utils.is_scipy_sparse(part):
         return data_adapter_utils.scipy_sparse_to_tf_sparse(part)
     return part
 
 
-def _is_missing(part: Any) -> bool:
+def _is_missing(part: object) -> bool:
     return part is None or isinstance(part, tf.OptionalSpec)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfdist.aliases import BatchIterator
 from tfdist.training.inputs.data_adapter import DataAdapter
 
 
@@ -84,12 +85,12 @@ class TrainingSteps:
         return self.iterate_eval(adapter, steps=steps)
 
     def look_ahead(
-        self, iterator: Any, adapter: DataAdapter, *, of_training: bool
+        self, iterator: BatchIterator, adapter: DataAdapter, *, of_training: bool
     ) -> tuple[Any, Any]:
         """Returns the next global batch, None if none is left, and an iterator that has it."""
         raise NotImplementedError
 
-    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+    def start_prediction(self, iterator: BatchIterator) -> Callable[[], list[tuple[Any, bool]]]:
         """Starts to compute the outputs for the next batch.
 
         Returns:
@@ -106,7 +107,7 @@ class TrainingSteps:
         """Whether the devices still compute a step that has been started."""
         return False
 
-    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
+    def start(self, iterator: BatchIterator, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
         """Starts to train on the next `num_steps` global batches, with one step for each.
 
         Returns:
@@ -117,7 +118,7 @@ class TrainingSteps:
         """
         raise NotImplementedError
 
-    def train(self, iterator: Any, num_steps: int = 1) -> list[StepLogs]:
+    def train(self, iterator: BatchIterator, num_steps: int = 1) -> list[StepLogs]:
         """Trains on the next `num_steps` global batches; see `start`."""
         return self.start(iterator, num_steps)()
 
@@ -131,7 +132,7 @@ class TrainingSteps:
         """
         return True
 
-    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
+    def start_evaluation(self, iterator: BatchIterator) -> Callable[[], dict[str, Any]]:
         """Starts to add the next global batch of an evaluation to the metrics.
 
         Returns:

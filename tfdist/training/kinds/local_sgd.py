@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import BatchIterator
 from tfdist.strategies.local_sgd_strategy import LocalSgdStrategy
 from tfdist.training.kinds.base import StepLogs
 from tfdist.training.kinds.synchronous import SynchronousSteps, to_numbers
@@ -50,7 +51,7 @@ class LocalSteps(SynchronousSteps):
     def begin(self, *, restored: bool) -> None:
         self._averager.begin(restored=restored)
 
-    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
+    def start(self, iterator: BatchIterator, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
         found = super().start(iterator)()
         self._averager.count(found[0].rows)
         self._is_synced = False

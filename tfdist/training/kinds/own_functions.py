@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.aliases import BatchIterator
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.kinds.base import StepLogs
 from tfdist.training.kinds.synchronous import SynchronousSteps, to_numbers
@@ -44,15 +45,15 @@ class OwnFunctionSteps(SynchronousSteps):
     def runs_ahead(self) -> bool:
         return False  # the function may itself wait for its results, or return what it changes
 
-    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
+    def start(self, iterator: BatchIterator, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
         found = [StepLogs(self._read("train", self._model.train_function(iterator)))]
         return lambda: found
 
-    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
+    def start_evaluation(self, iterator: BatchIterator) -> Callable[[], dict[str, Any]]:
         logs = self._read("test", self._model.test_function(iterator))
         return lambda: logs
 
-    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+    def start_prediction(self, iterator: BatchIterator) -> Callable[[], list[tuple[Any, bool]]]:
         outputs = self._model.predict_function([next(iterator)])  # a list of batches
         return lambda: [(outputs, False)]
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, BatchIterator, Nested
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.inputs.data_adapter import (
@@ -141,7 +142,7 @@ class SynchronousSteps(TrainingSteps):
         )
 
     def look_ahead(
-        self, iterator: Any, adapter: DataAdapter, *, of_training: bool
+        self, iterator: BatchIterator, adapter: DataAdapter, *, of_training: bool
     ) -> tuple[Any, Any]:
         iterator = _unwrap(iterator)
         try:
@@ -164,7 +165,7 @@ class SynchronousSteps(TrainingSteps):
         is_traced = not self._model.run_eagerly
         return is_traced and self._workers.count == 1 and is_on(self._strategy, "GPU")
 
-    def start(self, iterator: Any, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
+    def start(self, iterator: BatchIterator, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
         if isinstance(iterator, _LookedAhead):
             first = iterator.take_first()
             reads = [self.start(first, 1)] if first else []
@@ -212,7 +213,7 @@ class SynchronousSteps(TrainingSteps):
             ]
         self._num_trained += num_steps
 
-    def train_alike(self, batch: Any, key: Any) -> dict[str, Any]:
+    def train_alike(self, batch: Batch, key: Any) -> dict[str, Any]:
         """Trains on a global batch of tensors, and returns the logs, by the trace of the last one.
 
         To look up a trace takes longer than a small step.
@@ -256,13 +257,13 @@ class SynchronousSteps(TrainingSteps):
                 # Not added to the current state: the step without data may have drawn already.
                 generator.state.assign(began + each * (self._num_trained + 1))
 
-    def start_evaluation(self, iterator: Any) -> Callable[[], dict[str, Any]]:
+    def start_evaluation(self, iterator: BatchIterator) -> Callable[[], dict[str, Any]]:
         iterator = _unwrap(iterator)
         with explain_step_errors(self._model):
             copied = self._copy(self._bind(self.steps.test, iterator)(iterator))
         return lambda: to_numbers(copied().logs)
 
-    def start_prediction(self, iterator: Any) -> Callable[[], list[tuple[Any, bool]]]:
+    def start_prediction(self, iterator: BatchIterator) -> Callable[[], list[tuple[Any, bool]]]:
         found, pack = self._predict(_unwrap(iterator))
         copied = self._copy(found)
         return lambda: pack(copied())
@@ -298,12 +299,12 @@ class SynchronousSteps(TrainingSteps):
         batch = adapter.read_single(of_training=of_training)
         return None if batch is None else self._give_parts(batch)
 
-    def _give_parts(self, batch: Any) -> Given:
+    def _give_parts(self, batch: Batch) -> Given:
         return give_parts(
             batch, num_replicas=self._workers.num_replicas, replicas=self._workers.replicas
         )
 
-    def _bind(self, function: Any, iterator: Any, *arguments: Any) -> Any:
+    def _bind(self, function: Any, iterator: BatchIterator, *arguments: Any) -> Any:
         """Returns the trace of a function for an iterator, kept for its next call.
 
         TensorFlow would look it up in every call, which takes as long as a small step.
@@ -363,7 +364,7 @@ class _LookedAhead:
         return first
 
 
-def _unwrap(iterator: Any) -> Any:
+def _unwrap(iterator: BatchIterator) -> Any:
     """Returns the iterator that gives the next element."""
     if isinstance(iterator, _LookedAhead):
         return iterator.take_first() or iterator.rest
@@ -375,12 +376,12 @@ def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:
     return {name: _to_number(value) for name, value in logs.items()}
 
 
-def _to_number(value: Any) -> Any:
+def _to_number(value: tf.Tensor) -> Any:
     array = np.asarray(value)
     return array.item() if array.ndim == 0 else array
 
 
-def _to_list(values: Any) -> list[Any]:
+def _to_list(values: tf.Tensor) -> list[Any]:
     """Returns a log of several steps as a number, or an array, for each."""
     array = np.asarray(values)
     return array.tolist() if array.ndim == 1 else list(array)
@@ -407,7 +408,7 @@ class HostCopies:
 
         self._copy = copy
 
-    def start(self, tensors: Any) -> Callable[[], Any]:
+    def start(self, tensors: Nested[tf.Tensor]) -> Callable[[], Any]:
         """Starts to copy a structure of tensors; returns a function that waits for the copy."""
         has_begun = threading.Event()
 

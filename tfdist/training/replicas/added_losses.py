@@ -3,12 +3,15 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tfdist.internals import TensorFlowTrainer, adds_up_activities
 from tfdist.replacing import find_function, replaced
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @contextlib.contextmanager
@@ -16,7 +19,7 @@ def penalties_in_floatx() -> Iterator[None]:
     """Casts layers' penalties to floatx: Keras 3.15 fails to add float16 ones to a float32 loss."""
     original = find_function(TensorFlowTrainer, "_aggregate_additional_loss")
 
-    def aggregate(model: keras.Model, loss: Any) -> Any:
+    def aggregate(model: keras.Model, loss: "tf.Tensor") -> Any:
         return original(model, keras.ops.cast(loss, keras.config.floatx()))
 
     with replaced(TensorFlowTrainer, "_aggregate_additional_loss", aggregate):

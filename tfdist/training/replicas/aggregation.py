@@ -32,7 +32,7 @@ def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Va
     return next_creator(**arguments)
 
 
-def set_aggregation(variable: Any) -> None:
+def set_aggregation(variable: tf.Variable) -> None:
     """Sets the aggregation of a TensorFlow variable that was created without one."""
     if getattr(variable, "_aggregation", None) == tf.VariableAggregation.NONE:
         variable._aggregation = _choose(variable.dtype)
@@ -51,7 +51,7 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
 
     def wrap(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
-        def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        def assign(variable: tf.Variable, value: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
             set_aggregation(variable)
             is_mean = variable._aggregation == tf.VariableAggregation.MEAN
             is_in_replica = not tf.distribute.in_cross_replica_context()
@@ -76,7 +76,7 @@ def _list_equal(model: keras.Model) -> set[int]:
     return {id(variable.value) for holder in holders for variable in holder.variables}
 
 
-def _choose(dtype: Any) -> tf.VariableAggregation:
+def _choose(dtype: tf.DType | np.dtype) -> tf.VariableAggregation:
     if dtype is None or tf.as_dtype(dtype).is_floating:
         return tf.VariableAggregation.MEAN
     return tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -45,7 +45,7 @@ def _set_tensors(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
                 attributes[name] = value
 
 
-def _has_tensors(value: Any) -> bool:
+def _has_tensors(value: object) -> bool:
     """Returns whether a value is a tensor or a structure of some; a list may still get them."""
     if isinstance(value, (list, tuple, dict)):
         leaves = value.values() if isinstance(value, dict) else value

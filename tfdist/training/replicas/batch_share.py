@@ -1,10 +1,11 @@
 """One replica's part of a global batch."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.training.replicas.reduction import SUM
 
 
@@ -55,7 +56,7 @@ class BatchShare(NamedTuple):
         )
 
 
-def make_part(batch: Any, place: tf.Tensor | None, *, is_apart: bool = False) -> BatchShare:
+def make_part(batch: Batch, place: tf.Tensor | None, *, is_apart: bool = False) -> BatchShare:
     """Returns the part that a replica's batch is. Must be called in replica context.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.replacing import find_function, replaced
 
@@ -44,7 +45,7 @@ def compile_with_xla(step: Callable[..., Any]) -> Any:
     return tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
 
 
-def check_compilation(model: keras.Model, x_spec: Any) -> None:
+def check_compilation(model: keras.Model, x_spec: Nested[tf.TypeSpec]) -> None:
     """Checks that XLA supports the operations of a model's forward and backward pass.
 
     The operations are translated for XLA, but neither compiled nor executed. A model whose inputs
@@ -53,7 +54,7 @@ def check_compilation(model: keras.Model, x_spec: Any) -> None:
     variables = model.variables
 
     @tf.function(jit_compile=True, autograph=False)
-    def differentiate(x: Any, values: list[tf.Tensor]) -> list[Any]:
+    def differentiate(x: Nested[tf.Tensor], values: list[tf.Tensor]) -> list[Any]:
         watched = [value for value in values if value.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(watched)

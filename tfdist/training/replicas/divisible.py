@@ -70,7 +70,7 @@ def has_known_layers(model: keras.Model) -> bool:
     )
 
 
-def is_of_library(thing: Any) -> bool:
+def is_of_library(thing: object) -> bool:
     """Returns whether a class or function is Keras's or this project's own."""
     return (getattr(thing, "__module__", None) or "").startswith(_LIBRARIES)
 
@@ -91,7 +91,7 @@ def list_losses(model: keras.Model) -> list[Any]:
     return [flat.loss for flat in getattr(compiled, "_flat_losses", None) or ()]
 
 
-def _is_known_loss(loss: Any) -> bool:
+def _is_known_loss(loss: object) -> bool:
     if is_of_batch(loss) or not is_of_library(type(loss)):
         return False
     function = getattr(loss, "fn", None)

@@ -198,7 +198,7 @@ class Division:
         finally:
             self._of_thread.is_counting = False
 
-    def gather(self, value: Any) -> Any:
+    def gather(self, value: tf.Tensor) -> Any:
         """Returns a tensor with the examples of all replicas, in order.
 
         A floating-point scalar becomes the weighted mean; anything else is returned unchanged.
@@ -298,12 +298,17 @@ class Division:
             return total
         return total * tf.cast(scale, total.dtype)
 
-    def _scale_penalty(self, penalty: Any) -> Any:
+    def _scale_penalty(self, penalty: tf.Tensor) -> Any:
         part = self.part
         return penalty if part is None else penalty * tf.cast(part.sum_scale, penalty.dtype)
 
     def _apply_mask(
-        self, original: Function, sample_weight: Any, mask: Any, dtype: Any, reduction: Any
+        self,
+        original: Function,
+        sample_weight: tf.Tensor | None,
+        mask: tf.Tensor | None,
+        dtype: str | tf.DType,
+        reduction: str | None,
     ) -> Any:
         part = self.part
         if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
@@ -317,9 +322,9 @@ class Division:
     def _reduce_values(
         self,
         original: Function,
-        values: Any,
-        sample_weight: Any = None,
-        reduction: Any = "sum_over_batch_size",
+        values: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        reduction: str | None = "sum_over_batch_size",
     ) -> Any:
         part = self.part
         is_weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
@@ -334,9 +339,9 @@ class Division:
     def _compute_average_loss(
         self,
         original: Function,
-        per_example_loss: Any,
-        sample_weight: Any = None,
-        global_batch_size: Any = None,
+        per_example_loss: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        global_batch_size: int | None = None,
     ) -> Any:
         """Returns the loss of training loops that add up the replicas' losses."""
         part = self.part
@@ -346,13 +351,13 @@ class Division:
         size = part.total if global_batch_size is None else global_batch_size
         return loss * tf.cast(part.sum_scale / tf.cast(size, tf.float64), loss.dtype)
 
-    def _scale_regularization_loss(self, original: Function, regularization_loss: Any) -> Any:
+    def _scale_regularization_loss(self, original: Function, regularization_loss: tf.Tensor) -> Any:
         if self.part is None:
             return original(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 
     def _align(
-        self, original: Function, values: Any, weights: Any, *args: Any, **kwargs: Any
+        self, original: Function, values: tf.Tensor, weights: tf.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         values, weights = original(values, weights, *args, **kwargs)
         part = self.part

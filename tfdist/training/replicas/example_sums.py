@@ -12,12 +12,13 @@ unknown size.
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.replacing import find_function
 
 _Scale = Callable[[tf.Tensor], tf.Tensor]
@@ -36,11 +37,13 @@ def list_sum_replacements(find_scale: Callable[[], _Scale | None]) -> list[tuple
 _SUMS = (tf, "reduce_sum"), (tf.math, "reduce_sum"), (keras.ops, "sum")
 
 
-def _make_sum(owner: Any, name: str, find_scale: Callable[[], _Scale | None]) -> Any:
+def _make_sum(owner: object, name: str, find_scale: Callable[[], _Scale | None]) -> Any:
     original = find_function(owner, name)
 
     @functools.wraps(original)
-    def add(x: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def add(
+        x: tf.Tensor, axis: int | Sequence[int] | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         total = original(x, axis, *args, **kwargs)
         scale = find_scale()
         if scale is None or not _adds_examples(x, axis) or _is_called_by_library():
@@ -56,9 +59,9 @@ def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
     @functools.wraps(original)
     def gradient(
         tape: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: Nested[tf.Tensor],
+        sources: Nested[tf.Variable],
+        output_gradients: tf.Tensor | None = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -77,7 +80,7 @@ def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
     return gradient
 
 
-def _adds_examples(x: Any, axis: Any) -> bool:
+def _adds_examples(x: tf.Tensor, axis: int | Sequence[int] | None) -> bool:
     """Returns whether a sum is one over the examples of a replica."""
     if not (
         isinstance(x, tf.Tensor) and x.dtype.is_floating and x.shape.rank and x.shape[0] is None

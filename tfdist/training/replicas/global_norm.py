@@ -40,7 +40,9 @@ def list_norm_replacements(
     ]
 
 
-def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]) -> Any:
+def make_norm_call(
+    original: Callable[..., Any], find_normalize: Callable[[], Normalize | None]
+) -> Any:
     """Returns a `call` of Keras's layer that normalizes on the fused kernel in training.
 
     Args:
@@ -49,7 +51,12 @@ def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]
     """
 
     @functools.wraps(original)
-    def call(layer: keras.Layer, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(
+        layer: keras.Layer,
+        inputs: tf.Tensor,
+        training: bool | None = None,
+        mask: tf.Tensor | None = None,
+    ) -> Any:
         normalize = find_normalize()
         is_training = training and layer.trainable
         if normalize is None or not is_training or mask is not None or not _fits(layer, inputs):
@@ -74,7 +81,7 @@ def make_norm_call(original: Any, find_normalize: Callable[[], Normalize | None]
     return call
 
 
-def _fits(layer: keras.Layer, inputs: Any) -> bool:
+def _fits(layer: keras.Layer, inputs: tf.Tensor) -> bool:
     """Returns whether a layer normalizes the last axis, in a precision of the kernel."""
     has_kernel = inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
     is_last = layer.axis in (-1, inputs.shape.rank - 1)
@@ -83,7 +90,7 @@ def _fits(layer: keras.Layer, inputs: Any) -> bool:
 
 def _make_moments(original: Callable[..., Any], find_part: Callable[[], BatchShare | None]) -> Any:
     @functools.wraps(original)
-    def moments(layer: keras.Layer, inputs: Any, mask: tf.Tensor | None) -> Any:
+    def moments(layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> Any:
         part = find_part()
         if part is None:
             return original(layer, inputs, mask)

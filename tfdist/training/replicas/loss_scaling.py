@@ -5,7 +5,6 @@ cannot change its state under every strategy, so this module makes the same deci
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -37,7 +36,11 @@ def apply_scaled_gradients(
     scale = tf.convert_to_tensor(optimizer.dynamic_scale)
     unscaled = [keras.ops.divide(gradient, scale) for gradient in gradients]
 
-    def update(strategy: tf.distribute.Strategy, is_finite: Any, gradients: Any) -> None:
+    def update(
+        strategy: tf.distribute.Strategy,
+        is_finite: tf.Tensor,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    ) -> None:
         finite = strategy.experimental_local_results(is_finite)[0]
 
         def apply() -> tf.Tensor:

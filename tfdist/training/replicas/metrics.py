@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -189,7 +189,7 @@ class ReplicaMetrics:
             if values or not isinstance(source, int)
         }
 
-    def split(self, vector: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def split(self, vector: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the value of each of `list_variables`, and the rest of a vector."""
         variables = self.list_variables()
         sizes = [int(tf.TensorShape(variable.shape).num_elements()) for variable in variables]
@@ -271,7 +271,7 @@ class ReplicaMetrics:
             return []
         return [tf.stack([*values, tf.ones([], tf.float64)]) * part.weight * rows]
 
-    def _wrap_update(self, original: Any) -> Any:
+    def _wrap_update(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def update_state(metric: keras.metrics.Metric, *args: Any, **kwargs: Any) -> Any:
             context = tf.distribute.get_replica_context()
@@ -289,7 +289,13 @@ class ReplicaMetrics:
 
         return update_state
 
-    def _update_sum(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
+    def _update_sum(
+        self,
+        metric: keras.Metric,
+        original: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, Any],
+    ) -> None:
         given = args
         args, kwargs = self._weigh_scalar(metric, args, kwargs)
         # A scalar of a batch counts once per replica, whether the batch is divided or copied.
@@ -314,7 +320,9 @@ class ReplicaMetrics:
         for variable, old in zip(metric.variables, before, strict=True):
             variable.value.assign(tf.where(counts, tf.convert_to_tensor(variable.value), old))
 
-    def _weigh_scalar(self, metric: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _weigh_scalar(
+        self, metric: keras.Metric, args: Sequence[object], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         """Weights a scalar of a batch, such as its loss, by the replica's share of the batch."""
         is_total = type(metric).update_state.__qualname__ == "Sum.update_state"
         if not (_is_mean(metric) or is_total):
@@ -332,7 +340,13 @@ class ReplicaMetrics:
             factor = tf.where(part.is_copy, tf.ones_like(factor), part.weight)
         return (tf.cast(values, tf.float64) * factor,), {}
 
-    def _update_whole(self, metric: Any, original: Any, args: Any, kwargs: Any) -> None:
+    def _update_whole(
+        self,
+        metric: keras.Metric,
+        original: Callable[..., Any],
+        args: Sequence[object],
+        kwargs: dict[str, Any],
+    ) -> None:
         if self._counts is not None:
             raise TfdistError(
                 f"Cannot compute the metric {describe_metric(metric)} with micro-batches: it is "
@@ -355,7 +369,7 @@ class ReplicaMetrics:
         variable.value.assign_add(tf.where(self._division.is_counted(), count, zeros))
 
     def _assign_shared(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        def assign(strategy: tf.distribute.Strategy, value: Any) -> None:
+        def assign(strategy: tf.distribute.Strategy, value: tf.Tensor) -> None:
             first = strategy.experimental_local_results(value)[0]
             strategy.extended.update(
                 variable.value, lambda v, x: v.assign(x), args=(first,), group=False
@@ -363,7 +377,7 @@ class ReplicaMetrics:
 
         tf.distribute.get_replica_context().merge_call(assign, args=(value,))
 
-    def _wrap_result(self, original: Any) -> Any:
+    def _wrap_result(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def result(metric: keras.metrics.Metric) -> Any:
             found = original(metric)
@@ -389,7 +403,7 @@ def updating_metrics_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     Keras 3.15 logs this mean for the epoch.
     """
 
-    def wrap(original: Any) -> Any:
+    def wrap(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def update_state(metric: keras.metrics.Metric, *args: Any, **kwargs: Any) -> Any:
             with tf.control_dependencies(list(tensors)):

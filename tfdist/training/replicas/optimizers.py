@@ -61,7 +61,11 @@ def gradients_already_reduced() -> Iterator[None]:
 def building_optimizers() -> Iterator[None]:
     """Makes optimizers create their variables and do nothing else."""
 
-    def build(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    def build(
+        optimizer: keras.Optimizer,
+        grads: Sequence[tf.Tensor | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         if trainable_variables is not None and not optimizer.built:
             optimizer.build(list(trainable_variables))
 
@@ -85,7 +89,11 @@ class _Reducer:
 
     def wrap(self, name: str, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
-        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        def apply(
+            optimizer: keras.Optimizer,
+            grads: Sequence[tf.Tensor | None],
+            trainable_variables: Sequence[keras.Variable] | None = None,
+        ) -> Any:
             context = tf.distribute.get_replica_context()
             if self._division.part is None or context in self._inside:
                 if name == "apply_gradients":
@@ -112,7 +120,7 @@ class _Reducer:
 
         return apply
 
-    def _build(self, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+    def _build(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> None:
         """Creates an optimizer's variables, which replicas cannot create while being traced."""
         if optimizer.built:
             return
@@ -163,7 +171,7 @@ def _has_known_rows(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return is_sparse and gradient.indices.shape[0] is not None
 
 
-def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: Any) -> Any:
+def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Any:
     """Returns a gradient times a number; None stays None."""
     if gradient is None or tf.get_static_value(factor) == 1:
         return gradient
@@ -175,7 +183,9 @@ def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: Any) -> Any:
         return gradient * factor
 
 
-def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable]) -> None:
+def _update(
+    optimizer: keras.Optimizer, grads: Gradients, variables: Sequence[keras.Variable]
+) -> None:
     """Updates variables as Keras 3.15 does, but in replica context.
 
     Keras overwrites the weights with their average under a condition, where no strategy allows a
@@ -197,7 +207,7 @@ def _update(optimizer: Any, grads: Gradients, variables: Sequence[keras.Variable
         return
     is_due = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)
 
-    def overwrite(strategy: tf.distribute.Strategy, is_due: Any) -> None:
+    def overwrite(strategy: tf.distribute.Strategy, is_due: tf.Tensor) -> None:
         for variable, average in zip(
             averaged, optimizer._model_variables_moving_average, strict=True
         ):
@@ -238,7 +248,7 @@ def count_without_gradient(model: keras.Model) -> None:
         part.iterations.assign_add(1)
 
 
-def _iterate(value: Any) -> Iterator[Any]:
+def _iterate(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.errors import TfdistError
 from tfdist.internals import (
     GLOBAL_SEED_GENERATOR,
@@ -157,7 +158,7 @@ class RowDraws:
         self,
         operation: Callable[..., tf.Tensor],
         count_blocks: Callable[[int], int],
-        shape: Any,
+        shape: tf.Tensor | Sequence[int],
         **arguments: Any,
     ) -> tf.Tensor:
         plain = operation(shape, **arguments)
@@ -276,7 +277,7 @@ def _advance(generator: keras.random.SeedGenerator, drawn: Sequence[bool]) -> tf
     return state
 
 
-def hide_rows(batch: Any) -> Any:
+def hide_rows(batch: Batch) -> Any:
     """Returns a batch whose number of examples is unknown while a step is traced.
 
     This distinguishes draws whose first dimension is the batch from all others.
@@ -328,7 +329,7 @@ def lend_global_generator() -> Iterator[None]:
 def count_draws(
     model: keras.Model,
     generators: Sequence[keras.random.SeedGenerator],
-    batch_spec: Any,
+    batch_spec: Nested[tf.TypeSpec],
     *,
     kind: str = "train",
 ) -> list[int]:

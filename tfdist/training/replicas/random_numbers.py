@@ -7,6 +7,7 @@ numbers are equal, and normal numbers are equal up to the rounding of log, sin a
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,7 +40,12 @@ def get_key_counter(seed: tf.Tensor, **_: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def draw_uniform(
-    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: str | None = None
+    shape: tf.Tensor | Sequence[int],
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    alg: Any,
+    dtype: tf.DType = tf.float32,
+    name: str | None = None,
 ) -> tf.Tensor:
     """Draws numbers of [0, 1), as the operation `StatelessRandomUniformV2`."""
     _, drawn, _, _ = _FORMATS[tf.as_dtype(dtype)]
@@ -47,7 +53,12 @@ def draw_uniform(
 
 
 def draw_normal(
-    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: str | None = None
+    shape: tf.Tensor | Sequence[int],
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    alg: Any,
+    dtype: tf.DType = tf.float32,
+    name: str | None = None,
 ) -> tf.Tensor:
     """Draws standard normal numbers, as the operation `StatelessRandomNormalV2`."""
     dtype = tf.as_dtype(dtype)
@@ -63,7 +74,7 @@ def draw_normal(
 
 
 def draw_integers(
-    shape: Any,
+    shape: tf.Tensor | Sequence[int],
     key: tf.Tensor,
     counter: tf.Tensor,
     alg: tf.Tensor,
@@ -78,7 +89,7 @@ def draw_integers(
     return minval + tf.bitcast(offset, minval.dtype)
 
 
-def refuse_truncated(shape: Any, *_: Any, **__: Any) -> tf.Tensor:
+def refuse_truncated(shape: tf.Tensor | Sequence[int], *_: Any, **__: Any) -> tf.Tensor:
     """Refuses to draw truncated normal numbers, for which a kernel may need several tries."""
     raise TfdistError(
         "Cannot compile the step with XLA: the model draws truncated normal numbers, and XLA would "
@@ -86,7 +97,7 @@ def refuse_truncated(shape: Any, *_: Any, **__: Any) -> tf.Tensor:
     )
 
 
-def _to_uniform(integers: tf.Tensor, dtype: Any) -> tf.Tensor:
+def _to_uniform(integers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     dtype = tf.as_dtype(dtype)
     kept, drawn, fraction, one = _FORMATS[dtype]
     if dtype == tf.float64:

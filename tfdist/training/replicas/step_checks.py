@@ -1,11 +1,11 @@
 """Checks that a strategy can run a program, and compute its steps as the options say."""
 
 import re
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.placement.checks import check_parts, trace_call
 from tfdist.placement.options import Placement, Shards, Strips
@@ -215,7 +215,7 @@ def check_program(
 def check_model(
     options: StepOptions,
     model: keras.Model,
-    x_spec: Any,
+    x_spec: Nested[tf.TypeSpec],
     *,
     is_mirrored: bool,
     num_replicas: int,
@@ -269,7 +269,9 @@ def _trains_apart(strategy: tf.distribute.Strategy, num_workers: int) -> bool:
     return is_local or find_traits(strategy).has_servers
 
 
-def _find_layer_of_batches(model: keras.Model, x_spec: Any) -> keras.layers.Layer | None:
+def _find_layer_of_batches(
+    model: keras.Model, x_spec: Nested[tf.TypeSpec]
+) -> keras.layers.Layer | None:
     """Returns the first layer that updates a variable other than a seed in training, if any."""
     seeds = {id(generator.state) for generator in list_seed_generators(model)}
     _, changed = trace_call(model, x_spec)

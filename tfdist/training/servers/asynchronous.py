@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.errors import TfdistError
 from tfdist.placement.tables import Tables, send_parts
 from tfdist.replacing import replaced
@@ -127,7 +128,7 @@ class AsynchronousSteps(TrainingSteps):
         self._draws.begin("train", adapter.batch_spec, start_step)
         compute = self._make(self._worker.make_compute, adapter, read)
 
-        def schedule(step: int, batch: Any) -> Any:
+        def schedule(step: int, batch: Batch) -> Any:
             ticket = self._slots.give_out()
             slots = self._slots.find(ticket)
             seeds = self._draws.read("train", step)

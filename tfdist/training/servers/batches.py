@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.replicas.random_layers import count_draws, list_seed_generators
 
@@ -20,7 +21,7 @@ def make_reader(
 ) -> Callable[[tf.Tensor, Any], Any]:
     """Returns (step, the chief's batch or None) -> the step's batch, read here if `read` can."""
 
-    def hide(leaf: Any, spec: Any) -> Any:
+    def hide(leaf: tf.Tensor, spec: tf.TypeSpec) -> Any:
         # Keras weights an output's loss by its examples only if their number is static.
         is_more_known = isinstance(spec, tf.TensorSpec) and leaf.shape != spec.shape
         return (
@@ -29,7 +30,7 @@ def make_reader(
             else leaf
         )
 
-    def read_step(step: tf.Tensor, batch: Any) -> Any:
+    def read_step(step: tf.Tensor, batch: Batch) -> Any:
         batch = batch if read is None else read(step)
         return tf.nest.map_structure(hide, batch, adapter.batch_spec)
 
@@ -152,7 +153,7 @@ class PsDraws:
         self._counts: dict[str, list[int]] = {}
         self._next: dict[str, int] = {}
 
-    def begin(self, kind: str, batch_spec: Any, step: int) -> None:
+    def begin(self, kind: str, batch_spec: Nested[tf.TypeSpec], step: int) -> None:
         """Begins steps of a kind, `train`, `test` or `predict`, of which `step` is taken first."""
         self._states = [generator.state.numpy() for generator in self.generators]
         key = kind, repr(batch_spec)

@@ -32,7 +32,7 @@ class Coordination:
         cluster = strategy._cluster_resolver.cluster_spec().as_dict()
         self._workers = {f"worker {i}": address for i, address in enumerate(cluster["worker"])}
 
-    def schedule(self, function: Any, *arguments: Any) -> Any:
+    def schedule(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Schedules a step and returns its remote result."""
         with explain_lost_server():
             return self._coordinator.schedule(function, args=arguments)

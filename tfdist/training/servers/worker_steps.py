@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.errors import TfdistError
 from tfdist.placement.shards.divided import find_divided
 from tfdist.placement.tables import Tables, add_lookups, check_unused, clip_rows
@@ -87,7 +88,7 @@ class WorkerSteps:
             seeds: list[tf.Tensor],
             ticket: tf.Tensor,
             slots: list[tf.Tensor],
-            batch: Any,
+            batch: Batch,
         ) -> dict[str, Any]:
             batch = read(step, batch)
             version = self.version.read_value()
@@ -155,7 +156,7 @@ class WorkerSteps:
 
         @tf.function(autograph=False, reduce_retracing=True)
         @self._fusing
-        def evaluate(step: tf.Tensor, seeds: list[tf.Tensor], batch: Any) -> list[tf.Tensor]:
+        def evaluate(step: tf.Tensor, seeds: list[tf.Tensor], batch: Batch) -> list[tf.Tensor]:
             batch = read(step, batch)
             weights = self._read_weights(seeds)
             with (
@@ -173,7 +174,7 @@ class WorkerSteps:
 
         @tf.function(autograph=False, reduce_retracing=True)
         @self._fusing
-        def predict(step: tf.Tensor, seeds: list[tf.Tensor], batch: Any) -> Any:
+        def predict(step: tf.Tensor, seeds: list[tf.Tensor], batch: Batch) -> Any:
             batch = read(step, batch)
             weights = self._read_weights(seeds)
             with (

@@ -6,7 +6,7 @@ passes over its inputs. TensorFlow has one operation for each.
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -36,11 +36,13 @@ def fusing_layers(is_on: bool, *, is_compiled: bool = False) -> Iterator[None]:
         yield
 
 
-def _make_lstm(original: Any) -> Any:
+def _make_lstm(original: Callable[..., Any]) -> Any:
     """Returns the function that Keras asks for a fast LSTM; where there is none, it raises."""
 
     @functools.wraps(original)
-    def lstm(inputs: Any, h: Any, c: Any, mask: tf.Tensor | None, **options: Any) -> Any:
+    def lstm(
+        inputs: tf.Tensor, h: tf.Tensor, c: tf.Tensor, mask: tf.Tensor | None, **options: Any
+    ) -> Any:
         is_usual = options["activation"] is keras.activations.tanh
         is_usual &= options["recurrent_activation"] is keras.activations.sigmoid
         if inputs.dtype != tf.float32 or mask is not None or not is_usual or options["unroll"]:

@@ -30,7 +30,10 @@ def fusing_updates() -> Iterator[None]:
     original = find_function(TFOptimizer, "_distributed_tf_update_step")
 
     def update_all(
-        optimizer: Any, strategy: Any, pairs: Sequence[tuple[Any, Any]], learning_rate: tf.Tensor
+        optimizer: keras.Optimizer,
+        strategy: tf.distribute.Strategy,
+        pairs: Sequence[tuple[Any, Any]],
+        learning_rate: tf.Tensor,
     ) -> None:
         is_keras = type(optimizer).update_step.__module__.startswith(f"{keras.__name__}.")
         if not is_keras or optimizer.gradient_accumulation_steps:
@@ -39,7 +42,9 @@ def fusing_updates() -> Iterator[None]:
 
         factors: dict[Any, _Factors] = {}
 
-        def update(variable: Any, gradient: Any, learning_rate: tf.Tensor, step: tf.Tensor) -> None:
+        def update(
+            variable: tf.Variable, gradient: tf.Tensor, learning_rate: tf.Tensor, step: tf.Tensor
+        ) -> None:
             is_whole = isinstance(variable, tf.Variable) and isinstance(gradient, tf.Tensor)
             if is_whole and _is_adam(optimizer):
                 key = (variable.device, variable.dtype)
@@ -67,7 +72,7 @@ def _read(strategy: tf.distribute.Strategy, variable: keras.Variable) -> Any:
     return values[0] if len(values) == 1 else PerReplica(values)
 
 
-def _needs_kernel(variable: Any) -> bool:
+def _needs_kernel(variable: tf.Variable) -> bool:
     return "GPU" in variable.device and not is_op_determinism_enabled()
 
 
@@ -89,7 +94,9 @@ class _Factors(NamedTuple):
     epsilon: tf.Tensor
 
 
-def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.Tensor) -> _Factors:
+def _make_factors(
+    optimizer: keras.Optimizer, dtype: tf.DType, learning_rate: tf.Tensor, step: tf.Tensor
+) -> _Factors:
     rate, number = tf.cast(learning_rate, dtype), tf.cast(step + 1, dtype)
     # Keras's powers in float64 are those of the betas in float32.
     power_1, power_2 = (
@@ -100,7 +107,9 @@ def _make_factors(optimizer: Any, dtype: tf.DType, learning_rate: Any, step: tf.
     return _Factors(rate, power_1, power_2, alpha, *(tf.constant(c, dtype) for c in constants))
 
 
-def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
+def _apply_adam(
+    optimizer: keras.Optimizer, variable: tf.Variable, gradient: tf.Tensor, factors: _Factors
+) -> None:
     """Updates a weight by the operations of Keras's Adam, in their order."""
     gradient = tf.cast(gradient, variable.dtype)
     place = optimizer._get_variable_index(variable)
@@ -110,7 +119,9 @@ def _apply_adam(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Fa
     variable.assign_sub(m * factors.alpha / (tf.sqrt(v) + factors.epsilon))
 
 
-def _apply_kernel(optimizer: Any, variable: Any, gradient: tf.Tensor, factors: _Factors) -> None:
+def _apply_kernel(
+    optimizer: keras.Optimizer, variable: tf.Variable, gradient: tf.Tensor, factors: _Factors
+) -> None:
     """Updates a weight by TensorFlow's kernel."""
     dtype = variable.dtype
     place = optimizer._get_variable_index(variable)

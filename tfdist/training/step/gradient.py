@@ -1,11 +1,13 @@
 """The gradient of one replica's loss: what Keras's `train_step` computes before the update."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.internals import get_keras_mask, set_keras_mask
 from tfdist.placement.stages.call import StagedCall
 from tfdist.placement.strips.call import StripedCall
@@ -21,7 +23,7 @@ from tfdist.training.step.micro_batches import (
 from tfdist.training.step_options import StepOptions
 
 
-def compute_loss(model: keras.Model, batch: Any) -> tuple[tf.Tensor, Any]:
+def compute_loss(model: keras.Model, batch: Batch) -> tuple[tf.Tensor, Any]:
     """Runs Keras's `train_step` on `(x, y, sample_weight)` up to and including the loss."""
     x, y, sample_weight = batch
     y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
@@ -55,7 +57,7 @@ class GradientStep:
         self._metrics = metrics
         self._staged = staged
 
-    def train(self, data: Any) -> Logs:
+    def train(self, data: Batch) -> Logs:
         """Updates the model with a replica's examples; returns the logs."""
         model = self._model
         x, y, sample_weight = batch = keras.utils.unpack_x_y_sample_weight(data)
@@ -76,7 +78,7 @@ class GradientStep:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return logs()
 
-    def _find_normalizers(self, batch: Any) -> list[tf.Tensor]:
+    def _find_normalizers(self, batch: Batch) -> list[tf.Tensor]:
         """Returns the losses' normalizers for the global batch, before its parts are computed.
 
         Of this forward pass, TensorFlow runs only what the normalizers need: labels, weights and
@@ -92,13 +94,15 @@ class GradientStep:
             compute_loss(self._model, batch)
         return self._division.reduce_normalizers(found)
 
-    def _differentiate(self, batch: Any, known: Any) -> tuple[list[Any], dict[int, Any], Any]:
+    def _differentiate(
+        self, batch: Batch, known: Sequence[tf.Tensor] | None
+    ) -> tuple[list[Any], dict[int, Any], Any]:
         """Returns the gradients of a replica's loss, the counts of metrics, and the outputs."""
         model = self._model
         variables = model.trainable_variables
         keys: list[int] = []
 
-        def differentiate(batch: Any) -> tuple[Any, ...]:
+        def differentiate(batch: Batch) -> tuple[Any, ...]:
             with (
                 self._metrics.counting() as counts,
                 contextlib.nullcontext() if known is None else self._division.knowing(known),
@@ -124,11 +128,11 @@ class GradientStep:
         return gradients, dict(zip(keys, counts, strict=True)), y_pred
 
     def _differentiate_parts(
-        self, batch: Any, known: Any
+        self, batch: Batch, known: Sequence[tf.Tensor] | None
     ) -> tuple[list[Any], dict[int, tf.Tensor]]:
         keys: list[int] = []
 
-        def compute(part: Any, first: tf.Tensor, count: tf.Tensor) -> tuple[Any, ...]:
+        def compute(part: Nested[tf.Tensor], first: tf.Tensor, count: tf.Tensor) -> tuple[Any, ...]:
             x, y, sample_weight = part
             with self._division.narrowed(first, count, parts=self._options.micro_batches):
                 gradients, counts, y_pred = self._differentiate(part, known)
@@ -150,7 +154,7 @@ class GradientStep:
         return [scale_gradient(g, inverse) for g in gradients], dict(zip(keys, counts, strict=True))
 
     def _pipeline(
-        self, staged: StagedCall, batch: Any, known: Any, keys: list[int]
+        self, staged: StagedCall, batch: Batch, known: Any, keys: list[int]
     ) -> tuple[list[Any], list[tf.Tensor]]:
         """Returns the sums over the micro-batches, computed by several devices at the same time.
 

@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.data.graph_errors import assert_in_graph
 
 
 def sum_over_micro_batches(
-    compute: Callable[[Any, tf.Tensor, tf.Tensor], Any], batch: Any, *, micro_batches: int
+    compute: Callable[[Any, tf.Tensor, tf.Tensor], Any], batch: Batch, *, micro_batches: int
 ) -> Any:
     """Returns the sum of a function's results for the micro-batches of a batch.
 
@@ -62,7 +63,7 @@ def sum_over_micro_batches(
 
 
 def take_micro_batch(
-    batch: Any, index: tf.Tensor | int, micro_batches: int
+    batch: Batch, index: tf.Tensor | int, micro_batches: int
 ) -> tuple[Any, tf.Tensor, tf.Tensor]:
     """Returns a micro-batch, the index of its first example, and its number of examples.
 
@@ -76,7 +77,7 @@ def take_micro_batch(
     return part, first, end - first
 
 
-def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
+def check_enough(batch: Batch, micro_batches: int) -> tf.Operation:
     """Returns an operation that fails if a batch has fewer examples than micro-batches."""
     num_rows = _count_rows(batch)
     return assert_in_graph(
@@ -92,12 +93,12 @@ def check_enough(batch: Any, micro_batches: int) -> tf.Operation:
     )
 
 
-def _count_rows(batch: Any) -> tf.Tensor:
+def _count_rows(batch: Batch) -> tf.Tensor:
     leaf = next(t for t in keras.tree.flatten(batch) if t is not None)  # an input may be missing
     return tf.shape(leaf, tf.int64)[0]
 
 
-def add_gradients(total: Any, part: Any) -> Any:
+def add_gradients(total: Nested[tf.Tensor], part: Nested[tf.Tensor]) -> Any:
     """Returns the sum of two gradients, on their device; None is zero."""
     if total is None or part is None:
         return part if total is None else total
@@ -108,7 +109,7 @@ def add_gradients(total: Any, part: Any) -> Any:
         return tf.convert_to_tensor(total) + tf.convert_to_tensor(part)
 
 
-def _add(total: Any, part: Any) -> Any:
+def _add(total: Nested[tf.Tensor], part: Nested[tf.Tensor]) -> Any:
     if isinstance(part, tf.IndexedSlices):
         values, indices = total
         if part.values.shape[0] is not None:
@@ -117,7 +118,7 @@ def _add(total: Any, part: Any) -> Any:
     return total + part
 
 
-def _make_zero(leaf: Any) -> Any:
+def _make_zero(leaf: tf.Tensor) -> Any:
     if isinstance(leaf, tf.IndexedSlices):
         rows = leaf.values.shape[0] or 0
         values = tf.zeros([rows, *leaf.values.shape[1:]], leaf.values.dtype)
@@ -125,7 +126,7 @@ def _make_zero(leaf: Any) -> Any:
     return tf.zeros(leaf.shape, leaf.dtype)
 
 
-def _make_shape(leaf: Any) -> Any:
+def _make_shape(leaf: tf.Tensor) -> Any:
     if isinstance(leaf, tf.IndexedSlices):
         return leaf.values.shape, leaf.indices.shape
     return leaf.shape

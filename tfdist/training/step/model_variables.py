@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.internals import compute_output_spec
 from tfdist.placement.tables import divide_tables
@@ -79,7 +80,7 @@ def keeping_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
         variable.value.assign(value)
 
 
-def build_model(model: keras.Model, batch_spec: Any, *, can_wait: bool) -> None:
+def build_model(model: keras.Model, batch_spec: Nested[tf.TypeSpec], *, can_wait: bool) -> None:
     """Creates the variables of a model, its metrics and its optimizer.
 
     Args:
@@ -134,7 +135,9 @@ def _lift(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Vari
         return next_creator(**arguments)
 
 
-def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: bool) -> None:
+def _build(
+    model: keras.Model, batch_spec: Nested[tf.TypeSpec], *, is_built: bool, can_wait: bool
+) -> None:
     of_step: Exception | None = None
     if not is_built:
         # As the first step does, because a model may build differently outside of training.
@@ -170,7 +173,7 @@ def _build(model: keras.Model, batch_spec: Any, *, is_built: bool, can_wait: boo
         raise _explain(model, cause) from cause
 
 
-def build_outputs(model: keras.Model, x_spec: Any) -> None:
+def build_outputs(model: keras.Model, x_spec: Nested[tf.TypeSpec]) -> None:
     """Creates the variables of a model's call, without those of metrics and the optimizer."""
     try:
         compute_output_spec(model, _to_symbols(x_spec))
@@ -183,7 +186,7 @@ def _find_output(model: keras.Model) -> Any:
     return getattr(getattr(model, "_functional", None) or model, "output", None)
 
 
-def _to_symbols(spec: Any) -> Any:
+def _to_symbols(spec: Nested[tf.TypeSpec]) -> Any:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), spec
     )

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, BatchIterator, Nested
 from tfdist.errors import TfdistError
 from tfdist.internals import potentially_ragged_concat
 from tfdist.training.inputs.data_adapter import take_next
@@ -37,7 +38,7 @@ def join_replicas(replicas: Sequence[tuple[Any, bool]]) -> Any:
     return kept[0] if len(kept) == 1 else keras.tree.map_structure(_concatenate, *kept)
 
 
-def join_workers(outputs: Any, workers: Workers) -> Any:
+def join_workers(outputs: Nested[tf.Tensor], workers: Workers) -> Any:
     """Returns the rows of a batch, from all workers, all of which must call this."""
     if workers.count == 1:
         return outputs
@@ -49,7 +50,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
     return keras.tree.map_structure(lambda *leaves: _join(leaves), *batches)
 
 
-def is_composite(leaf: Any) -> bool:
+def is_composite(leaf: tf.Tensor) -> bool:
     """Returns whether an output is a ragged or sparse tensor."""
     return isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
 
@@ -67,13 +68,13 @@ def summarize_rows(outputs: tf.RaggedTensor | tf.SparseTensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(numbers, rows, outputs.dense_shape[0])
 
 
-def _to_arrays(outputs: Any) -> Any:
+def _to_arrays(outputs: Nested[tf.Tensor]) -> Any:
     return keras.tree.map_structure(
         lambda t: t.numpy() if tf.is_tensor(t) and not is_composite(t) else t, outputs
     )
 
 
-def _drop_rows(leaf: Any) -> Any:
+def _drop_rows(leaf: tf.Tensor) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         size = tf.concat([[0], leaf.dense_shape[1:]], 0)
         return tf.sparse.slice(leaf, tf.zeros_like(size), size)
@@ -109,7 +110,7 @@ def _join(leaves: Sequence[Any]) -> Any:
     return _to_arrays(potentially_ragged_concat(list(leaves)))
 
 
-def _gather(leaf: Any, workers: Workers) -> Any:
+def _gather(leaf: tf.Tensor, workers: Workers) -> Any:
     if leaf is None:
         return None
     if isinstance(leaf, tf.RaggedTensor):
@@ -158,7 +159,7 @@ def make_predict_step(
     is_divided = strategy.num_replicas_in_sync > 1 or is_apart
     draws = draws if is_divided else None
 
-    def replica_step(data: Any, place: Any) -> list[tf.Tensor]:
+    def replica_step(data: Batch, place: tf.Tensor | tuple[()]) -> list[tf.Tensor]:
         nonlocal structure
         is_copy = tf.constant(False)
         drawing: Any = contextlib.nullcontext()
@@ -177,7 +178,7 @@ def make_predict_step(
     if is_jitted:
         replica_step = compile_with_xla(replica_step)
 
-    def run(iterator: Any) -> list[tuple[Any, ...]]:
+    def run(iterator: BatchIterator) -> list[tuple[Any, ...]]:
         with placing(), draws.intercept() if draws else contextlib.nullcontext():
             values = strategy.run(replica_step, args=take_next(strategy, iterator))
         return [strategy.experimental_local_results(value) for value in values]

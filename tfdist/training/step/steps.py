@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Batch, BatchIterator
 from tfdist.errors import TfdistError
 from tfdist.internals import DistributedVariable, is_op_determinism_enabled
 from tfdist.placement.optimizer.shards import OptimizerShards
@@ -160,7 +161,7 @@ class Steps:
         Every tensor of `StepResult` is stacked, [steps, ...].
         """
 
-        def train_loop(iterator: Any, num_steps: tf.Tensor) -> StepResult:
+        def train_loop(iterator: BatchIterator, num_steps: tf.Tensor) -> StepResult:
             # The loop must know the types and shapes that it keeps before its body is traced.
             spec = tf.function(self.train.python_function, autograph=False)
             leaves = tf.nest.flatten(spec.get_concrete_function(iterator).structured_outputs)
@@ -223,7 +224,9 @@ class Steps:
         if kind == "train":
             step = self._model.train_step if is_plain else self._train
 
-        def run(data: Any, bounds: Any, scales: Any = None) -> tuple[Logs, list[tf.Tensor]]:
+        def run(
+            data: Batch, bounds: tf.Tensor, scales: tf.Tensor | None = None
+        ) -> tuple[Logs, list[tf.Tensor]]:
             del gradients[:]
             logs, *_ = self._run(
                 kind, step, data, bounds, take=_take, record=record, scales_sums=scales
@@ -245,7 +248,7 @@ class Steps:
         """Begins or stops to scale sums over examples in what is traced from now on."""
         self._scales_sums[kind] = scales
 
-    def _check_sums(self, kind: str, divided: Any) -> None:
+    def _check_sums(self, kind: str, divided: Callable[..., Any]) -> None:
         """Checks that a trace of a step scales as many sums as the one that the guard has seen.
 
         Sizes that are unknown in one of them only, other than the number of examples, may be taken
@@ -260,12 +263,12 @@ class Steps:
             )
 
     def _show_outputs(
-        self, data: Any, bounds: Any, scales: Any = None
+        self, data: Batch, bounds: tf.Tensor, scales: tf.Tensor | None = None
     ) -> tuple[Logs, list[tf.Tensor]]:
         del scales  # a prediction has no losses
         draws_rows = self._predicts_draws()
 
-        def predict(data: Any, bounds: Any) -> list[tf.Tensor]:
+        def predict(data: Batch, bounds: tf.Tensor) -> list[tf.Tensor]:
             data, place = _take(data, bounds)
             part = make_part(data, None if isinstance(place, tuple) else place)
             with self._division.of(part, draws_rows=draws_rows):
@@ -303,7 +306,7 @@ class Steps:
         else:
             self._model.reset_metrics()
 
-    def _compile(self, function: Any) -> Any:
+    def _compile(self, function: Callable[..., Any]) -> Any:
         is_compiled = self._is_compiled or self._model.jit_compile
         function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
         if self._model.run_eagerly:
@@ -316,8 +319,10 @@ class Steps:
         is_relaxed = not getattr(self._model, "keeps_shapes", False)
         return tf.function(function, autograph=False, reduce_retracing=is_relaxed)
 
-    def _make_step(self, kind: str, own: Any, divided: Any) -> Callable[[Any], StepResult]:
-        def step(iterator: Any) -> StepResult:
+    def _make_step(
+        self, kind: str, own: Callable[..., Any], divided: Callable[..., Any]
+    ) -> Callable[[Any], StepResult]:
+        def step(iterator: BatchIterator) -> StepResult:
             asked = _read_clock(self._strategy)
             with tf.control_dependencies([asked]):
                 data, place = take_next(self._strategy, iterator)
@@ -333,7 +338,7 @@ class Steps:
 
         return step
 
-    def _run_alone(self, kind: str, own: Any, data: Any) -> Logs:
+    def _run_alone(self, kind: str, own: Callable[..., Any], data: Batch) -> Logs:
         if self._is_jitted:
             own = compile_with_xla(own)
         draws = self._division.draws
@@ -357,20 +362,20 @@ class Steps:
     def _run(
         self,
         kind: str,
-        divided: Any,
-        data: Any,
-        place: Any,
+        divided: Callable[..., Any],
+        data: Batch,
+        place: tf.Tensor | tuple[()],
         *,
-        take: Any = None,
+        take: Callable[..., Any] | None = None,
         record: Record | None = None,
         after: Sequence[tf.Tensor] = (),
         scales_sums: tf.Tensor | None = None,
     ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
-        def replica_step(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        def replica_step(data: Batch, place: tf.Tensor | tuple[()]) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.control_dependencies(list(after)):
                 return compute(data, place)
 
-        def compute(data: Any, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        def compute(data: Batch, place: tf.Tensor | tuple[()]) -> tuple[tf.Tensor, tf.Tensor]:
             if take is not None:
                 data, place = take(data, place)
             data = hide_rows(data) if self._draws_rows else data
@@ -423,7 +428,7 @@ class Steps:
         self._strategy.run(self.metrics.write, args=(states,))
 
 
-def _take(data: Any, bounds: Any) -> tuple[Any, tf.Tensor]:
+def _take(data: Batch, bounds: tf.Tensor) -> tuple[Any, tf.Tensor]:
     """Returns a replica's examples of a batch, and their place in it."""
     own = bounds[tf.distribute.get_replica_context().replica_id_in_sync_group]
     first, last = own[0], own[1]
@@ -457,18 +462,18 @@ def _create_at_once(next_creator: Callable[..., tf.Variable], **arguments: Any) 
         return next_creator(**arguments)
 
 
-def _drop_optionals(data: Any) -> Any:
+def _drop_optionals(data: Batch) -> Any:
     """Replaces the absent parts of a batch by None, as Keras does."""
     return keras.tree.map_structure(
         lambda t: None if isinstance(t, tf.experimental.Optional) else t, data
     )
 
 
-def _has_rows(leaf: Any) -> bool:
+def _has_rows(leaf: tf.Tensor) -> bool:
     return leaf is not None and leaf.shape.rank != 0
 
 
-def _list_tensors(data: Any) -> list[tf.Tensor]:
+def _list_tensors(data: Batch) -> list[tf.Tensor]:
     return [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
 
 

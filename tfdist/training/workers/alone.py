@@ -45,7 +45,7 @@ def creating_alone(strategy: tf.distribute.Strategy) -> Iterator[None]:
         yield
 
 
-def _read_own(variable: Any) -> Any:
+def _read_own(variable: tf.Variable) -> Any:
     """Returns the value of a variable over this process's replicas."""
     first, *others = variable.values
     is_sum = variable.aggregation == tf.VariableAggregation.SUM

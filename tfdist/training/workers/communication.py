@@ -137,7 +137,7 @@ class Workers:
         whole = np.frombuffer(bytearray(table.tobytes()), rows.dtype)
         return whole.reshape(ends[-1], *rows.shape[1:])
 
-    def share_json(self, value: Any) -> list[Any]:
+    def share_json(self, value: object) -> list[Any]:
         """Returns every worker's value, in the order of the workers."""
         text = np.frombuffer(json.dumps(value).encode(), "u1").astype("f8")
         lengths = self.gather(np.array([len(text)], "f8")).astype(int)
