@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.placement.graph import make_graph
 
@@ -12,7 +13,7 @@ from tfdist.placement.graph import make_graph
 _HARMLESS = {"Assert", "PrintV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
-def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
+def check_parts(model: keras.Model, x_spec: Nested[tf.TypeSpec], *, recomputes: bool) -> None:
     """Checks that a model can be computed by parts in training.
 
     Raises:
@@ -39,12 +40,12 @@ def check_parts(model: keras.Model, x_spec: Any, *, recomputes: bool) -> None:
             )
 
 
-def trace_call(model: keras.Model, x_spec: Any) -> tuple[Any, list[keras.Variable]]:
+def trace_call(model: keras.Model, x_spec: Nested[tf.TypeSpec]) -> tuple[Any, list[keras.Variable]]:
     """Returns the graph of a model's call in training, and the variables that its layers update."""
     updated: list[keras.Variable] = []
 
     @tf.function(autograph=False)
-    def call(x: Any, values: list[tf.Tensor]) -> None:
+    def call(x: Nested[tf.Tensor], values: list[tf.Tensor]) -> None:
         mapping = list(zip(model.variables, values, strict=True))
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             model(x, training=True) if model._call_has_training_arg else model(x)

@@ -61,7 +61,7 @@ def estimate_costs(graph: Graph) -> list[Cost]:
     return costs
 
 
-def count_bytes(shape: Sequence[int | None], dtype: Any) -> int:
+def count_bytes(shape: Sequence[int | None], dtype: tf.DType | str) -> int:
     """Returns the size of a tensor in bytes; unknown sizes count as 1."""
     return math.prod(size or 1 for size in shape) * tf.as_dtype(dtype).size
 

@@ -20,7 +20,9 @@ class StandIn:
         """Returns the value."""
         raise NotImplementedError
 
-    def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
+    def _update(
+        self, method: str, value: tf.Tensor | tf.IndexedSlices, options: Mapping[str, Any]
+    ) -> None:
         """Updates the value as a variable's method of this name does."""
         raise NotImplementedError
 
@@ -32,20 +34,20 @@ class StandIn:
         """Returns the value."""
         return self.read_value().numpy()
 
-    def assign(self, value: Any, **options: Any) -> None:
+    def assign(self, value: tf.Tensor | tf.IndexedSlices, **options: Any) -> None:
         """Assigns a value."""
         self._update("assign", value, options)
 
-    def assign_add(self, value: Any, **options: Any) -> None:
+    def assign_add(self, value: tf.Tensor | tf.IndexedSlices, **options: Any) -> None:
         """Adds a value."""
         self._update("assign_add", value, options)
 
-    def assign_sub(self, value: Any, **options: Any) -> None:
+    def assign_sub(self, value: tf.Tensor | tf.IndexedSlices, **options: Any) -> None:
         """Subtracts a value."""
         self._update("assign_sub", value, options)
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
-    def __array__(self, dtype: Any = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import count_bytes
 from tfdist.placement.shards.divided import (
@@ -134,7 +135,7 @@ class Tables:
         found: list[Lookup] = []
         graph = tf.compat.v1.get_default_graph()
 
-        def call(layer: keras.layers.Embedding, inputs: Any) -> Any:
+        def call(layer: keras.layers.Embedding, inputs: Nested[tf.Tensor]) -> Any:
             is_inside = tf.compat.v1.get_default_graph() is not graph  # such as in a loop
             if is_inside or not isinstance(inputs, tf.Tensor):
                 return type(layer).call(layer, inputs)
@@ -199,7 +200,7 @@ def add_lookups(
 
 
 def clip_rows(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+    optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]
 ) -> list[Any]:
     """Returns gradients that an optimizer has clipped, with only the rows of tables.
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.internals import (
     Functional,
     get_autocast_scope,
@@ -24,7 +25,11 @@ def intercepting(model: keras.Model, run: Callable[..., list[Any]]) -> Iterator[
     original = find_function(Functional, "call")
 
     def call(
-        called: Any, inputs: Any, training: Any = None, mask: Any = None, **context: Any
+        called: keras.Layer,
+        inputs: Nested[tf.Tensor],
+        training: bool | None = None,
+        mask: Nested[tf.Tensor] | None = None,
+        **context: Any,
     ) -> Any:
         if called is not model:
             return original(called, inputs, training=training, mask=mask, **context)
@@ -60,19 +65,19 @@ def add_penalties(graph: Graph, penalties: list[tf.Tensor]) -> None:
         layer.add_loss(penalties)  # a functional model rejects add_loss
 
 
-def set_mask(tensor: Any, mask: tf.Tensor | None) -> None:
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
     """Gives a tensor a Keras mask, if there is one."""
     if mask is not None:
         set_keras_mask(tensor, mask)
 
 
-def copy_with_mask(tensor: Any) -> Any:
+def copy_with_mask(tensor: tf.Tensor) -> Any:
     """Returns a tensor on the current device, with its Keras mask."""
     copy = tf.identity(tensor)
     set_mask(copy, get_keras_mask(tensor))
     return copy
 
 
-def has_gradient(value: Any) -> bool:
+def has_gradient(value: tf.Tensor | tf.IndexedSlices) -> bool:
     """Returns whether a value is a floating-point tensor."""
     return isinstance(value, tf.Tensor) and value.dtype.is_floating

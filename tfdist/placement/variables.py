@@ -90,7 +90,7 @@ def _move(
 
 
 def create_copies(
-    value: tf.Tensor, old: Any, strategy: tf.distribute.Strategy, devices: Sequence[str]
+    value: tf.Tensor, old: tf.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> Any:
     """Returns a variable of a strategy that takes the place of another one, on other devices."""
     left: Iterator[str] = iter(devices)
@@ -124,8 +124,14 @@ def updating_in_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
     kind = type(strategy.extended)
     original = find_function(kind, "update")
 
-    def update(extended: Any, var: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def run(variable: Any, *given: Any, **named: Any) -> Any:
+    def update(
+        extended: tf.distribute.StrategyExtended,
+        var: tf.Variable,
+        fn: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def run(variable: tf.Variable, *given: Any, **named: Any) -> Any:
             with tf.device(variable.device):
                 return fn(variable, *given, **named)
 

@@ -47,7 +47,7 @@ class Piece:
     shape: tuple[int, ...]
     row: int
 
-    def take(self, value: Any) -> Any:
+    def take(self, value: tf.Tensor | tf.IndexedSlices) -> Any:
         """Returns the part of a value that has the shape of the whole weight."""
         if isinstance(value, tf.IndexedSlices):
             return self._take_slices(value)

@@ -69,7 +69,9 @@ class CutVariable(StandIn):
         flat = [tf.reshape(part, [-1]) for part in self.parts.values()]
         return tf.reshape(tf.concat(flat, 0), self.shape)
 
-    def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
+    def _update(
+        self, method: str, value: tf.Tensor | tf.IndexedSlices, options: Mapping[str, Any]
+    ) -> None:
         value = tf.convert_to_tensor(value, self.dtype)
         for piece in self._pieces:
             part = self.parts.get(piece.replica)
@@ -81,7 +83,7 @@ class CutVariable(StandIn):
 class WeightPiece(StandIn):
     """A piece of a weight, which an optimizer updates in place of the weight's variable."""
 
-    def __init__(self, value: tf.Tensor, weight: Any):
+    def __init__(self, value: tf.Tensor, weight: tf.Variable):
         self._value = value
         self.dtype, self.shape, self.name = value.dtype, value.shape, weight.name
         self._unique_id = weight._unique_id  # optimizers find the state of a weight by this
@@ -101,7 +103,9 @@ class WeightPiece(StandIn):
         """Sets some rows."""
         self._scatter(tf.tensor_scatter_nd_update, slices)
 
-    def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
+    def _update(
+        self, method: str, value: tf.Tensor | tf.IndexedSlices, options: Mapping[str, Any]
+    ) -> None:
         value = tf.convert_to_tensor(value, self.dtype)
         if method != "assign":
             value = self._value + value if method == "assign_add" else self._value - value
@@ -174,7 +178,12 @@ class OptimizerShards:
         is_optimizing = False  # otherwise, it assigns a value, such as that of a constraint
 
         def update(
-            extended: Any, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+            extended: tf.distribute.StrategyExtended,
+            var: tf.Variable,
+            fn: Callable[..., Any],
+            args: Sequence[object] = (),
+            kwargs: dict[str, Any] | None = None,
+            group: bool = True,
         ) -> Any:
             share = self._shares.get(getattr(var, "_unique_id", ""))
             if share is None or not is_optimizing:
@@ -213,7 +222,7 @@ class OptimizerShards:
                     num_bytes[replica] += size * tf.as_dtype(slot.dtype).size
         return {"optimizer_bytes": num_bytes}
 
-    def _list_copies(self, variable: Any) -> dict[int, Any]:
+    def _list_copies(self, variable: tf.Variable) -> dict[int, Any]:
         """Returns replica -> its copy of a variable, for the replicas of this process."""
         return dict(enumerate(self._strategy.experimental_local_results(variable), self._first))
 
@@ -240,7 +249,12 @@ class OptimizerShards:
         )
 
     def _update(
-        self, share: _Share, piece: Piece, variable: Any, function: Any, arguments: Any
+        self,
+        share: _Share,
+        piece: Piece,
+        variable: tf.Variable,
+        function: Callable[..., Any],
+        arguments: Any,
     ) -> tf.Tensor:
         """Updates a piece on its replica, and returns its new elements."""
         replica = piece.replica
@@ -256,7 +270,13 @@ class OptimizerShards:
             function(target, *given, **named)
             return target.read_value()
 
-    def _select(self, share: _Share, piece: Piece, shape: tf.TensorShape, value: Any) -> Any:
+    def _select(
+        self,
+        share: _Share,
+        piece: Piece,
+        shape: tf.TensorShape,
+        value: tf.Tensor | tf.IndexedSlices,
+    ) -> Any:
         """Returns what an update of a piece needs of an argument: its part of a gradient."""
         found = self._list_copies(value)
         own = found[piece.replica] if len(found) > 1 else next(iter(found.values()))

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.internals import PerReplica, TFOptimizer
 from tfdist.placement.stand_in import StandIn
@@ -53,7 +54,7 @@ class DividedVariable(StandIn):
         return self.parts[0]._aggregation
 
     @_aggregation.setter
-    def _aggregation(self, value: Any) -> None:
+    def _aggregation(self, value: tf.VariableAggregation) -> None:
         for part in self.parts:
             part._aggregation = value
 
@@ -77,7 +78,9 @@ class DividedVariable(StandIn):
             "or model.save), and export the model that keras.saving.load_model returns."
         )
 
-    def _update(self, method: str, value: Any, options: Mapping[str, Any]) -> None:
+    def _update(
+        self, method: str, value: tf.Tensor | tf.IndexedSlices, options: Mapping[str, Any]
+    ) -> None:
         for part, own in zip(self.parts, split(value, self), strict=True):
             getattr(part, method)(own, **options)
 
@@ -112,7 +115,7 @@ def divide(
     variable._value = call_outside_scopes(create)
 
 
-def find_divided(variable: Any) -> DividedVariable | None:
+def find_divided(variable: tf.Variable) -> DividedVariable | None:
     """Returns the parts of a Keras or divided variable; None if it is whole."""
     found = variable._value if isinstance(variable, keras.Variable) else variable
     return found if isinstance(found, DividedVariable) else None
@@ -143,7 +146,7 @@ def join(parts: Sequence[Any], variable: DividedVariable) -> Any:
     return whole
 
 
-def split(value: Any, variable: DividedVariable) -> list[Any]:
+def split(value: tf.Tensor | tf.IndexedSlices, variable: DividedVariable) -> list[Any]:
     """Returns the parts of a tensor or gradient that fit the parts of a variable."""
     known: _Parts | None = getattr(value, _PARTS, None)
     if known is not None:
@@ -184,7 +187,13 @@ def differentiating_parts() -> Iterator[None]:
     """Makes `tf.GradientTape` differentiate divided variables by parts."""
     original = find_function(tf.GradientTape, "gradient")
 
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        tape: tf.GradientTape,
+        target: Nested[tf.Tensor],
+        sources: Nested[tf.Variable],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         leaves = tf.nest.flatten(sources)
         divided = [find_divided(leaf) for leaf in leaves]
         if not any(divided):
@@ -206,7 +215,9 @@ def building_parts(
     """Makes optimizers divide what they create for a divided variable, in the same way."""
     original = find_function(TFOptimizer, "add_variable_from_reference")
 
-    def add(optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def add(
+        optimizer: keras.Optimizer, reference_variable: keras.Variable, *args: Any, **kwargs: Any
+    ) -> Any:
         divided = find_divided(reference_variable)
         if divided is None:
             return original(optimizer, reference_variable, *args, **kwargs)
@@ -238,7 +249,12 @@ def updating_parts(
         return [(slot, found) for slot in slots if (found := find_divided(slot))]
 
     def update(
-        extended: Any, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+        extended: tf.distribute.StrategyExtended,
+        var: tf.Variable,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
     ) -> Any:
         if not isinstance(var, DividedVariable):
             return original(extended, var, fn, args, kwargs, group)
@@ -257,13 +273,15 @@ def updating_parts(
 
 
 @contextlib.contextmanager
-def _showing(variable: keras.Variable, value: Any) -> Iterator[None]:
+def _showing(variable: keras.Variable, value: tf.Tensor | tf.IndexedSlices) -> Iterator[None]:
     """Gives a Keras variable another TensorFlow variable for a while."""
     with replaced(variable, "_value", value):
         yield
 
 
-def _select(strategy: tf.distribute.Strategy, value: Any, variable: DividedVariable) -> list[Any]:
+def _select(
+    strategy: tf.distribute.Strategy, value: tf.Tensor | tf.IndexedSlices, variable: DividedVariable
+) -> list[Any]:
     """Returns an argument of an update for each part: its part, or itself if all share it."""
     copies = strategy.experimental_local_results(value)
     shape = getattr(copies[0], "shape", None)

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.internals import get_stateless_scope
 from tfdist.placement.costs import count_bytes
@@ -120,7 +121,7 @@ class UnitShards:
             "divided_weights": len(divided),
         }
 
-    def _call(self, choice: _Choice, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, choice: _Choice, inputs: Nested[tf.Tensor], *args: Any, **kwargs: Any) -> Any:
         """Computes a layer, each part of its units on a device."""
         layer, rule = choice.layer, choice.rule
         if not isinstance(inputs, tf.Tensor):
@@ -159,7 +160,7 @@ class UnitShards:
         return y if activates is None or activates_parts else activates(y)
 
 
-def run_on(device: str, function: Any, *tensors: tf.Tensor) -> tf.Tensor:
+def run_on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> tf.Tensor:
     """Runs a function and its backward pass on a device."""
 
     def forward(*given: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -261,14 +261,22 @@ def _reducing_by(all_reduce: AllReduce | None) -> Iterator[None]:
 
 
 def _reduce_and_keep(
-    kept: list[Any], all_reduce: AllReduce, reduce_op: Any, value: Any, options: Any = None
+    kept: list[Any],
+    all_reduce: AllReduce,
+    reduce_op: tf.distribute.ReduceOp,
+    value: tf.Tensor | tf.IndexedSlices,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> Any:
     kept.append(all_reduce(reduce_op, value, options))
     return kept[-1]
 
 
 def _take_reduced(
-    kept: Iterator[Any], all_reduce: AllReduce, reduce_op: Any, value: Any, options: Any = None
+    kept: Iterator[Any],
+    all_reduce: AllReduce,
+    reduce_op: tf.distribute.ReduceOp,
+    value: tf.Tensor | tf.IndexedSlices,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> Any:
     """Returns the earlier result of reducing a value; the gradient is reduced as usual.
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from keras import layers
@@ -11,6 +11,9 @@ from keras import layers
 from tfdist.placement.graph import Operation
 from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import Pieces, StripedImage
+
+if TYPE_CHECKING:
+    import keras
 
 Values = Sequence[Any]
 _NONE = ((0, 0), (0, 0))
@@ -51,7 +54,7 @@ def compute_elements(run: StripForward, operation: Operation, taken: Values) -> 
     return [StripedImage(tuple(own), first.bounds) for own in parts]
 
 
-def _list_axes(layer: Any) -> list[int]:
+def _list_axes(layer: "keras.Layer") -> list[int]:
     axis = getattr(layer, "axis", -1)
     return [axis] if isinstance(axis, int) else list(axis)
 

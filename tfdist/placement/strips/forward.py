@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.models.batch_norm import Moments
 from tfdist.placement.graph import Graph, Operation, Values
 from tfdist.placement.strips.cells import DeviceTape
@@ -107,7 +108,7 @@ class StripForward:
         is_small = any(length < count for length, count in zip(size, self.grid, strict=True))
         return None if is_small else divide_size(size, self.grid)
 
-    def divide(self, value: Any, spec: Any) -> Any:
+    def divide(self, value: Nested[tf.Tensor], spec: tf.TypeSpec) -> Any:
         """Returns an image in parts; any other value as it is."""
         if not is_picture(spec) or value.shape[1:3] != spec.shape[1:3]:
             return value
@@ -189,7 +190,7 @@ class StripForward:
         pairs = zip(outputs, operation.specs, strict=True)
         return [self.divide(output, spec) for output, spec in pairs]
 
-    def _join(self, value: Any) -> Any:
+    def _join(self, value: Nested[tf.Tensor]) -> Any:
         """Returns the whole image of strips, on the first device."""
         if not isinstance(value, StripedImage):
             return value

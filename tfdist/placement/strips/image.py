@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 """The first row of each part, and the height; the same of the columns."""
 
 
-def is_picture(spec: Any) -> bool:
+def is_picture(spec: tf.TypeSpec) -> bool:
     """Returns whether a symbolic tensor is [examples, height, width, channels] of a known size."""
     return len(spec.shape) == 4 and None not in spec.shape[1:3]
 

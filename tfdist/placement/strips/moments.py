@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,6 +13,9 @@ from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values, compute_elements, map_parts
 from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import StripedImage
+
+if TYPE_CHECKING:
+    import keras
 
 
 def normalize_batch(run: StripForward, operation: Operation, taken: Values) -> list[Any] | None:
@@ -104,7 +107,7 @@ def _pool(flat: Sequence[tf.Tensor]) -> Moments:
 def _normalize(
     run: StripForward,
     image: StripedImage,
-    layer: Any,
+    layer: "keras.Layer",
     normalize: Callable[..., tf.Tensor],
     mean: tf.Tensor,
     variance: tf.Tensor,

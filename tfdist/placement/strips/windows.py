@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 from keras import layers
@@ -11,6 +11,9 @@ from tfdist.placement.graph import Operation
 from tfdist.placement.strips.elements import Values
 from tfdist.placement.strips.forward import StripForward
 from tfdist.placement.strips.image import Area, Bounds, Pieces, StripedImage, Window, list_areas
+
+if TYPE_CHECKING:
+    import keras
 
 Plan: TypeAlias = tuple[
     Area, Callable[[tf.Tensor, Any], tf.Tensor], Callable[[tf.Tensor], tf.Tensor] | None
@@ -73,7 +76,7 @@ def _slide(
         )
         counts: list[tf.Tensor] = []
 
-        def prepare(x: tf.Tensor, padding: Any) -> tf.Tensor:
+        def prepare(x: tf.Tensor, padding: Sequence[Sequence[int]]) -> tf.Tensor:
             if average and windows[0].is_same:
                 shape = [1, tf.shape(x)[1], tf.shape(x)[2], 1]
                 ones = tf.pad(tf.ones(shape, x.dtype), padding)
@@ -104,7 +107,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _list_pool_windows(layer: Any) -> list[Window]:
+def _list_pool_windows(layer: "keras.Layer") -> list[Window]:
     pairs = zip(_pair(layer.pool_size), _pair(layer.strides), strict=True)
     return [Window(size, stride, layer.padding == "same") for size, stride in pairs]
 
