@@ -43,7 +43,7 @@ def hash_code(cls: type) -> str:
     return digest.hexdigest()
 
 
-def _list_parts(item: Any, package: str) -> Iterator[Any]:
+def _list_parts(item: object, package: str) -> Iterator[Any]:
     """Yields the parts of an object that the digest covers."""
     if isinstance(item, type):
         yield f"{item.__module__}.{item.__qualname__}"
@@ -111,11 +111,11 @@ def _list_names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _counts(value: Any, package: str) -> bool:
+def _counts(value: object, package: str) -> bool:
     if isinstance(value, (*_CONSTANTS, tuple, frozenset, np.ndarray)):
         return True
     return getattr(value, "__module__", None) is not None and _get_package(value) == package
 
 
-def _get_package(value: Any) -> str:
+def _get_package(value: object) -> str:
     return str(value.__module__).partition(".")[0]

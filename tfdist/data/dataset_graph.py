@@ -67,7 +67,7 @@ def list_shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return [part for part in _list_parts(dataset) if hasattr(part, "_seed2")]
 
 
-def _list_parts(dataset: Any) -> Iterator[Any]:
+def _list_parts(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields a dataset, then the datasets from which it reads."""
     yield dataset
     inputs = list(dataset._inputs()) if hasattr(dataset, "_inputs") else []
@@ -78,12 +78,12 @@ def _list_parts(dataset: Any) -> Iterator[Any]:
         yield from _list_parts(part)
 
 
-def _read(part: Any, name: str) -> int | None:
+def _read(part: object, name: str) -> int | None:
     value = getattr(part, name, None)
     return int(value.numpy()) if isinstance(value, tf.Tensor) and hasattr(value, "numpy") else None
 
 
-def _strip_directories(array: Any) -> np.ndarray:
+def _strip_directories(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if array.dtype != object:
         return array

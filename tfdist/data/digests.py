@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.data.dataset_graph import read_graph
 from tfdist.data.fingerprint import hash_leaf, hash_text
 from tfdist.data.tf_data import call_python, set_options
@@ -49,7 +50,7 @@ class BatchDigests:
         )
         self.is_augmented = self.is_augmented or is_augmented(dataset)
 
-        def note(count: Any, number: tf.Tensor, batch: Any) -> Any:
+        def note(count: tf.Tensor | np.ndarray, number: tf.Tensor, batch: Batch) -> Any:
             leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
             inputs = [number, count, *map(tf.shape, leaves), *map(_sample, leaves)]
             noted = call_python(self._note, inputs, tf.int64)
@@ -111,7 +112,9 @@ class BatchDigests:
             self._num_taken = 0
             return np.int64(self._newest)
 
-    def _note(self, number: Any, count: Any, *arrays: Any) -> np.int64:
+    def _note(
+        self, number: tf.Tensor | np.ndarray, count: tf.Tensor | np.ndarray, *arrays: Any
+    ) -> np.int64:
         digests = [
             self._describe(shape, sample)
             for shape, sample in zip(
@@ -129,7 +132,7 @@ class BatchDigests:
         return f"{text} {hash_leaf(sample)}" if is_one or not self.is_augmented else text
 
 
-def digest_batch(batch: Any) -> list[str]:
+def digest_batch(batch: Batch) -> list[str]:
     """Returns the digests of a batch of arrays or tensors, as `BatchDigests` notes them."""
     digests = BatchDigests()
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch) if leaf is not None]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.data.listing import check_regular
 
 FORMAT = 1
@@ -25,7 +26,9 @@ _THREADS = 16
 _KINDS_OF_BATCHES = ("dataset", "batches")
 
 
-def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str, Any]:
+def make_header(
+    *, kind: str, num_examples: int, element_spec: Nested[tf.TypeSpec]
+) -> dict[str, Any]:
     """Returns the beginning of a source's fingerprint, whose other parts depend on the kind."""
     return {
         "format": FORMAT,
@@ -35,7 +38,7 @@ def make_header(*, kind: str, num_examples: int, element_spec: Any) -> dict[str,
     }
 
 
-def describe_spec(spec: Any) -> Any:
+def describe_spec(spec: Nested[tf.TypeSpec]) -> Any:
     """Returns a structure of `tf.TensorSpec` as JSON.
 
     >>> describe_spec({"x": tf.TensorSpec((2, 3)), "y": (tf.TensorSpec((), tf.int32),)})
@@ -86,7 +89,7 @@ def hash_files(files: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     ]
 
 
-def hash_arrays(arrays: Any) -> list[list[str]]:
+def hash_arrays(arrays: Nested[np.ndarray]) -> list[list[str]]:
     """Returns, for each array of a structure, a digest of each group of consecutive examples.
 
     Small arrays are read in full; of large ones, the first example of each group is read.
@@ -102,7 +105,7 @@ def hash_tensor(array: np.ndarray) -> list[str]:
     return _hash_rows(array) if array.ndim else [hash_leaf(array)]
 
 
-def hash_leaf(leaf: Any) -> str:
+def hash_leaf(leaf: np.ndarray | tf.Tensor) -> str:
     """Returns a digest of the type, the shape and the values of an array or tensor."""
     parts = tf.nest.flatten(leaf, expand_composites=True)
     if len(parts) > 1:  # a ragged or sparse tensor
@@ -201,7 +204,7 @@ def _hash_file(path: str, *, with_contents: bool) -> str:
     return digest.hexdigest()
 
 
-def _hash_rows(array: Any) -> list[str]:
+def _hash_rows(array: np.ndarray) -> list[str]:
     shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * max(dtype.size or 0, 1)
     is_whole = shape[0] * row_bytes <= _WHOLE_ARRAY_BYTES
@@ -303,7 +306,7 @@ def _describe_operations(
     return None
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

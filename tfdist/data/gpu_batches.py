@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.data.tf_data import set_options
 
 _AT_ONCE = 2  # copies to page-locked memory
@@ -63,7 +64,7 @@ def iterate_on_gpu(dataset: tf.data.Dataset, device: str) -> Any:
         return iter(set_options(hidden.apply(copy).prefetch(_BUFFERED)))
 
 
-def read_element(element: Any) -> Any:
+def read_element(element: Nested[tf.Tensor]) -> Any:
     """Returns an element of `iterate_on_gpu` as it was."""
 
     def show(part: Any) -> Any:
@@ -77,6 +78,6 @@ def has_dense_numbers(dataset: tf.data.Dataset) -> bool:
     return all(map(_is_dense_number, tf.nest.flatten(dataset.element_spec)))
 
 
-def _is_dense_number(spec: Any) -> bool:
+def _is_dense_number(spec: tf.TypeSpec) -> bool:
     is_dense = isinstance(spec, tf.TensorSpec)
     return is_dense and spec.dtype.is_numpy_compatible and spec.dtype != tf.string

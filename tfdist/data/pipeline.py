@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.data.graph_errors import show_user_errors
 from tfdist.data.rows import check_replicas, make_row_reader, split_rows_dynamic
 from tfdist.data.source import Source
@@ -35,7 +36,7 @@ Shuffle: TypeAlias = Any  # bool, str or a tensor
 class BatchAugmentation(Protocol):
     """The augmentation that `make_train_dataset` calls."""
 
-    def augment_batch(self, batch: Any, seeds: Any) -> Any:
+    def augment_batch(self, batch: Batch, seeds: Nested[tf.Tensor]) -> Any:
         """Returns the augmented batch: example i depends on example i and `seeds[i]`, int64 [2]."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.data.graph_errors import assert_in_graph
 from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError
@@ -58,7 +59,7 @@ def split_batches(
     return set_options(dataset.flat_map(split)).prefetch(tf.data.AUTOTUNE)
 
 
-def check_batches(spec: Any) -> int | None:
+def check_batches(spec: Nested[tf.TypeSpec]) -> int | None:
     """Checks that elements are batches that can be divided; returns their rows, None if unknown.
 
     Args:
@@ -86,14 +87,14 @@ def check_batches(spec: Any) -> int | None:
 
 
 def split_batch(
-    batch: Any, *, num_replicas: int, replicas: Sequence[int]
+    batch: Batch, *, num_replicas: int, replicas: Sequence[int]
 ) -> list[tuple[Any, tf.Tensor]]:
     """Returns the (slice, place) of some replicas in one eager batch, as from `split_batches`."""
     num_rows = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None).shape[0]
     is_copied = num_rows < num_replicas
     bounds = [(0, num_rows)] * num_replicas if is_copied else split_rows(num_rows, num_replicas)
 
-    def split(leaf: Any) -> list[Any]:
+    def split(leaf: tf.Tensor) -> list[Any]:
         if leaf is None or is_copied:
             return [leaf] * num_replicas
         return tf.split(leaf, [end - start for start, end in bounds])
@@ -113,7 +114,7 @@ def _make_place(start: int, num_rows: int) -> tf.Tensor:
     return tf.constant([start, num_rows], tf.int64)
 
 
-def _slice(batch: Any, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
+def _slice(batch: Batch, replica: tf.Tensor, num_replicas: int, static_rows: int | None) -> Any:
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     num_rows = tf.shape(leaves[0], out_type=tf.int64)[0]
     static_size = None

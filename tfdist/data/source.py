@@ -2,13 +2,14 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.data.fingerprint import hash_arrays, hash_loaded, hash_text, make_header
 from tfdist.data.tf_data import call_python
 from tfdist.errors import TfdistError
@@ -144,7 +145,7 @@ class ArraySource(BatchSource):
         return {**self._make_header("arrays"), "rows": hash_arrays(self.arrays)}
 
 
-def _map_arrays(function: Any, arrays: Any) -> Any:
+def _map_arrays(function: Callable[..., Any], arrays: Nested[np.ndarray]) -> Any:
     # tf.nest would treat a list of numbers as a structure; Keras users mean an array.
     if isinstance(arrays, dict):
         return {key: _map_arrays(function, value) for key, value in arrays.items()}
@@ -154,15 +155,15 @@ def _map_arrays(function: Any, arrays: Any) -> Any:
     return function(arrays)
 
 
-def _to_tensor(array: Any) -> Any:
+def _to_tensor(array: np.ndarray | tf.Tensor) -> Any:
     return array if isinstance(array, np.memmap) else tf.convert_to_tensor(array)
 
 
-def _get_length(array: Any) -> int:
+def _get_length(array: np.ndarray | tf.Tensor) -> int:
     return int(array.shape[0]) if len(array.shape) else 0
 
 
-def _gather(array: Any, indices: tf.Tensor) -> tf.Tensor:
+def _gather(array: np.ndarray | tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     if not isinstance(array, np.memmap):
         return tf.gather(array, indices)
     rows = call_python(
@@ -184,7 +185,7 @@ class SparseSource(BatchSource):
         return indices.map(self.load_batch).element_spec
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        def gather(array: Any) -> Any:
+        def gather(array: np.ndarray | tf.Tensor) -> Any:
             if isinstance(array, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(array, indices)
             if isinstance(array, (list, tuple, dict)):

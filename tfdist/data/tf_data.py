@@ -9,9 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.aliases import Nested
+
 
 def call_python(
-    function: Callable[..., Any], inputs: Sequence[tf.Tensor], output_types: Any
+    function: Callable[..., Any], inputs: Sequence[tf.Tensor], output_types: Nested[tf.DType]
 ) -> Any:
     """Calls `tf.numpy_function` so that the process can exit whatever its iterators are doing.
 
