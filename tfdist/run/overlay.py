@@ -22,6 +22,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
+from tfdist.aliases import PathLike
 from tfdist.internals import (
     TrackableSaver,
     file_io,
@@ -57,7 +58,7 @@ class Overlay:
         plain = _Plain(self._left_alone.add)
         with contextlib.ExitStack() as stack:
 
-            def replace(owner: Any, name: str, value: Any) -> None:
+            def replace(owner: object, name: str, value: object) -> None:
                 stack.enter_context(replaced(owner, name, value, in_all_threads=True))
 
             for name in ("_os", "_io"):  # temporary files have names of their own
@@ -96,7 +97,7 @@ class Overlay:
                 replace(owner, name, mapped)
             yield
 
-    def to_write(self, path: Any, *, keeps: bool = False) -> Any:
+    def to_write(self, path: PathLike, *, keeps: bool = False) -> Any:
         """Returns where to write what the script writes to a path, or appends if it `keeps`."""
         real = self._find_real(path)
         if real is None:
@@ -107,7 +108,7 @@ class Overlay:
             _copy(real, mapped)
         return os.fsencode(mapped) if isinstance(path, bytes) else mapped
 
-    def to_read(self, path: Any) -> Any:
+    def to_read(self, path: PathLike) -> Any:
         """Returns what to read where the script reads a path."""
         real = self._find_real(path)
         if real is None or not _exists(self._root + real):
@@ -115,12 +116,12 @@ class Overlay:
         mapped = self._root + real
         return os.fsencode(mapped) if isinstance(path, bytes) else mapped
 
-    def _to_remove(self, path: Any) -> Any:
+    def _to_remove(self, path: PathLike) -> Any:
         """Returns what to remove; None if there is nothing of this process's own."""
         found = self.to_read(path)
         return found if found is not path or self._find_real(path) is None else None
 
-    def _to_restore(self, prefix: Any) -> Any:
+    def _to_restore(self, prefix: PathLike) -> Any:
         real = self._find_real(prefix)
         if real is None or not _exists(f"{self._root}{real}.index"):
             return self.to_read(prefix)
@@ -169,7 +170,7 @@ class Overlay:
         return _OPEN(self.to_read(file), mode, *args, **kwargs)
 
     def _map_os(self) -> dict[str, Callable[..., Any]]:
-        def open_descriptor(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        def open_descriptor(path: PathLike, flags: int, *args: Any, **kwargs: Any) -> int:
             if kwargs.get("dir_fd") is None:
                 is_written = flags & _WRITING
                 keeps = not flags & os.O_TRUNC
@@ -193,7 +194,7 @@ class Overlay:
                 return _OS["link"](found, target, **kwargs)
             return _copy(source, target)  # a link would let the real file be written
 
-        def symlink(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+        def symlink(source: PathLike, target: PathLike, *args: Any, **kwargs: Any) -> None:
             source = self.to_read(source) if os.path.isabs(source) else source
             _OS["symlink"](source, self.to_write(target), *args, **kwargs)
 
@@ -221,7 +222,7 @@ class Overlay:
             "scandir": lambda path=".": _Entries(self, path),
         }
 
-    def _list(self, path: Any) -> list[Any]:
+    def _list(self, path: PathLike) -> list[Any]:
         found = self.to_read(path)
         names = _OS["listdir"](found)
         if found is not path:
@@ -254,17 +255,17 @@ class Overlay:
         """Returns the functions of `tf.io.gfile`, with their paths mapped."""
         original = file_io._pywrap_file_io
 
-        def create(path: Any) -> None:
+        def create(path: PathLike) -> None:
             with contextlib.suppress(tf.errors.AlreadyExistsError):
                 original.RecursivelyCreateDir(self.to_write(path))
 
-        def move(source: Any, target: Any, overwrite: bool) -> None:
+        def move(source: PathLike, target: PathLike, overwrite: bool) -> None:
             found = self.to_read(source)
             if found is not source or self._find_real(source) is None:
                 return original.RenameFile(found, self.to_write(target), overwrite)
             return original.CopyFile(source, self.to_write(target), True)
 
-        def list_children(path: Any) -> list[Any]:
+        def list_children(path: PathLike) -> list[Any]:
             found = self.to_read(path)
             names = list(original.GetChildren(found))
             if found is not path:
@@ -272,7 +273,7 @@ class Overlay:
                     names += [name for name in original.GetChildren(path) if name not in names]
             return names
 
-        def match(pattern: Any) -> list[Any]:
+        def match(pattern: PathLike) -> list[Any]:
             real = self._find_real(pattern)
             names = list(original.GetMatchingFiles(pattern))
             if real is not None:
@@ -328,11 +329,11 @@ class _Plain:
     def __getattr__(self, name: str) -> Any:
         return _OS[name]
 
-    def mkdir(self, path: Any, *args: Any) -> None:
+    def mkdir(self, path: PathLike, *args: Any) -> None:
         _OS["mkdir"](path, *args)
         self._leave_alone(os.path.abspath(os.fsdecode(path)))
 
-    def open(self, path: Any, *args: Any, **kwargs: Any) -> int:
+    def open(self, path: PathLike, *args: Any, **kwargs: Any) -> int:
         descriptor: int = _OS["open"](path, *args, **kwargs)
         self._leave_alone(os.path.abspath(os.fsdecode(path)))
         return descriptor
@@ -344,7 +345,7 @@ _PlainIO = _Namespace(io, {"open": _OPEN})
 class _Entries:
     """The entries of a directory and of its overlay, as `os.scandir` returns them."""
 
-    def __init__(self, overlay: Overlay, path: Any):
+    def __init__(self, overlay: Overlay, path: PathLike):
         found = path if isinstance(path, int) else overlay.to_read(path)
         self._parts = [_OS["scandir"](found)]
         if found is not path:

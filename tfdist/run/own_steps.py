@@ -4,7 +4,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -103,13 +103,13 @@ class OwnSteps:
         return apply_and_tell
 
     def _make_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrap(made: Any, function: Any) -> Any:
+        def wrap(made: Any, function: Callable[..., Any]) -> Any:
             is_own = not _is_of_library(getattr(function, "__module__", None))
             is_step = not _find_uses(function).isdisjoint(_UPDATES | {_TAPE})
             return _ScriptStep(made, self) if is_own and is_step else made
 
         @functools.wraps(original)
-        def function(func: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def function(func: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
             made = original(func, *args, **kwargs)
             return wrap(made, func) if func is not None else lambda f: wrap(made(f), f)
 
@@ -131,7 +131,7 @@ class _ScriptStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_function"], name)
 
-    def __get__(self, owner: Any, kind: Any = None) -> Any:
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         if owner is None:
             return self
         key = f"_tfdist_step_{id(self)}"
@@ -161,7 +161,7 @@ class _ScriptStep:
         self._steps.tell_divided(name)
         return found
 
-    def _compute_whole(self, args: Any, kwargs: Any) -> Any:
+    def _compute_whole(self, args: Sequence[object], kwargs: dict[str, Any]) -> Any:
         found = self._function(*args, **kwargs)
         if not self._has_looked and not tf.inside_function() and global_seed() is not None:
             self._has_looked = True
@@ -171,7 +171,7 @@ class _ScriptStep:
                 self._steps.tell_draws(_describe(self._divided.function), drawing[0])
         return found
 
-    def _can_divide(self, args: Any, kwargs: Any) -> bool:
+    def _can_divide(self, args: Sequence[object], kwargs: dict[str, Any]) -> bool:
         if self._may_divide is False or tf.inside_function():
             return False
         if not tf.distribute.in_cross_replica_context() or tf.config.functions_run_eagerly():

@@ -6,7 +6,7 @@ import secrets
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -95,7 +95,12 @@ class Routing:
         return True
 
     def call(
-        self, name: str, original: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
+        self,
+        name: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: Sequence[object],
+        kwargs: dict[str, Any],
     ) -> Any:
         if not model.compiled and not name.startswith("predict"):
             return original(model, *args, **kwargs)

@@ -57,14 +57,16 @@ def _computing_whole(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     @functools.wraps(average)
     def compute_average_loss(
-        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+        per_example_loss: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        global_batch_size: int | None = None,
     ) -> Any:
         if global_batch_size is None and is_outside():
             global_batch_size = tf.shape(per_example_loss)[0]
         return average(per_example_loss, sample_weight, global_batch_size)
 
     @functools.wraps(add)
-    def scale_regularization_loss(regularization_loss: Any) -> Any:
+    def scale_regularization_loss(regularization_loss: tf.Tensor) -> Any:
         return tf.reduce_sum(regularization_loss) if is_outside() else add(regularization_loss)
 
     with contextlib.ExitStack() as stack:

@@ -186,7 +186,7 @@ def _load(path: str, device: str) -> Any:
         return tf.saved_model.load(path)
 
 
-def _list_outputs(function: Any) -> dict[str, tf.TensorSpec]:
+def _list_outputs(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.TensorSpec]:
     return {
         name: tf.TensorSpec(output.shape, output.dtype)
         for name, output in function.structured_outputs.items()

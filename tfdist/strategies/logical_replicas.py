@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.aliases import Nested
 from tfdist.cluster import ClusterConfig
 from tfdist.devices import configure_logical_replicas, describe_arithmetic, share_replicas
 from tfdist.errors import TfdistError
@@ -116,13 +117,20 @@ class SharedTreeReduction(TreeReduction):
         return len(self._subtrees)
 
     def reduce_implementation(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        per_replica_value: tf.distribute.DistributedValues,
+        destinations: tf.distribute.DistributedValues | str,
+        options: tf.distribute.experimental.CommunicationOptions | None,
     ) -> Any:
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: tf.distribute.experimental.CommunicationOptions | None,
     ) -> list[Any]:
         totals = self._sum([value.values for value, _ in value_destination_pairs])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -131,7 +139,11 @@ class SharedTreeReduction(TreeReduction):
         return [self.broadcast(total, destinations) for total, (_, destinations) in pairs]
 
     def _gather_implementation(
-        self, per_replica_value: Any, destinations: Any, axis: Any, options: Any
+        self,
+        per_replica_value: tf.distribute.DistributedValues,
+        destinations: tf.distribute.DistributedValues | str,
+        axis: int,
+        options: tf.distribute.experimental.CommunicationOptions | None,
     ) -> Any:
         with tf.device(self._launcher._device):
             own = tf.concat(per_replica_value.values, axis)
@@ -205,7 +217,7 @@ class SharedTreeReduction(TreeReduction):
         return self._launcher.all_reduce_indexed_slices(own)
 
 
-def _divide(total: Any, count: int) -> Any:
+def _divide(total: Nested[tf.Tensor], count: int) -> Any:
     if isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total.values / count, total.indices, total.dense_shape)
     return total / count
@@ -243,7 +255,7 @@ class LogicalExtended(CollectiveAllReduceExtended):
         threads: int,
         devices: Sequence[str],
         options: tf.distribute.experimental.CommunicationOptions,
-        resolver: Any = None,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
     ):
         self._shares, self._count, self._own_devices = shares, shares[-1].stop, devices
         self.numerics = describe_numerics(self._count, threads)
@@ -267,7 +279,9 @@ class LogicalExtended(CollectiveAllReduceExtended):
         self._cross_device_ops = SharedTreeReduction(shares, self._id_in_cluster, launcher)
 
     def _initialize_local_devices(
-        self, cluster_resolver: Any, worker_device: str
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        worker_device: str,
     ) -> tuple[tuple[str, ...], str]:
         own = self._own_devices
         self.replicas = self._shares[self._id_in_cluster]
@@ -282,7 +296,7 @@ class LogicalExtended(CollectiveAllReduceExtended):
     def _num_replicas_in_sync(self) -> int:
         return self._count
 
-    def _get_cross_device_ops(self, value: Any) -> TreeReduction:
+    def _get_cross_device_ops(self, value: object) -> TreeReduction:
         return self._cross_device_ops
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:

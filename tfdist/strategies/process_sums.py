@@ -40,7 +40,12 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         return
     all_reduce = reducer._all_reduce
 
-    def reduce(reduce_op: tf.distribute.ReduceOp, value: Any, replica_id: int, options: Any) -> Any:
+    def reduce(
+        reduce_op: tf.distribute.ReduceOp,
+        value: tf.Tensor,
+        replica_id: int,
+        options: tf.distribute.experimental.CommunicationOptions | None,
+    ) -> Any:
         if tf.executing_eagerly():
             return all_reduce(reduce_op, value, replica_id, options)
         values = tf.nest.flatten(value)
@@ -57,7 +62,7 @@ def speed_up_sums(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     replace_always(reducer, "_all_reduce", reduce)
 
 
-def gather_small(launcher: Any, value: Any) -> tf.Tensor | None:
+def gather_small(launcher: Any, value: tf.Tensor) -> tf.Tensor | None:
     """Returns the values of a small tensor of all members of a launcher's group, [members, ...].
 
     Returns None if TensorFlow must gather or sum them. Called in a `tf.function`.

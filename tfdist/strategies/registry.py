@@ -106,7 +106,7 @@ def find_traits(strategy: "tf.distribute.Strategy") -> Traits:
     return next((by_type[kind] for kind in type(strategy).__mro__ if kind in by_type), Traits())
 
 
-def make_not_taken_error(name: str, option: str, value: Any) -> TfdistError:
+def make_not_taken_error(name: str, option: str, value: object) -> TfdistError:
     """Returns the error for an option that a strategy does not take."""
     takers = [
         other.name

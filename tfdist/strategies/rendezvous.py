@@ -183,7 +183,7 @@ def _attend(
         time.sleep(RETRY_S)
 
 
-def _shorten(value: Any, limit: int = 200) -> str:
+def _shorten(value: object, limit: int = 200) -> str:
     """Returns what another task has sent as a text to print."""
     return make_printable(str(value), limit=limit)
 

@@ -53,7 +53,7 @@ def run_server(cluster: ClusterConfig | None = None) -> int:
     chief = split_address(config.tasks["chief"][0])
     end_at = float("inf")
 
-    def prepare_to_end(number: int, _: Any) -> None:
+    def prepare_to_end(number: int, _: object) -> None:
         nonlocal end_at
         if end_at < float("inf"):
             raise KeyboardInterrupt

@@ -62,7 +62,7 @@ def find_parts(saved: Any, name: str) -> tuple[Any, Any] | None:
     return read.concrete_functions[0], answer.concrete_functions[0]
 
 
-def list_inputs(function: Any) -> dict[str, tf.TensorSpec]:
+def list_inputs(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.TensorSpec]:
     """Returns the inputs of a concrete function: name -> dtype and shape."""
     positional, named = function.structured_input_signature
     return {**{spec.name: spec for spec in positional}, **named}

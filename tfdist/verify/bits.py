@@ -96,7 +96,7 @@ class _Hashes(keras.callbacks.Callback):
         super().__init__()
         self.found: list[dict[str, str]] = []
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         values = {f"the log {name!r}": value for name, value in (logs or {}).items()}
         values |= {variable.path: variable.numpy() for variable in self.model.weights}
         self.found.append({name: _hash(np.asarray(v).tobytes()) for name, v in values.items()})

@@ -109,7 +109,9 @@ def compare(found: Recording, expected: Recording, tolerance: Tolerance) -> Comp
     return Comparison(comparison.differences, start, first.holds)
 
 
-def measure_difference(found: Any, expected: Any, *, floor: float) -> float:
+def measure_difference(
+    found: np.ndarray | float, expected: np.ndarray | float, *, floor: float
+) -> float:
     """Returns the largest difference, relative to the largest expected value or the floor."""
     gap = measure_gap(found, expected)
     expected = np.asarray(expected, "float64")

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, BatchIterator, Nested
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.inputs.data_adapter import DataAdapter, take_next
 from tfdist.training.inputs.example_order import ExampleOrder
@@ -106,15 +107,15 @@ class _Forward:
             for layer, (inputs, output) in zip(self._layers, outputs, strict=True)
         ]
 
-    def _join(self, value: Any) -> np.ndarray:
+    def _join(self, value: tf.Tensor) -> np.ndarray:
         parts = [part.numpy() for part in self._strategy.experimental_local_results(value)]
         return np.concatenate(parts) if parts[0].ndim else np.sum(parts)
 
-    def _run(self, iterator: Any) -> Any:
+    def _run(self, iterator: BatchIterator) -> Any:
         division = Division(self.model, self._strategy)
         watched: Calls = collections.defaultdict(list)
 
-        def replica_run(data: Any, place: Any) -> Any:
+        def replica_run(data: Batch, place: tf.Tensor | tuple[()]) -> Any:
             hidden = hide_rows(data)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(hidden)
             part = make_part(hidden, None if isinstance(place, tuple) else place)
@@ -155,7 +156,7 @@ def _watch_layers(model: keras.Model, watched: Calls) -> Iterator[None]:
             layer.__dict__.pop("call", None)
 
 
-def _make_watched(layer: keras.Layer, watched_calls: Calls, graph: Any) -> Any:
+def _make_watched(layer: keras.Layer, watched_calls: Calls, graph: tf.Graph) -> Any:
     call = type(layer).call
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -280,7 +281,13 @@ def _explain_gradient(one: _Forward, wrong: Sequence[str]) -> str:
     return f"{text}: a custom gradient is not a sum over the examples."
 
 
-def _compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+def _compute_loss(
+    model: keras.Model,
+    x: Nested[tf.Tensor],
+    y: Nested[tf.Tensor],
+    y_pred: Nested[tf.Tensor],
+    sample_weight: Nested[tf.Tensor],
+) -> tf.Tensor:
     return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
 
 

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,6 +16,9 @@ from tfdist.tasks.registry import make_task_options, select_task
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.options import TrainingOptions
 from tfdist.verify.options import VerifiedModelOptions, VerifyOptions
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _PLAIN_RATE = 0.05
 _USER_EXAMPLES = 40
@@ -193,7 +196,7 @@ def _make_up_data(model: keras.Model) -> tuple[Any, Any]:
     loss = model._compile_loss and model._compile_loss._user_loss
     name = (loss if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)) or ""
 
-    def draw(tensor: Any, *, below: int | None = None) -> np.ndarray:
+    def draw(tensor: "tf.Tensor", *, below: int | None = None) -> np.ndarray:
         shape = [_USER_EXAMPLES, *(size or 16 for size in tensor.shape[1:])]
         if below is not None:
             return rng.integers(0, below, shape[:-1] if below > 1 else shape).astype("int32")

@@ -1,7 +1,7 @@
 """Trains a few steps under a strategy and records what can be compared."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,12 +126,14 @@ def keep_first_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     kind: Any = type(optimizer)
 
     class Keeping(kind):
-        def build(self, variables: Any) -> None:
+        def build(self, variables: Sequence[keras.Variable]) -> None:
             super().build(variables)
             if not hasattr(self, "first_gradients"):
                 self.first_gradients = self.add_optimizer_variables(variables, "first_gradient")
 
-        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        def update_step(
+            self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+        ) -> None:
             # Called after clipping, which each worker of parameter servers does by itself, and
             # with the part of a gradient that a device updates.
             is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
@@ -162,7 +164,7 @@ class _Observer(keras.callbacks.Callback):
         self._report(epoch + 1)
 
 
-def _read(variables: Any) -> dict[str, np.ndarray]:
+def _read(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
     values: dict[str, np.ndarray] = {}
     for variable in variables:
         name = variable.path

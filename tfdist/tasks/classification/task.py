@@ -219,7 +219,7 @@ class Classification(Task):
         )
         return [train, val]
 
-    def _make_encoder(self, inputs: Any) -> Any:
+    def _make_encoder(self, inputs: "keras.KerasTensor") -> Any:
         import keras
 
         build = getattr(keras.applications, self.model, None)

@@ -5,13 +5,16 @@ import importlib.resources.abc
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfdist.data.fingerprint import make_header
 from tfdist.data.tf_data import set_options
 from tfdist.errors import TfdistError, make_unknown_name_error
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
 
 _OTHER_NAMES_OF_VAL = ("validation", "test")
 
@@ -66,7 +69,11 @@ def make_builder(
     return builder
 
 
-def prepare(builder: Any, name: str, download_config: Any = None) -> None:
+def prepare(
+    builder: "tfds.core.DatasetBuilder",
+    name: str,
+    download_config: "tfds.download.DownloadConfig | None" = None,
+) -> None:
     """Downloads and prepares a data set unless it is already prepared."""
     try:
         with _lend_importlib_resources():
@@ -81,7 +88,11 @@ def prepare(builder: Any, name: str, download_config: Any = None) -> None:
 
 
 def find_split(
-    builder: Any, name: str, split: str, *, aliases: Mapping[str, str] | None = None
+    builder: "tfds.core.DatasetBuilder",
+    name: str,
+    split: str,
+    *,
+    aliases: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the data set's own name of a split; "val" stands for val, validation or test.
 
@@ -109,7 +120,7 @@ def find_split(
 
 
 def read_in_order(
-    builder: Any, split: str, *, features: Sequence[str], num_examples: int
+    builder: "tfds.core.DatasetBuilder", split: str, *, features: Sequence[str], num_examples: int
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the given features of a split's first examples as arrays, in the stored order."""
     import tensorflow_datasets as tfds
@@ -129,7 +140,9 @@ def read_in_order(
     yield from set_options(chosen).as_numpy_iterator()
 
 
-def describe_split(builder: Any, split: str, *, num_examples: int, spec: Any) -> dict[str, Any]:
+def describe_split(
+    builder: "tfds.core.DatasetBuilder", split: str, *, num_examples: int, spec: Any
+) -> dict[str, Any]:
     """Returns a fingerprint that consists of the data set's full name and its splits' sizes."""
     splits = builder.info.splits
     return {

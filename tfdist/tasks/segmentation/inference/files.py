@@ -147,7 +147,7 @@ class PredictionDirectory:
         csv.writer(text, lineterminator="\n").writerows(rows)
         self._write(f"{self.path}/{name}", text.getvalue())
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         """Writes a value as JSON."""
         self._write(f"{self.path}/{name}", json.dumps(value, indent=1))
 

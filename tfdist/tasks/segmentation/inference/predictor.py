@@ -158,7 +158,9 @@ class Predictor:
         for (canvas, place), window in zip(waiting, probabilities, strict=False):
             canvas.add(place, window, self._weights)
 
-    def _select_rows(self, windows: np.ndarray, context: Any) -> np.ndarray:
+    def _select_rows(
+        self, windows: np.ndarray, context: tf.distribute.experimental.ValueContext
+    ) -> np.ndarray:
         first = context.replica_id_in_sync_group * self._rows
         return windows[first : first + self._rows]
 
@@ -184,7 +186,7 @@ def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, *, tta: boo
         return probabilities
 
     @tf.function
-    def step(windows: Any) -> Any:
+    def step(windows: tf.Tensor) -> Any:
         return strategy.run(replica_step, args=(windows,))
 
     return step
