@@ -18,8 +18,8 @@ import operator
 import re
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -39,6 +39,9 @@ from tfdist.internals import (
     values_util,
 )
 from tfdist.replacing import replace_always
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _IS_SHARED = "_tfdist_is_shared"
 _COPY = "_tfdist_copy"  # the copy whose handle the program has
@@ -116,7 +119,9 @@ def _convert(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda values: convert(values._get())
 
 
-def _to_array(values: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+def _to_array(
+    values: tf.Variable, dtype: "np.dtype | None" = None, copy: bool | None = None
+) -> Any:
     array = values._get().numpy()
     return keras.ops.convert_to_numpy(array).astype(dtype or array.dtype, copy=bool(copy))
 
@@ -126,20 +131,24 @@ def _mend_destinations() -> None:
     broadcast, check = MirroredExtended._broadcast_to, cross_device_ops.check_destinations
 
     @functools.wraps(broadcast)
-    def broadcast_to(extended: Any, tensor: Any, destinations: Any) -> Any:
+    def broadcast_to(
+        extended: tf.distribute.StrategyExtended,
+        tensor: tf.Tensor,
+        destinations: tf.distribute.DistributedValues | str,
+    ) -> Any:
         if isinstance(destinations, DistributedVariable) and tf.is_tensor(tensor):
             return extended._get_cross_device_ops(tensor).broadcast(tensor, destinations)
         return broadcast(extended, tensor, destinations)
 
     @functools.wraps(check)
-    def check_destinations(destinations: Any) -> bool:
+    def check_destinations(destinations: tf.distribute.DistributedValues | str) -> bool:
         return isinstance(destinations, DistributedVariable) or check(destinations)
 
     replace_always(MirroredExtended, "_broadcast_to", broadcast_to)
     replace_always(cross_device_ops, "check_destinations", check_destinations)
 
 
-def _reduce_to_value(variable: Any) -> Any:
+def _reduce_to_value(variable: tf.Variable) -> Any:
     """Pickles a variable as `tf.Variable` does: by its value."""
     options = {"trainable": variable.trainable, "name": variable._shared_name}
     return functools.partial(tf.Variable, variable.numpy(), **options), ()
@@ -147,7 +156,7 @@ def _reduce_to_value(variable: Any) -> Any:
 
 def _make_handle(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
-    def handle(variable: Any) -> Any:
+    def handle(variable: tf.Variable) -> Any:
         is_sum = isinstance(variable, SyncOnReadVariable)  # the handle of a part would be wrong
         if not is_sum and _is_outside():
             copy = variable._get_on_device_or_primary()
@@ -171,7 +180,7 @@ def _is_read_by_library() -> bool:
 
 def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def getitem(variable: Any, spec: Any) -> Any:
+    def getitem(variable: tf.Variable, spec: object) -> Any:
         if _is_outside():
             return slice_variable(variable, spec)  # can be assigned to
         return original(variable, spec)
@@ -181,7 +190,7 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _read_by(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def read(variable: Any, indices: Any, name: str | None = None) -> Any:
+    def read(variable: tf.Variable, indices: tf.Tensor, name: str | None = None) -> Any:
         if not _is_outside():
             return original(variable, indices, name=name)
         if isinstance(variable, SyncOnReadVariable):
@@ -195,7 +204,7 @@ def _read_by(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _write_all(name: str, original: Callable[..., Any] | None) -> Callable[..., Any]:
     """Returns a method that updates every copy, outside of steps."""
 
-    def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def write(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
         if values_util.is_saving_non_distributed():
             return getattr(variable._primary, name)(*args, **kwargs)
         if not _is_outside():
@@ -205,7 +214,7 @@ def _write_all(name: str, original: Callable[..., Any] | None) -> Callable[..., 
         if isinstance(variable, SyncOnReadVariable):
             return _write_sum(variable, name, args, kwargs)
 
-        def update(copy: Any) -> Any:
+        def update(copy: tf.Variable) -> Any:
             return getattr(copy, name)(*args, **kwargs)
 
         return variable.distribute_strategy.extended.update(variable, update)
@@ -224,14 +233,14 @@ def _mend_sums() -> None:
     original_restore = values_util.get_on_read_restore_ops
 
     @functools.wraps(original_restore)
-    def restore(variable: Any, value: Any, aggregation: Any) -> Any:
+    def restore(variable: tf.Variable, value: tf.Tensor, aggregation: Any) -> Any:
         if aggregation != tf.VariableAggregation.SUM:
             return original_restore(variable, value, aggregation)
         return _assign_sum(variable, value, read_value=False)
 
     def make_assign(original: Callable[..., Any], sign: int) -> Callable[..., Any]:
         @functools.wraps(original)
-        def assign(variable: Any, value: Any, read_value: bool = True) -> Any:
+        def assign(variable: tf.Variable, value: tf.Tensor, read_value: bool = True) -> Any:
             if variable.aggregation != tf.VariableAggregation.SUM:
                 return original(variable, value, read_value=read_value)
             value = tf.cast(value, variable.dtype)
@@ -262,7 +271,7 @@ def _mend_sums() -> None:
     )
 
 
-def _assign_sum(variable: Any, value: Any, *, read_value: bool) -> Any:
+def _assign_sum(variable: tf.Variable, value: tf.Tensor, *, read_value: bool) -> Any:
     value = tf.cast(value, variable.dtype)
     parts = [value if _counts(variable) else tf.zeros_like(value)]
     parts += [tf.zeros_like(value)] * (len(variable.values) - 1)
@@ -277,7 +286,9 @@ def _assign_sum(variable: Any, value: Any, *, read_value: bool) -> Any:
         return variable.read_value()
 
 
-def _write_sum(variable: Any, name: str, args: Any, kwargs: Any) -> Any:
+def _write_sum(
+    variable: tf.Variable, name: str, args: Sequence[object], kwargs: dict[str, Any]
+) -> Any:
     """Updates a part of a sum: the first copy gets the value, and is updated."""
     assigned = _assign_sum(variable, variable.read_value(), read_value=False)
     if _counts(variable):
@@ -286,27 +297,27 @@ def _write_sum(variable: Any, name: str, args: Any, kwargs: Any) -> Any:
     return variable
 
 
-def _counts(variable: Any) -> bool:
+def _counts(variable: tf.Variable) -> bool:
     """Returns whether this process's part of a sum is not zero after an assignment."""
     return not _is_shared(variable) or _is_first_worker(variable)
 
 
-def _is_shared(variable: Any) -> bool:
+def _is_shared(variable: tf.Variable) -> bool:
     return _IS_SHARED in vars(variable)  # `getattr` would read the variable
 
 
-def _has_workers(variable: Any) -> bool:
+def _has_workers(variable: tf.Variable) -> bool:
     extended = variable.distribute_strategy.extended
     return isinstance(extended, CollectiveAllReduceExtended) and extended._num_workers > 1
 
 
-def _is_first_worker(variable: Any) -> bool:
+def _is_first_worker(variable: tf.Variable) -> bool:
     return not _has_workers(variable) or variable.distribute_strategy.extended._id_in_cluster == 0
 
 
 def _make_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(variable: Any, *args: Any, **kwargs: Any) -> None:
+    def init(variable: tf.Variable, *args: Any, **kwargs: Any) -> None:
         original(variable, *args, **kwargs)
         if variable.aggregation == tf.VariableAggregation.SUM and tf.executing_eagerly():
             for copy in variable.values[1:]:  # the initial value counts once
@@ -317,7 +328,7 @@ def _make_init(original: Callable[..., None]) -> Callable[..., None]:
 
 def _make_update_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def update_replica(variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_replica(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
         if not _is_shared(variable):
             vars(variable)[_IS_SHARED] = True
             is_sum = variable.aggregation == tf.VariableAggregation.SUM
@@ -332,7 +343,7 @@ def _make_update_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _make_get(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
-    def get_cross_replica(variable: Any) -> Any:
+    def get_cross_replica(variable: tf.Variable) -> Any:
         is_sum = variable.aggregation == tf.VariableAggregation.SUM
         is_own = _has_workers(variable) and not _is_shared(variable)
         can_add = variable.dtype.is_floating or variable.dtype.is_integer
@@ -345,7 +356,9 @@ def _make_get(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _make_initial_value(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def initial_value(extended: Any, replica_id: int, **kwargs: Any) -> Any:
+    def initial_value(
+        extended: tf.distribute.StrategyExtended, replica_id: int, **kwargs: Any
+    ) -> Any:
         """Returns the initial value of a copy, without waiting for other workers for sums."""
         is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         if replica_id == 0 and is_on_read:
@@ -359,7 +372,9 @@ def _mend_optimizers() -> None:
     """Makes Keras's optimizers update all copies when a script applies gradients."""
     merge_call = merge_call_interim.maybe_merge_call
 
-    def maybe_merge_call(fn: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    def maybe_merge_call(
+        fn: Callable[..., Any], strategy: tf.distribute.Strategy, *args: Any, **kwargs: Any
+    ) -> Any:
         if tf.distribute.in_cross_replica_context():
             return fn(strategy, *args, **kwargs)
         return merge_call(fn, strategy, *args, **kwargs)
@@ -368,7 +383,11 @@ def _mend_optimizers() -> None:
     apply_scaled = keras.optimizers.LossScaleOptimizer._tf_apply
 
     @functools.wraps(apply_scaled)
-    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        optimizer: keras.Optimizer,
+        grads: Sequence[tf.Tensor | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         if tf.distribute.in_cross_replica_context():
             optimizer._common_apply(grads, trainable_variables)
         else:
@@ -390,7 +409,7 @@ def _make_watched(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return watched_variables
 
 
-def _find_whole(variable: Any) -> Any:
+def _find_whole(variable: tf.Variable) -> Any:
     """Returns the distributed variable that a variable is a copy of, or else the variable."""
     for holder in variable, variable.handle:
         if hasattr(holder, "_distributed_container"):
@@ -403,7 +422,7 @@ def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of a SavedModel that was loaded in a scope work outside of steps, too."""
 
     @functools.wraps(original)
-    def call(function: Any, args: Any, captured_inputs: Any) -> Any:
+    def call(function: Any, args: Sequence[object], captured_inputs: Sequence[tf.Tensor]) -> Any:
         variables = [v for v in captured_inputs if isinstance(v, DistributedVariable)]
         if not variables or not tf.distribute.in_cross_replica_context():
             return original(function, args, captured_inputs)

@@ -113,7 +113,7 @@ def _may_define(path: str | None, name: str) -> bool:
     return False
 
 
-def _list_words(value: Any) -> list[str]:
+def _list_words(value: object) -> list[str]:
     parts = value if isinstance(value, list) else [value]
     return [part for part in parts if isinstance(part, str)]
 

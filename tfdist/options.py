@@ -26,7 +26,7 @@ _PATHS = (
 )  # values in which a leading ~ is the home directory
 
 
-def option(default: Any, help_text: str, **metadata: Any) -> Any:
+def option(default: object, help_text: str, **metadata: Any) -> Any:
     """Returns a dataclass field that is also a flag.
 
     Args:
@@ -179,14 +179,14 @@ class CommandOptions:
         }
 
 
-def inherit(group: type, name: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+def inherit(group: type, name: str, default: object = dataclasses.MISSING, **metadata: Any) -> Any:
     """Returns a copy of another group's option, with the given default and metadata if any."""
     item = next(item for item in dataclasses.fields(group) if item.name == name)
     value = item.default if default is dataclasses.MISSING else default
     return field(default=value, metadata={**item.metadata, **metadata})
 
 
-def _is_option(item: Any) -> bool:
+def _is_option(item: object) -> bool:
     return isinstance(item, dataclasses.Field) and "help" in item.metadata
 
 
@@ -198,7 +198,7 @@ _TYPES: dict[Any, tuple[Any, str]] = {
 }
 
 
-def _convert(item: dataclasses.Field, value: Any) -> Any:
+def _convert(item: dataclasses.Field, value: object) -> Any:
     """Returns a value from Python, such as one of NumPy's numbers, as the option's own type."""
     kinds = [k for k in typing.get_args(item.type) if k is not type(None)] or [item.type]
     auto = item.metadata.get("auto")
@@ -224,7 +224,7 @@ def _convert_part(item: dataclasses.Field, kind: Any, value: Any) -> Any:
     return os.fspath(value) if kind is str else kind(value)
 
 
-def _check_value(item: dataclasses.Field, value: Any) -> None:
+def _check_value(item: dataclasses.Field, value: object) -> None:
     limits = item.metadata
     choices, minimum = limits.get("choices"), limits.get("minimum")
     above, below = limits.get("above"), limits.get("below")

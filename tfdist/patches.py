@@ -540,7 +540,7 @@ for _patch in PATCHES:
         _OWNERS.setdefault(_name, []).append(_patch.owner)
 
 
-def is_listed(owner: Any, name: str) -> bool:
+def is_listed(owner: object, name: str) -> bool:
     """Returns whether the list has a name of a module or class, of a subclass or a base class."""
     return any(
         owner is listed

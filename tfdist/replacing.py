@@ -43,7 +43,9 @@ _places: dict[_Key, _Place] = {}
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False) -> Iterator[None]:
+def replaced(
+    owner: object, name: str, value: object, *, in_all_threads: bool = False
+) -> Iterator[None]:
     """Replaces a function of a module or class within the context, or an object's attribute.
 
     An object belongs to one thread, so its attribute is replaced for all; so is a value that is no
@@ -76,13 +78,13 @@ def replaced(owner: Any, name: str, value: Any, *, in_all_threads: bool = False)
         _uninstall(owner, name)
 
 
-def replace_always(owner: Any, name: str, value: Any) -> None:
+def replace_always(owner: object, name: str, value: object) -> None:
     """Replaces an attribute of a class, module or object for the rest of the process."""
     _check_listed(owner, name)
     setattr(owner, name, value)
 
 
-def find_function(owner: Any, name: str) -> Any:
+def find_function(owner: object, name: str) -> Any:
     """Returns the function of a class or module that this context calls, for a replacement of it.
 
     The attribute itself may look the function up, and so would call the replacement again.
@@ -120,7 +122,7 @@ def list_subclasses(owner: type) -> list[type]:
 
 
 @contextlib.contextmanager
-def _in_context(key: _Key, value: Any) -> Iterator[None]:
+def _in_context(key: _Key, value: object) -> Iterator[None]:
     token = _replacements.set({**(_replacements.get() or {}), key: value})
     try:
         yield
@@ -129,7 +131,7 @@ def _in_context(key: _Key, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_process(key: _Key, value: Any) -> Iterator[None]:
+def _in_process(key: _Key, value: object) -> Iterator[None]:
     with _lock:
         _in_all_threads.setdefault(key, []).append(value)
     try:
@@ -142,14 +144,14 @@ def _in_process(key: _Key, value: Any) -> Iterator[None]:
                 del _in_all_threads[key]
 
 
-def _check_listed(owner: Any, name: str) -> None:
+def _check_listed(owner: object, name: str) -> None:
     place = owner if isinstance(owner, (type, ModuleType)) else type(owner)
     home = place.__name__ if isinstance(place, ModuleType) else place.__module__
     if not home.startswith("tfdist.") and not is_listed(place, name):
         raise LookupError(f"{place.__name__}.{name} is not in tfdist/patches.py. Add it there.")
 
 
-def _install(owner: Any, name: str) -> None:
+def _install(owner: object, name: str) -> None:
     key = (id(owner), name)
     with _lock:
         if key not in _places:
@@ -163,7 +165,7 @@ def _install(owner: Any, name: str) -> None:
             replace_always(ReplicaThread, "start", _start_in_context)
 
 
-def _uninstall(owner: Any, name: str) -> None:
+def _uninstall(owner: object, name: str) -> None:
     key = (id(owner), name)
     with _lock:
         place = _places[key]

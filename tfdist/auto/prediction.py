@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from tfdist.plan.hardware import Hardware, Measured, load_hardware
 from tfdist.plan.subject import describe_model
 from tfdist.runs.options import TrainOptions
 
+if TYPE_CHECKING:
+    import keras
+
 MOST_S = 60.0
 """The seconds after which no further candidate is tried."""
 
@@ -24,7 +27,7 @@ _GPUS = ("b200", "h200", "h100", "l40s", "a100", "v100", "p100", "p40", "k80", "
 
 
 def predict(
-    options: TrainOptions, model: Any, *, rate: float, gpu_limit: int | None
+    options: TrainOptions, model: "keras.Model", *, rate: float, gpu_limit: int | None
 ) -> dict[str, float]:
     """Returns candidate -> predicted examples per second; 0 if it does not fit or is refused.
 

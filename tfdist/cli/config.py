@@ -100,7 +100,7 @@ def _flatten(values: Any, path: str) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
-def _to_argument(name: str, value: Any) -> str:
+def _to_argument(name: str, value: object) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
     if isinstance(value, list):

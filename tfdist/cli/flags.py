@@ -321,5 +321,5 @@ def _list_items(groups: Mapping[str, type]) -> list[dataclasses.Field]:
     return [item for group in groups.values() for item in dataclasses.fields(group)]
 
 
-def _to_text(value: Any) -> Any:
+def _to_text(value: object) -> Any:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value

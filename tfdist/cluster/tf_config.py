@@ -56,7 +56,7 @@ def parse_json_object(source: str, text: str) -> Mapping[str, Any]:
     return value
 
 
-def parse_tasks(source: str, cluster: Any) -> dict[str, tuple[str, ...]]:
+def parse_tasks(source: str, cluster: object) -> dict[str, tuple[str, ...]]:
     """Returns role -> addresses of a cluster in decoded JSON of the right shape."""
     if not isinstance(cluster, Mapping):
         raise TfdistError(

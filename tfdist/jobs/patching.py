@@ -105,7 +105,7 @@ def make_script_patch(kind: type, patches: Sequence[Patch]) -> Any:
     return kind(**found)
 
 
-def format_option(name: str, value: Any) -> str:
+def format_option(name: str, value: object) -> str:
     """Returns an option of a command, quoted for a shell.
 
     >>> format_option("exclusive", True), format_option("comment", "a b")

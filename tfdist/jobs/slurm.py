@@ -81,7 +81,7 @@ exit "$status"
 """
 
 
-def _make_directive(name: str, value: Any) -> str:
+def _make_directive(name: str, value: object) -> str:
     """Returns a line for sbatch, which reads quotes as a shell does; refuses values of several."""
     if len(f"{name}{value}.".splitlines()) > 1:
         raise TfdistError(

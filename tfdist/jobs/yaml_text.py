@@ -20,7 +20,7 @@ def dump_documents(comment: str, documents: Sequence[dict[str, Any]]) -> str:
 class _Dumper(yaml.SafeDumper):
     """Writes repeated objects in full instead of as references to the first."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:

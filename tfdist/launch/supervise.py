@@ -231,7 +231,7 @@ def signal_number(interrupt: KeyboardInterrupt) -> int:
 def signals_as_exceptions() -> Iterator[None]:
     """Raises `SignalError` on SIGINT, SIGTERM and, unless it is ignored as by nohup, SIGHUP."""
 
-    def stop(number: int, _: Any) -> None:
+    def stop(number: int, _: object) -> None:
         raise SignalError(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -35,7 +35,7 @@ class Section:
         return f"<section><h2>{title}</h2>{self.body}</section>"
 
 
-def write_value(value: Any) -> str:
+def write_value(value: object) -> str:
     """Returns a value as short text.
 
     >>> [write_value(x) for x in (None, True, 0.123456, 1e-7, [64, 64], float("nan"))]
@@ -164,7 +164,7 @@ def make_pictures(pictures: Iterable[tuple[bytes | None, str]], *, is_row: bool 
     return f'<div class="{kind}">{figures}</div>' if figures else ""
 
 
-def _make_cell(value: Any) -> str:
+def _make_cell(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f'<td class="number" data-value="{value!r}">{write_value(value)}</td>'
     return f"<td>{html.escape(write_value(value))}</td>"
