@@ -215,7 +215,7 @@ def _parse(values: Mapping[str, Any], name: str) -> Hardware:
     return Hardware(**{**values, **links, "measured": measured})
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_format(part)}" for key, part in value.items()) + " }"
     if isinstance(value, str):

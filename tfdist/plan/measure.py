@@ -67,7 +67,7 @@ def measure_steps(options: TrainOptions, task: dict[str, Any]) -> dict[str, floa
         placement=options.placement.select(),
     )
 
-    def end(batch: int, logs: Any) -> None:
+    def end(batch: int, logs: dict[str, Any] | None) -> None:
         windows = clock.list_windows(_WARMUP_STEPS, length)
         if windows and clock.measure_seconds(_WARMUP_STEPS, windows[-1][1]) > _ENOUGH_S:
             trainer.request_stop()

@@ -1,11 +1,12 @@
 """The workload of a training command."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tfdist import devices
+from tfdist.aliases import Nested
 from tfdist.errors import TfdistError
 from tfdist.placement.costs import estimate_costs
 from tfdist.placement.graph import make_graph
@@ -18,6 +19,9 @@ from tfdist.runs.options import TrainOptions
 from tfdist.strategies.options import StrategyOptions
 from tfdist.training.options import AUTO_BATCH_SIZE
 from tfdist.training.replicas.step_checks import check_model
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def make_workload(options: TrainOptions, hardware: Hardware) -> Workload:
@@ -99,7 +103,7 @@ def _count_rematerialized(model: keras.Model) -> float:
     return count_kept(cut(graph, balance_memory(graph, costs)), costs, graph)
 
 
-def _find_refusal(options: TrainOptions, model: keras.Model, x_spec: Any) -> str:
+def _find_refusal(options: TrainOptions, model: keras.Model, x_spec: "Nested[tf.TypeSpec]") -> str:
     """Returns why the model's batch cannot be split into micro-batches; empty if it can."""
     step = dataclasses.replace(options.step, micro_batches=2)
     try:

@@ -161,14 +161,14 @@ def make_layers(model: "keras.Model", *, syncs: bool = True) -> tuple[Layer, ...
     return tuple(layers)
 
 
-def count_state(optimizer: Any, variables: Sequence[Any]) -> float:
+def count_state(optimizer: "keras.Optimizer", variables: Sequence[Any]) -> float:
     """Returns the bytes of an optimizer's state for each byte of a weight."""
     optimizer.build(variables)
     held = sum(math.prod(v.shape) for v in optimizer.variables)
     return held / max(1, sum(math.prod(v.shape) for v in variables))
 
 
-def _find_halos(layer: Any) -> tuple[float, float]:
+def _find_halos(layer: "keras.Layer") -> tuple[float, float]:
     """Returns the bytes per example of the rows and of the columns that a part takes.
 
     Both are those of one neighbor along the whole side of an image, and -1 without a rule.
@@ -184,7 +184,7 @@ def _find_halos(layer: Any) -> tuple[float, float]:
     return (window[0] - 1) / 2 * shape[2] * pixel, (window[1] - 1) / 2 * shape[1] * pixel
 
 
-def _count_sums(layer: Any, *, syncs: bool) -> int:
+def _count_sums(layer: "keras.Layer", *, syncs: bool) -> int:
     """Returns the all-reduces of a layer: moments forward, their gradients backward."""
     import keras
 

@@ -98,7 +98,7 @@ def find_difference(
       log_tolerance: the tolerance for these, if it is smaller.
     """
 
-    def is_other(kind: str, name: str, expected: Any, *, floor: float) -> bool:
+    def is_other(kind: str, name: str, expected: np.ndarray | float, *, floor: float) -> bool:
         found = getattr(divided, kind).get(name)
         other = getattr(moved, kind).get(name) if moved else None
         least = 0.0 if other is None else moves * measure_gap(other, expected)
@@ -141,7 +141,12 @@ def _find_floor(state: np.ndarray) -> float:
 
 
 def differs(
-    found: Any, expected: Any, tolerance: float, *, floor: float, least: float = 0.0
+    found: np.ndarray | float,
+    expected: np.ndarray | float,
+    tolerance: float,
+    *,
+    floor: float,
+    least: float = 0.0,
 ) -> bool:
     """Returns whether two arrays differ by more than rounding.
 
@@ -155,7 +160,7 @@ def differs(
     return bool(measure_gap(found, expected) > max(tolerance * max(size, floor), least))
 
 
-def measure_gap(found: Any, expected: Any) -> float:
+def measure_gap(found: np.ndarray | float, expected: np.ndarray | float) -> float:
     """Returns the largest difference of two arrays; infinite if their shapes differ."""
     found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
     if found.shape != expected.shape:

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.internals import context
 from tfdist.placement.shards.divided import find_divided
@@ -58,7 +59,7 @@ _IN_FLOAT64, _MOVES_IN_FLOAT64 = 1e-4, 0.1
 _UNSURE, _UNSURE_IN_TF32 = 1e-4, 1e-3
 
 
-def can_be_checked(batch: Any, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
+def can_be_checked(batch: Batch, strategy: tf.distribute.Strategy, steps: Steps) -> bool:
     """Returns whether a global batch has an example for each micro-batch of each replica.
 
     If it has fewer than replicas, each of them gets all examples, and there is nothing to check.
@@ -136,7 +137,7 @@ class Guard:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         steps: Steps,
-        batch: Any,
+        batch: Batch,
         *,
         kind: str,
         generators: Sequence[keras.random.SeedGenerator],
@@ -414,7 +415,7 @@ def move_weights(
             variable.assign(_move(tf.convert_to_tensor(variable.numpy()), share, [seed, number]))
 
 
-def _move(leaf: Any, share: float, seed: Any = 0) -> Any:
+def _move(leaf: tf.Tensor, share: float, seed: tf.Tensor | int = 0) -> Any:
     """Changes every number of a floating-point tensor by a fraction of its value, up or down."""
     if not (isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating):
         return leaf
@@ -433,17 +434,17 @@ class _Float64(keras.DTypePolicy):
         return "float64"
 
 
-def _to_float64(leaf: Any) -> Any:
+def _to_float64(leaf: tf.Tensor) -> Any:
     is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
     return tf.cast(leaf, tf.float64) if is_floating else leaf
 
 
-def _count_rows(batch: Any) -> int:
+def _count_rows(batch: Batch) -> int:
     leaves = [t for t in tf.nest.flatten(batch) if t is not None and t.shape.rank]
     return int(leaves[0].shape[0])
 
 
-def _hide_rows(leaf: Any) -> Any:
+def _hide_rows(leaf: tf.Tensor) -> Any:
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
     return leaf

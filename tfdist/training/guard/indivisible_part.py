@@ -2,13 +2,14 @@
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.aliases import Batch, Nested
 from tfdist.internals import Operation, get_keras_mask, set_keras_mask
 from tfdist.replacing import find_function, replaced
 from tfdist.training.guard.compare_steps import measure_gap
@@ -68,7 +69,7 @@ def find_loss_of_batch(model: keras.Model) -> Culprit | None:
     return Culprit(f"the loss {loss.name!r} is not a mean over examples", is_loss=True)
 
 
-def find_culprit(model: keras.Model, batch: Any, states: Sequence[str] = ()) -> Culprit:
+def find_culprit(model: keras.Model, batch: Batch, states: Sequence[str] = ()) -> Culprit:
     """Finds the likely culprit by running parts, and states that differ, on halves of a batch."""
     own = overrides(model, "train_step", "compute_loss")
     suspects: list[_Suspect] = []
@@ -99,7 +100,7 @@ def _find_first(suspects: Sequence[_Suspect], size: float) -> Culprit | None:
     return next((each.culprit for each in suspects if each.before <= size < each.after), None)
 
 
-def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Iterator[_Suspect]:
+def _compare_halves(model: keras.Model, batch: Batch, *, gathers: bool) -> Iterator[_Suspect]:
     """Yields the parts of a program, computed on a batch and on its halves."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = next(t.shape[0] for t in tf.nest.flatten(x) if t is not None and t.shape.rank)
@@ -131,7 +132,10 @@ def _compare_halves(model: keras.Model, batch: Any, *, gathers: bool) -> Iterato
 
 
 def _call(
-    model: keras.Model, x: Any, whole: _Calls | None = None, cut: tuple[int, int] = (0, 0)
+    model: keras.Model,
+    x: Nested[tf.Tensor],
+    whole: _Calls | None = None,
+    cut: tuple[int, int] = (0, 0),
 ) -> _Pass:
     """Calls a model without effects, and records what its layers get and return.
 
@@ -155,7 +159,7 @@ def _recording(whole: _Calls, cut: tuple[int, int]) -> Iterator[_Calls]:
     calls: _Calls = {}
     counts: collections.Counter[int] = collections.Counter()
 
-    def wrap(call: Any) -> Any:
+    def wrap(call: Callable[..., Any]) -> Any:
         def recorded(operation: keras.Operation, *args: Any, **kwargs: Any) -> Any:
             key = id(operation), counts[id(operation)]
             counts[id(operation)] += 1
@@ -205,12 +209,12 @@ def _measure_halves(whole: Any, first: Any, second: Any) -> float:
     return largest
 
 
-def _list_rows(structure: Any) -> list[tf.Tensor]:
+def _list_rows(structure: Nested[tf.Tensor]) -> list[tf.Tensor]:
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     return [tf.cast(t, "float64") for t in leaves if t.shape.rank and t.dtype != tf.string]
 
 
-def slice_batch(batch: Any, first: int, last: int) -> Any:
+def slice_batch(batch: Batch, first: int, last: int) -> Any:
     """Returns some examples of a batch; None and scalars stay as they are."""
     return tf.nest.map_structure(
         lambda t: t if t is None or t.shape.rank == 0 else t[first:last], batch
