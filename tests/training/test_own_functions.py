@@ -107,3 +107,32 @@ def test_refuses_several_steps_per_call():
     model.compile("adam", "mse", steps_per_execution=3)
     with pytest.raises(TfdistError, match="would run 3 steps per call. Leave out steps_per_exec"):
         tfdist.Trainer(model)
+
+
+class TwoOutputs(keras.Model):
+    """Keras builds its optimizer while the step is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.first(x), self.second(x)
+
+
+def test_an_optimizer_with_a_constant_is_built_by_a_step_of_several_batches():
+    x = np.random.default_rng(0).random((24, 4))
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = TwoOutputs()
+        model.compile(keras.optimizers.Nadam(), loss=["mse", "mse"], steps_per_execution=2)
+        return model
+
+    expected = build()
+    losses = expected.fit(x, (x[:, :3], x[:, :2]), batch_size=8, shuffle=False, verbose=0).history
+    trainer = tfdist.Trainer(build, strategy="one_device")
+    found = trainer.fit(x, (x[:, :3], x[:, :2]), batch_size=8, shuffle=False, verbose=0).history
+    assert found == losses
+    for ours, theirs in zip(trainer.model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -458,6 +458,11 @@ def _leaving_no_variables(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _create_at_once(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
     """Creates a variable in a step that waits for its data, on which no initial value depends."""
+    value = arguments.get("initial_value")
+    if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):
+        # A constant that was made in the step waits for the data, too.
+        known = tf.get_static_value(value)
+        arguments["initial_value"] = value if known is None else known
     with tf.control_dependencies(None):
         return next_creator(**arguments)
 
