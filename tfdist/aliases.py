@@ -1,6 +1,5 @@
 """Types that several packages name. Keras and TensorFlow have none for most of them."""
 
-import os
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -16,4 +15,3 @@ Callbacks: TypeAlias = Any
 Batch: TypeAlias = Any
 # The iterator of a dataset or of a strategy: it returns each `Batch` once.
 BatchIterator: TypeAlias = Any
-PathLike: TypeAlias = str | bytes | os.PathLike

@@ -94,7 +94,7 @@ def split_batch(
     is_copied = num_rows < num_replicas
     bounds = [(0, num_rows)] * num_replicas if is_copied else split_rows(num_rows, num_replicas)
 
-    def split(leaf: tf.Tensor) -> list[Any]:
+    def split(leaf: tf.Tensor | None) -> list[Any]:
         if leaf is None or is_copied:
             return [leaf] * num_replicas
         return tf.split(leaf, [end - start for start, end in bounds])

@@ -185,7 +185,7 @@ class SparseSource(BatchSource):
         return indices.map(self.load_batch).element_spec
 
     def load_batch(self, indices: tf.Tensor) -> Any:
-        def gather(array: np.ndarray | tf.Tensor) -> Any:
+        def gather(array: np.ndarray | tf.Tensor | None) -> Any:
             if isinstance(array, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(array, indices)
             if isinstance(array, (list, tuple, dict)):

@@ -17,12 +17,11 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import tensorflow as tf
 
-from tfdist.aliases import PathLike
 from tfdist.internals import (
     TrackableSaver,
     file_io,
@@ -32,6 +31,8 @@ from tfdist.internals import (
     py_checkpoint_reader,
 )
 from tfdist.replacing import find_function, replaced
+
+PathLike: TypeAlias = str | bytes | os.PathLike
 
 _OPEN, _OS = builtins.open, {name: getattr(os, name) for name in dir(os)}
 _KERNEL = ("/dev", "/proc", "/sys")

@@ -271,7 +271,7 @@ class _Program(keras.Model):
         """Returns logs in the structure that the function has returned for these arguments."""
         results = self._results[tuple(sorted(rows))]
 
-        def find(place: int, leaf: tf.Tensor) -> Any:
+        def find(place: int, leaf: tf.Tensor | None) -> Any:
             if leaf is None:
                 return None
             number = logs[f"result_{place}"]

@@ -297,7 +297,7 @@ def place_batches(
     return split_batches(dataset, num_replicas=num_replicas, replicas=replicas)
 
 
-def restore_missing(adapter: DataAdapter, structure: Nested[tf.Tensor]) -> DataAdapter:
+def restore_missing(adapter: DataAdapter, structure: Nested[tf.Tensor] | None) -> DataAdapter:
     """Returns the adapter whose batches have a structure, with None where it has None.
 
     Args:

@@ -387,7 +387,7 @@ def _to_list(values: tf.Tensor) -> list[Any]:
     return array.tolist() if array.ndim == 1 else list(array)
 
 
-def _list_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def _list_variables(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
     return list(optimizer.variables) if optimizer is not None else []
 
 

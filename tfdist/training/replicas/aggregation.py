@@ -76,7 +76,7 @@ def _list_equal(model: keras.Model) -> set[int]:
     return {id(variable.value) for holder in holders for variable in holder.variables}
 
 
-def _choose(dtype: tf.DType | np.dtype) -> tf.VariableAggregation:
+def _choose(dtype: tf.DType | np.dtype | None) -> tf.VariableAggregation:
     if dtype is None or tf.as_dtype(dtype).is_floating:
         return tf.VariableAggregation.MEAN
     return tf.VariableAggregation.ONLY_FIRST_REPLICA

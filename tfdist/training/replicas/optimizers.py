@@ -171,7 +171,7 @@ def _has_known_rows(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return is_sparse and gradient.indices.shape[0] is not None
 
 
-def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Any:
+def scale_gradient(gradient: tf.Tensor | tf.IndexedSlices | None, factor: tf.Tensor) -> Any:
     """Returns a gradient times a number; None stays None."""
     if gradient is None or tf.get_static_value(factor) == 1:
         return gradient

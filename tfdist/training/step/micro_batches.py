@@ -98,7 +98,7 @@ def _count_rows(batch: Batch) -> tf.Tensor:
     return tf.shape(leaf, tf.int64)[0]
 
 
-def add_gradients(total: Nested[tf.Tensor], part: Nested[tf.Tensor]) -> Any:
+def add_gradients(total: Nested[tf.Tensor] | None, part: Nested[tf.Tensor] | None) -> Any:
     """Returns the sum of two gradients, on their device; None is zero."""
     if total is None or part is None:
         return part if total is None else total

@@ -121,16 +121,27 @@ def _check_start(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> N
         )
 
 
+def make_known(arguments: dict[str, Any]) -> bool:
+    """Replaces a variable's initial value, if it is a constant of a graph, by its value.
+
+    Returns whether the initial value is known outside of the graph then.
+    """
+    value = arguments.get("initial_value")
+    if not tf.is_tensor(value) or isinstance(value, tf.__internal__.EagerTensor):
+        return True
+    known = tf.get_static_value(value)
+    if known is not None:
+        arguments["initial_value"] = known
+    return known is not None
+
+
 def _lift(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
     """Creates a variable outside of the graph in which a model is built without data."""
-    value = arguments.get("initial_value")
-    if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):
-        arguments["initial_value"] = tf.get_static_value(value)
-        if arguments["initial_value"] is None:
-            raise TfdistError(
-                "Cannot build the model: its `build` creates a tf.Variable with a value that only "
-                "a step knows. Create it in `__init__`, or give a function as its initial value."
-            )
+    if not make_known(arguments):
+        raise TfdistError(
+            "Cannot build the model: its `build` creates a tf.Variable with a value that only "
+            "a step knows. Create it in `__init__`, or give a function as its initial value."
+        )
     with tf.init_scope():
         return next_creator(**arguments)
 

@@ -74,7 +74,7 @@ def _to_arrays(outputs: Nested[tf.Tensor]) -> Any:
     )
 
 
-def _drop_rows(leaf: tf.Tensor) -> Any:
+def _drop_rows(leaf: tf.Tensor | None) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         size = tf.concat([[0], leaf.dense_shape[1:]], 0)
         return tf.sparse.slice(leaf, tf.zeros_like(size), size)
@@ -110,7 +110,7 @@ def _join(leaves: Sequence[Any]) -> Any:
     return _to_arrays(potentially_ragged_concat(list(leaves)))
 
 
-def _gather(leaf: tf.Tensor, workers: Workers) -> Any:
+def _gather(leaf: tf.Tensor | None, workers: Workers) -> Any:
     if leaf is None:
         return None
     if isinstance(leaf, tf.RaggedTensor):

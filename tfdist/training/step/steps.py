@@ -43,6 +43,7 @@ from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.fused_layers import fusing_layers
 from tfdist.training.step.fused_update import fusing_updates
 from tfdist.training.step.gradient import GradientStep
+from tfdist.training.step.model_variables import make_known
 from tfdist.training.step.outputs import Pack, is_composite, make_predict_step, summarize_rows
 from tfdist.training.step_options import StepOptions
 
@@ -458,11 +459,7 @@ def _leaving_no_variables(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _create_at_once(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
     """Creates a variable in a step that waits for its data, on which no initial value depends."""
-    value = arguments.get("initial_value")
-    if tf.is_tensor(value) and not isinstance(value, tf.__internal__.EagerTensor):
-        # A constant that was made in the step waits for the data, too.
-        known = tf.get_static_value(value)
-        arguments["initial_value"] = value if known is None else known
+    make_known(arguments)  # a constant that was made in the step waits, too
     with tf.control_dependencies(None):
         return next_creator(**arguments)
 
@@ -474,7 +471,7 @@ def _drop_optionals(data: Batch) -> Any:
     )
 
 
-def _has_rows(leaf: tf.Tensor) -> bool:
+def _has_rows(leaf: tf.Tensor | None) -> bool:
     return leaf is not None and leaf.shape.rank != 0
 
 

@@ -94,7 +94,7 @@ def _refuse_different_batches(
                 )
 
 
-def _describe_batch(ours: Sequence[str], theirs: Sequence[str]) -> str:
+def _describe_batch(ours: Sequence[str] | None, theirs: Sequence[str] | None) -> str:
     """Returns how a worker's batch differs from the chief's, as the end of a sentence."""
     if [END] in (ours, theirs):
         return "exists, but not on the chief" if ours == [END] else "does not exist on this worker"
