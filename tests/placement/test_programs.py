@@ -11,6 +11,7 @@ from tests.training.programs import INDIVISIBLE, PROGRAMS
 from tfdist.errors import TfdistError
 from tfdist.placement.options import PLACEMENTS
 
+pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 ALL = {**PROGRAMS, **INDIVISIBLE}
 # Their layers are known only while they run.
 SUBCLASSES = (

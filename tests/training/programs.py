@@ -589,6 +589,18 @@ def _build_heads(loss):
     return model
 
 
+def _build_unused_head():
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, "tanh", kernel_initializer=seeded(1), name="a")(inputs)
+    heads = {
+        name: keras.layers.Dense(2, kernel_initializer=seeded(number), name=name)(hidden)
+        for number, name in enumerate("pq")
+    }
+    model = keras.Model(inputs, heads)
+    model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), {"p": "mse"})
+    return model
+
+
 def _build_text():
     inputs = keras.Input((), dtype="string")
     tokens = keras.layers.TextVectorization(
@@ -674,6 +686,7 @@ PROGRAMS = {
     "a loss that assigns": Program(lambda: dense(loss=AssigningLoss())),
     "one loss of two outputs": Program(lambda: _build_heads({"p": "mse"}), (X, {"p": Y, "q": Y})),
     "one loss for both outputs": Program(lambda: _build_heads("mse"), (X, {"p": Y, "q": Y})),
+    "a head without a gradient": Program(_build_unused_head, (X, {"p": Y})),
     "no loss of the second output": Program(
         lambda: _build_heads({"p": "mse", "q": None}), (X, {"p": Y, "q": Y})
     ),

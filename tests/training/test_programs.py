@@ -29,7 +29,10 @@ from tfdist.internals import find_untested
 from tfdist.training.inputs import make_adapter as inputs
 from tfdist.training.step.model_variables import hash_weights
 
-pytestmark = pytest.mark.optimized
+pytestmark = [
+    pytest.mark.optimized,
+    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
+]
 ALL_PROGRAMS = {**PROGRAMS, **INDIVISIBLE}
 EPOCHS = 2
 WHOLE_BATCH_LOSSES = (

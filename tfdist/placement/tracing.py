@@ -18,6 +18,9 @@ from tfdist.internals import (
 from tfdist.placement.graph import Graph
 from tfdist.replacing import find_function, replaced
 
+Backward = Callable[..., list[Any]]
+"""The gradients of a function's results -> those of its arguments."""
+
 
 @contextlib.contextmanager
 def intercepting(model: keras.Model, run: Callable[..., list[Any]]) -> Iterator[None]:
@@ -81,3 +84,40 @@ def copy_with_mask(tensor: tf.Tensor) -> Any:
 def has_gradient(value: tf.Tensor | tf.IndexedSlices) -> bool:
     """Returns whether a value is a floating-point tensor."""
     return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def call_with_gradient(
+    function: Callable[..., tuple[list[tf.Tensor], Backward]], *given: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns the results of a function that also returns its backward pass.
+
+    That gets None for a result on which the loss does not depend, where `tf.custom_gradient` gives
+    zeros: Keras's optimizers leave a variable without a gradient as it is, but apply their weight
+    decay and their moments to one with a gradient of zeros.
+    """
+    # The tape calls the backward pass of a result's copy first, and only if it has a gradient.
+    reached: set[int] = set()
+
+    def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Backward]:
+        results, differentiate = function(*given)
+
+        def backward(*upstream: tf.Tensor) -> list[Any]:
+            known = [value if i in reached else None for i, value in enumerate(upstream)]
+            reached.clear()
+            return differentiate(*known)
+
+        return results, backward
+
+    def copy(position: int, result: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def mark(result: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+            def backward(upstream: tf.Tensor) -> list[tf.Tensor]:
+                reached.add(position)
+                return [upstream]
+
+            return tf.identity(result), backward
+
+        return mark(result)
+
+    results = tf.custom_gradient(forward)(*given)
+    return [copy(position, result) for position, result in enumerate(results)]

@@ -27,8 +27,10 @@ from tfdist.placement.graph import Graph, Values
 from tfdist.placement.groups import find_own_group
 from tfdist.placement.stages.cutting import Stage
 from tfdist.placement.tracing import (
+    Backward,
     add_penalties,
     autocasting,
+    call_with_gradient,
     has_gradient,
     intercepting,
     set_mask,
@@ -149,7 +151,7 @@ class StagedCall:
             outputs = [local[number] for number, _ in stage.outputs]
             return [*filter(has_gradient, outputs), *scope.losses], scope
 
-        def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Backward]:
             tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
             keep = functools.partial(_reduce_and_keep, reductions)
             with self._on(device), tape if is_kept else contextlib.nullcontext():
@@ -162,10 +164,10 @@ class StagedCall:
                 self._follow(device, results)
             run.states.update({id(v): scope.get_current_value(v) for v in others})
 
-            def backward(*upstream: tf.Tensor) -> list[Any]:
+            def backward(*upstream: tf.Tensor | None) -> list[Any]:
                 with self._on(device):
                     if is_kept:
-                        gradients = tape.gradient(results, copies, upstream)
+                        gradients = _differentiate(tape, results, upstream, copies)
                     else:
                         gradients = again(given, upstream)
                     self._follow(device, [g for g in gradients if g is not None])
@@ -173,22 +175,22 @@ class StagedCall:
 
             return results, backward
 
-        def again(given: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor]) -> list[Any]:
+        def again(given: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor | None]) -> list[Any]:
             reduce = functools.partial(_take_reduced, iter(reductions))
             with (
                 # Otherwise TensorFlow would merge this with the first forward pass.
-                tf.control_dependencies(upstream),
+                tf.control_dependencies([value for value in upstream if value is not None]),
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 self._draws.again(mark),
             ):
                 copies = [tf.identity(tensor) for tensor in given]
                 tape.watch(copies)
                 results, _ = compute(copies, reduce)
-            return tape.gradient(results, copies, upstream)
+            return _differentiate(tape, results, upstream, copies)
 
         given = [*(taken[number] for number in moving), *read]
         with tf.device(device):  # TensorFlow copies all inputs and results to where it is called
-            results = tf.custom_gradient(forward)(*given) if given else forward()[0]
+            results = call_with_gradient(forward, *given) if given else forward()[0]
         run.pass_on(stage, found, results)
 
     def _is_kept(self, position: int) -> bool:
@@ -246,6 +248,18 @@ class _Run:
             set_mask(value, get_keras_mask(found[number]))
             self.passed[number, taker] = value
         self.penalties += left
+
+
+def _differentiate(
+    tape: tf.GradientTape,
+    results: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor | None],
+    sources: Sequence[tf.Tensor],
+) -> list[Any]:
+    """Returns the gradients of the sources, from those of the results that have one."""
+    pairs = zip(results, upstream, strict=True)
+    found = [(result, value) for result, value in pairs if value is not None]
+    return tape.gradient([r for r, _ in found], sources, [value for _, value in found])
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ al. 2019 (arXiv:1903.06681) for the exchange of rows.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,10 @@ from tfdist.placement.strips.forward import Pool, StripForward
 from tfdist.placement.strips.image import is_picture
 from tfdist.placement.strips.rules import find_rule
 from tfdist.placement.tracing import (
+    Backward,
     add_penalties,
     autocasting,
+    call_with_gradient,
     has_gradient,
     intercepting,
     set_mask,
@@ -108,7 +110,7 @@ class StripedCall:
         moving = [place for place, value in enumerate(inputs) if has_gradient(value)]
         passes: list[StripForward] = []
 
-        def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def forward(*given: tf.Tensor) -> tuple[list[tf.Tensor], Backward]:
             local = list(inputs)
             for place, value in zip(moving, given, strict=False):
                 set_mask(value, get_keras_mask(inputs[place]))
@@ -130,7 +132,7 @@ class StripedCall:
             new.run(local, own, dict(states))
             results = [*filter(has_gradient, new.outputs), *new.penalties]
 
-            def backward(*upstream: tf.Tensor) -> list[Any]:
+            def backward(*upstream: tf.Tensor | None) -> list[Any]:
                 return cells.differentiate(results, upstream, given)
 
             return [tf.identity(result) for result in results], backward
@@ -138,7 +140,7 @@ class StripedCall:
         given = [*(inputs[place] for place in moving), *weights.values()]
         is_differentiated = training and given
         results = iter(
-            tf.custom_gradient(forward)(*given) if is_differentiated else forward(*given)[0]
+            call_with_gradient(forward, *given) if is_differentiated else forward(*given)[0]
         )
         for key, value in passes[0].states.items():
             if value is not states[key]:

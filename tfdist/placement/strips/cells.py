@@ -53,7 +53,7 @@ class DeviceTape:
     def differentiate(
         self,
         targets: Sequence[tf.Tensor],
-        upstream: Sequence[tf.Tensor],
+        upstream: Sequence[tf.Tensor | None],
         sources: Sequence[tf.Tensor],
     ) -> list[Any]:
         """Returns the gradients of tensors that functions took; None where they do not matter."""
@@ -67,7 +67,8 @@ class DeviceTape:
             found[id(tensor)] = gradient
 
         for target, gradient in zip(targets, upstream, strict=True):
-            add(target, gradient)
+            if gradient is not None:
+                add(target, gradient)
         for cell in reversed(self._cells):
             results = {id(o): o for o in cell.outputs if id(o) in found}
             if not results:
