@@ -22,14 +22,19 @@ SUBCLASSES = (
     "an autoencoder that draws",
     "gradients of two batches",
     "a teacher",
+    "an optimizer that starts from a number",
+    "an optimizer that keeps rows and columns",
 )
 PICTURES = ("images that count nothing",)
 REFUSED = {
     "layers": (*SUBCLASSES, "a metric in a layer", "a spectral norm"),
-    "shards": (),
+    "shards": ("an optimizer that keeps rows and columns",),
     "strips": tuple(name for name in ALL if name not in PICTURES),
 }
-MESSAGE = "^Cannot (divide|compute) the model|`placement=strips` has nothing to divide"
+MESSAGE = (
+    "^Cannot (divide|compute) the model|`placement=strips` has nothing to divide"
+    "|`placement=shards` does not support"
+)
 
 
 def _fit(name, **options):

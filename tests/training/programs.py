@@ -589,15 +589,36 @@ def _build_heads(loss):
     return model
 
 
-def _build_unused_head():
+def _connect_heads():
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(4, "tanh", kernel_initializer=seeded(1), name="a")(inputs)
     heads = {
         name: keras.layers.Dense(2, kernel_initializer=seeded(number), name=name)(hidden)
         for number, name in enumerate("pq")
     }
-    model = keras.Model(inputs, heads)
+    return keras.Model(inputs, heads)
+
+
+def _build_unused_head():
+    model = _connect_heads()
     model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), {"p": "mse"})
+    return model
+
+
+class Wraps(keras.Model):
+    """Calls a functional model, as many that are no such model do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x, training=None):
+        return self.inner(x, training=training)
+
+
+def _build_wrapping(optimizer):
+    model = Wraps(_connect_heads())
+    model.compile(optimizer, {"p": "mse", "q": "mae"})
     return model
 
 
@@ -687,6 +708,12 @@ PROGRAMS = {
     "one loss of two outputs": Program(lambda: _build_heads({"p": "mse"}), (X, {"p": Y, "q": Y})),
     "one loss for both outputs": Program(lambda: _build_heads("mse"), (X, {"p": Y, "q": Y})),
     "a head without a gradient": Program(_build_unused_head, (X, {"p": Y})),
+    "an optimizer that starts from a number": Program(
+        lambda: _build_wrapping(keras.optimizers.Nadam(0.01)), (X, {"p": Y, "q": Y})
+    ),
+    "an optimizer that keeps rows and columns": Program(
+        lambda: _build_wrapping(keras.optimizers.Adafactor(0.01)), (X, {"p": Y, "q": Y})
+    ),
     "no loss of the second output": Program(
         lambda: _build_heads({"p": "mse", "q": None}), (X, {"p": Y, "q": Y})
     ),

@@ -59,7 +59,12 @@ def gradients_already_reduced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def building_optimizers() -> Iterator[None]:
-    """Makes optimizers create their variables and do nothing else."""
+    """Makes optimizers create their variables and do nothing else.
+
+    They do so at the end and not in the step, where Keras allows no variable that starts from a
+    number, and would leave half an optimizer.
+    """
+    found: dict[keras.Optimizer, list[keras.Variable]] = {}
 
     def build(
         optimizer: keras.Optimizer,
@@ -67,10 +72,12 @@ def building_optimizers() -> Iterator[None]:
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         if trainable_variables is not None and not optimizer.built:
-            optimizer.build(list(trainable_variables))
+            found.setdefault(optimizer, list(trainable_variables))
 
     with wrapped_in_subclasses(BaseOptimizer, apply=lambda _: build):
         yield
+    for optimizer, variables in found.items():
+        optimizer.build(variables)
 
 
 class _Reducer:
