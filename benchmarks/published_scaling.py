@@ -8,6 +8,7 @@ numbers were fitted, to that half of the tables of `published_rows.toml` that is
 time to start an exchange, and the time of an augmentation. Needs a minute, and no GPU.
 """
 
+import collections
 import dataclasses
 import functools
 import statistics
@@ -267,7 +268,9 @@ def predict_nvidia() -> Iterator[Row]:
             hardware = load_hardware(machine.pop("hardware"))
             hardware = dataclasses.replace(hardware, **machine)
             rates = {int(count): rate for count, rate in given["rates"].items()}
-            workload, measured = _prepare(table["model"], given["batch"], rates[1], hardware)
+            workload, measured = _prepare(
+                table["model"], given["batch"], rates[1], hardware, syncs=table.get("syncs", False)
+            )
             workload = dataclasses.replace(workload, example_core_s=core_s)
             for count in list(rates)[1:]:
                 replicas = min(count, hardware.devices_per_machine)
@@ -341,9 +344,15 @@ def make_gpipe_unet() -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def _prepare(name: str, batch: int, rate: float, hardware: Hardware) -> tuple[Workload, Hardware]:
-    """Returns a model, and hardware that computes it at a published speed on one GPU."""
-    layers = _make_layers(name)
+def _prepare(
+    name: str, batch: int, rate: float, hardware: Hardware, *, syncs: bool = False
+) -> tuple[Workload, Hardware]:
+    """Returns a model, and hardware that computes it at a published speed on one GPU.
+
+    Args:
+      syncs: whether the GPUs normalized their batches together.
+    """
+    layers = _make_layers(name, syncs)
     workload = Workload(layers=layers, global_batch_size=batch)
     found = Measured(
         parameters=round(workload.weights / 4),
@@ -367,7 +376,7 @@ def _interpolate_resnet101() -> float:
 
 
 @functools.cache
-def _make_layers(name: str) -> tuple[Layer, ...]:
+def _make_layers(name: str, syncs: bool = False) -> tuple[Layer, ...]:
     import keras
 
     from tfdist.models import make_model
@@ -383,8 +392,11 @@ def _make_layers(name: str) -> tuple[Layer, ...]:
         model = keras.applications.EfficientNetV2S(weights=None, input_shape=(300, 300, 3))
     else:
         model = getattr(keras.applications, name)(weights=None)
-    # These trainings normalized each GPU's own batch.
-    return tuple(dataclasses.replace(layer, sums=0) for layer in make_layers(model))
+    layers = make_layers(model)
+    norms = [place for place, layer in enumerate(layers) if layer.sums] if syncs else []
+    # Horovod sums the means and the squares one after the other.
+    sums = collections.Counter([*norms, *(place + 1 for place in norms)])
+    return tuple(dataclasses.replace(layer, sums=sums[i]) for i, layer in enumerate(layers))
 
 
 def _build_alexnet():
