@@ -179,6 +179,7 @@ PRIVATE_ATTRIBUTES = {
     ),
     "tfdist.internals.CollectiveReplicaLauncher": (
         *("_all_gather", "_device", "_get_ordering_token", "_group_key", "_group_size"),
+        "_options",
     ),
     "tfdist.internals.DistributedVariable": (
         *("_distributed_container", "_get", "_get_cross_replica", "_get_on_device_or_primary"),

@@ -237,6 +237,15 @@ PATCHES = (
     ),
     *_list_patches(
         "step",
+        "strategies.collectives",
+        (
+            CollectiveReplicaLauncher,
+            "batch_all_reduce",
+            "tensors of known shapes need no operations that compute their shapes",
+        ),
+    ),
+    *_list_patches(
+        "step",
         "strategies.process_sums",
         (
             CollectiveReplicaLauncher,

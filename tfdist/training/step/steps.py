@@ -22,6 +22,7 @@ from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.placement.strips.call import StripPlan
 from tfdist.placement.variables import updating_in_place
+from tfdist.strategies.collectives import packing_known_shapes
 from tfdist.strategies.registry import find_traits
 from tfdist.training.inputs.data_adapter import is_on, take_next
 from tfdist.training.replicas.added_losses import penalties_in_floatx
@@ -393,6 +394,7 @@ class Steps:
             scales = self._scales_sums[kind] if scales_sums is None else scales_sums
             stack.enter_context(self._division.intercept(scales_sums=scales))
             stack.enter_context(self.metrics.intercept())
+            stack.enter_context(packing_known_shapes())
             stack.enter_context(self._with_placement())
             stack.enter_context(
                 reducing_optimizers(
