@@ -136,7 +136,7 @@ def make_fit(name: str, form: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     def build(steps_per_execution: int = 1) -> Any:
         keras.utils.set_random_seed(0)
         inputs = keras.Input(workload.shape, dtype=x.dtype.name)
-        outputs = keras.layers.Dense(10)(_BODIES[name.partition(" ")[0]](keras, inputs))
+        outputs = keras.layers.Dense(10)(BODIES[name.partition(" ")[0]](keras, inputs))
         model = keras.Model(inputs, outputs)
         model.compile(
             "adam",
@@ -187,7 +187,7 @@ def _make_mobilenet(keras: Any, x: Any) -> Any:
     return network(x)
 
 
-_BODIES: dict[str, Callable[[Any, Any], Any]] = {
+BODIES: dict[str, Callable[[Any, Any], Any]] = {
     "mlp": _make_mlp,
     "cnn": _make_cnn,
     "lstm": _make_lstm,
