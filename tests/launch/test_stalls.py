@@ -24,10 +24,16 @@ def wait_in_a_step():
     while True:
         time.sleep(0.1)
 """
+# What starts late is no hang either.
+BEGIN = """
+(here / f"begun-{index}").touch()
+wait_for("begun-0")
+wait_for("begun-1")
+"""
 
 
 def launch(script, code, **options):
-    command = script(TASK + textwrap.dedent(code))
+    command = script(TASK + BEGIN + textwrap.dedent(code))
     given = {"workers": 2, "stall_timeout_s": 1.5, "timeout_s": 1000} | options
     return run_local_cluster(command=command, **given)
 
@@ -133,7 +139,7 @@ def test_after_a_hang_all_start_again(script):
 
 WORK = {
     "steps": "pulse.show(STEP); time.sleep(0.2)",
-    "compiles": "pulse.show(BUSY) if not i else sum(range(3_000_000))",
+    "compiles": "pulse.show(BUSY) if not i else sum(range(3_000_000)); time.sleep(0.1)",
     "writes": "pulse.show(BUSY) if not i else file.write(bytes(1 << 18)); time.sleep(0.2)",
     "validates": "pulse.show(OWN); time.sleep(0.2); pulse.show(STEP)",
 }
@@ -141,12 +147,12 @@ WORK = {
 
 @pytest.mark.parametrize("code", WORK.values(), ids=WORK)
 def test_work_is_no_hang(script, code):
-    """The other worker waits for it in a step, much longer than the time-out."""
+    """The other worker waits for it in a step, longer than the time-out and the stacks take."""
     result = launch(
         script,
         f"""
         file = open(here / "file", "wb", buffering=0)
-        until, i = time.monotonic() + 4, 0
+        until, i = time.monotonic() + 7, 0
         while time.monotonic() < until and index == 1:
             {code}
             i += 1
@@ -155,6 +161,7 @@ def test_work_is_no_hang(script, code):
             wait_for("done")
         (here / "done").touch()
         """,
+        stall_timeout_s=3,  # fifteen times what a sign of life takes to come
     )
     assert result.status == 0, result.cause
 
