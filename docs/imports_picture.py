@@ -21,6 +21,7 @@ _TOGETHER = {
         "imports",
         "internals",
         "named_code",
+        "patches",
         "reading",
         "replacing",
     ),
