@@ -201,7 +201,7 @@ class Environment:
             return "pass" if same else "other bits"
         losses = [end["loss"] for end in ends]
         apart = abs(losses[0] - losses[1]) / abs(losses[0])
-        said = "Continuing a run of" in done.stderr
+        said = "Not the same bits as before" in done.stderr
         if said != (first.pair.requirements != self.pair.requirements):
             return f"{apart:.0e} apart; said that versions differ: {said}"
         return f"pass ({apart:.0e} apart)" if apart < ROUNDING else f"{apart:.0e} apart"

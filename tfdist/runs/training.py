@@ -26,6 +26,7 @@ from tfdist.runs.goodput import GoodputLog, read_goodput, summarize_goodput
 from tfdist.runs.plan import Plan, count_steps, read_data
 from tfdist.runs.trackers import Trackers
 from tfdist.stopping import StopSignals, watch_for_maintenance
+from tfdist.strategies.logical_replicas import describe_change
 from tfdist.tasks.data import SourceData
 from tfdist.training.checkpoint.files import CheckpointStore
 from tfdist.training.checkpoint.initial_weights import InitialWeights
@@ -97,9 +98,9 @@ class TrainingRun:
             if trainer.is_chief:
                 before = self._run.read_options() or {}
                 description = self._describe(before)
-                changed = describe_change(before.get("versions", {}), description["versions"])
-                if changed:
-                    print(changed, file=sys.stderr)
+                versions = description["versions"]
+                if change := describe_change({**versions, **before.get("versions", {})}, versions):
+                    print(change, file=sys.stderr)
                 held.enter_context(
                     self._run.claim(
                         description,
@@ -354,21 +355,3 @@ def _describe_speed(summary: Mapping[str, Any]) -> str:
 
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Returns one line about a run that other versions of its libraries began; empty if none did.
-
-    >>> describe_change({"keras": "3.13.2", "tfdist": "1"}, {"keras": "3.15.1", "tfdist": "1"})
-    'Continuing a run of keras 3.13.2 with 3.15.1: equal to within rounding, not to the bit.'
-    >>> describe_change({"keras": "3.15.1"}, {"keras": "3.15.1"})
-    ''
-    """
-    changes = [
-        f"{name} {before[name]} with {version}"
-        for name, version in now.items()
-        if before.get(name, version) != version
-    ]
-    if not changes:
-        return ""
-    return f"Continuing a run of {', '.join(changes)}: equal to within rounding, not to the bit."
