@@ -12,7 +12,7 @@ from tensorflow_datasets.core.download import downloader
 from tests.tasks.pets import SIZE, TEST, TRAIN, make_trimap
 from tfdist.data.cache import cache_source
 from tfdist.errors import TfdistError
-from tfdist.tasks.images.tfds import make_builder
+from tfdist.tasks.images.tfds import make_builder, read_in_order
 from tfdist.tasks.segmentation.tfds_source import make_tfds
 
 
@@ -105,27 +105,36 @@ def test_data_set_without_masks_is_refused(path_with_spaces):
         make_tfds("mnist", "train", SIZE, data_dir=str(path_with_spaces))
 
 
-def test_images_of_16_bits_are_refused_instead_of_cut(path_with_spaces):
+def _store(name, image, directory):
+    """Writes a data set of one image, and makes its builder."""
+    dtype = image.dtype.type
     features = {
-        "image": tfds.features.Image(dtype=np.uint16),
+        "image": tfds.features.Image(shape=(None, None, image.shape[-1]), dtype=dtype),
         "label": tfds.features.Scalar(np.int64),
     }
-    examples = [{"image": np.full((2, 2, 3), 800, np.uint16), "label": 1}]
-    signature = {
-        "image": tf.TensorSpec((2, 2, 3), tf.uint16),
-        "label": tf.TensorSpec((), tf.int64),
-    }
     tfds.dataset_builders.store_as_tfds_dataset(
-        name="deep",
+        name=name,
         version="1.0.0",
         features=tfds.features.FeaturesDict(features),
         split_datasets={
-            "train": tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
+            "train": tf.data.Dataset.from_tensors({"image": image, "label": np.int64(1)})
         },
-        data_dir=str(path_with_spaces),
+        data_dir=str(directory),
     )
+    return make_builder(name, str(directory), features=("image", "label"), advice="Or not.")
+
+
+def test_images_of_16_bits_are_refused_instead_of_cut(path_with_spaces):
     with pytest.raises(TfdistError, match="images are uint16, not uint8"):
-        make_builder("deep", str(path_with_spaces), features=("image", "label"), advice="Or not.")
+        _store("deep", np.full((2, 2, 3), 800, np.uint16), path_with_spaces)
+
+
+def test_gray_images_are_read_as_three_channels(path_with_spaces):
+    gray = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
+    builder = _store("gray", gray, path_with_spaces)
+    ((image, label),) = read_in_order(builder, "train", features=("image", "label"), num_examples=1)
+    np.testing.assert_array_equal(image, np.tile(gray, 3))
+    assert label == 1
 
 
 def test_no_network_is_one_line(path_with_spaces, monkeypatch):

@@ -114,8 +114,6 @@ class ClassTfdsSource(ImagesAndClasses, SequentialSource):
 
         def resize(example: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
             image, label = example
-            if image.shape[-1] == 1:
-                image = np.repeat(image, 3, axis=-1)
             with tf.device("CPU:0"):
                 return resize_image(image, self.image_size), np.array(label, np.int32)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.fingerprint import make_header
@@ -122,7 +123,13 @@ def find_split(
 def read_in_order(
     builder: "tfds.core.DatasetBuilder", split: str, *, features: Sequence[str], num_examples: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Yields the given features of a split's first examples as arrays, in the stored order."""
+    """Yields the given features of a split's first examples as arrays, in the stored order.
+
+    An image of one channel becomes one of three equal channels.
+
+    Args:
+      features: `image` first.
+    """
     import tensorflow_datasets as tfds
 
     dataset = builder.as_dataset(
@@ -137,7 +144,8 @@ def read_in_order(
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     ).prefetch(tf.data.AUTOTUNE)
-    yield from set_options(chosen).as_numpy_iterator()
+    for image, *others in set_options(chosen).as_numpy_iterator():
+        yield np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image, *others
 
 
 def describe_split(

@@ -124,8 +124,6 @@ class TfdsSource(ImagesAndMasks, SequentialSource):
         def read(item: tuple[int, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
             index, (image, mask) = item
             labels = self._read_labels(mask, index)
-            if image.shape[-1] == 1:
-                image = np.repeat(image, 3, axis=-1)
             if original_size:
                 return image, labels.astype(np.uint8)
             with tf.device("CPU:0"):
