@@ -95,15 +95,8 @@ class Routing:
         return True
 
     def call(
-        self,
-        name: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: Sequence[object],
-        kwargs: dict[str, Any],
+        self, name: str, model: keras.Model, args: Sequence[object], kwargs: dict[str, Any]
     ) -> Any:
-        if not model.compiled and not name.startswith("predict"):
-            return original(model, *args, **kwargs)
         with contextlib.ExitStack() as stack:
             is_chief = self.workers.is_chief
             if is_chief and not self._is_quiet and kwargs.get("verbose", "auto"):

@@ -35,17 +35,12 @@ class Route(Protocol):
         """Returns whether it is the route for a model."""
 
     def call(
-        self,
-        name: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: Sequence[object],
-        kwargs: dict[str, Any],
+        self, name: str, model: keras.Model, args: Sequence[object], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs in the place of Keras's method; `original` is that method."""
+        """Runs in the place of Keras's method."""
 
     def refuse(self, name: str, model: keras.Model) -> None:
-        """Is called when Keras's method runs although nothing called `original`."""
+        """Is called when Keras's method runs although nothing sent the call there."""
 
 
 @contextlib.contextmanager
@@ -117,15 +112,8 @@ class TrainerRoute:
         return self._is_divided and model._distribute_strategy is trainer.strategy
 
     def call(
-        self,
-        name: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: Sequence[object],
-        kwargs: dict[str, Any],
+        self, name: str, model: keras.Model, args: Sequence[object], kwargs: dict[str, Any]
     ) -> Any:
-        if not model.compiled and not name.startswith("predict"):
-            return original(model, *args, **kwargs)
         trainer = self._trainer
         if model is not trainer.model:
             if id(model) not in self._others:
@@ -214,7 +202,9 @@ def _make_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(model, *args, **kwargs)
         inside.add(key)
         try:
-            return route.call(name, original, model, args, kwargs)
+            if not model.compiled and not name.startswith("predict"):
+                return original(model, *args, **kwargs)
+            return route.call(name, model, args, kwargs)
         finally:
             inside.discard(key)
 
