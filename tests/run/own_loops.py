@@ -303,10 +303,15 @@ def after_a_fit():
     return found + weigh(model) + [float(model.evaluate(X, Y, verbose=0))]
 
 
-if __name__ == "__main__":
+def run(names):
+    """Returns the numbers of each program, which computes in float64."""
     keras.config.set_floatx("float64")
     results = {}
-    for name in sys.argv[1:] or PROGRAMS:
+    for name in names:
         keras.utils.set_random_seed(7)
         results[name] = [float(value) for value in PROGRAMS[name]()]
-    print(json.dumps(results))
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1:] or PROGRAMS)))
