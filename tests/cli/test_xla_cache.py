@@ -57,18 +57,15 @@ def test_a_second_start_compiles_nothing_and_ends_with_the_same_bits(path_with_s
     # The smallest of them was not written to its end, and is compiled anew.
     damaged = min(kept, key=lambda path: path.stat().st_size)
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    second, said = train(path_with_spaces / "second", *flags, **log)
+    # TensorFlow starts earlier where it is the user who defines the task.
+    task = path_with_spaces / "own.py"
+    task.write_text(_TASK)
+    second, said = train(path_with_spaces / "second", f"--task={task}:Own", *flags, **log)
     assert said.count("Compiling to xla::LocalExecutable") == 1
     assert said.count("Loading xla::LocalExecutable") == len(kept) - 1
     assert kept.pop(damaged) != damaged.stat().st_mtime_ns
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
-    # TensorFlow starts earlier where it is the user who defines the task.
-    task = path_with_spaces / "own.py"
-    task.write_text(_TASK)
-    third, said = train(path_with_spaces / "third", f"--task={task}:Own", *flags, **log)
-    assert "Compiling to xla::LocalExecutable" not in said
-    assert said.count("Loading xla::LocalExecutable") == len(kept) + 1
-    assert first == second == third
+    assert first == second
 
 
 def test_files_that_end_early_are_removed(tmp_path):
