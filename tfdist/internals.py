@@ -38,6 +38,7 @@ try:
         data_adapter_utils,
     )
     from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+    from keras.src.utils import python_utils
     from tensorflow.python.checkpoint.checkpoint import TrackableSaver
     from tensorflow.python.client import device_lib
     from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -255,6 +256,7 @@ __all__ = [
     "multi_device_iterator_ops",
     "potentially_ragged_concat",
     "py_checkpoint_reader",
+    "python_utils",
     "random_ops",
     "record",
     "renormalizes",

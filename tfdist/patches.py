@@ -57,6 +57,7 @@ from tfdist.internals import (
     model_saving,
     multi_device_iterator_ops,
     py_checkpoint_reader,
+    python_utils,
     random_ops,
     saving_lib,
     values_util,
@@ -167,6 +168,11 @@ PATCHES = (
             keras.metrics.Metric,
             "update_state result",
             "every example of the global batch is counted once; some metrics need all of them",
+        ),
+        (
+            python_utils,
+            "pythonify_logs",
+            "up to Keras 3.13, an eager step returns numbers, which do not say of which metric",
         ),
     ),
     *_list_patches(

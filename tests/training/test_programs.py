@@ -25,7 +25,7 @@ from tests.training.programs import (
     dense,
 )
 from tfdist.errors import TfdistError
-from tfdist.internals import find_untested
+from tfdist.internals import find_untested, python_utils
 from tfdist.training.inputs import make_adapter as inputs
 from tfdist.training.step.model_variables import hash_weights
 
@@ -728,6 +728,28 @@ def test_a_model_that_is_run_eagerly_may_be_of_any_code():
         return model
 
     _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
+
+
+def test_eager_replicas_log_the_metrics_of_the_global_batch():
+    """Also as numbers, which Keras 3.13 makes of them within the step."""
+
+    class Numbers(keras.Model):
+        def get_metrics_result(self):
+            return python_utils.pythonify_logs(super().get_metrics_result())
+
+    def fit(strategy_name):
+        def build():
+            metrics = [keras.metrics.RootMeanSquaredError(name="root"), "mae"]
+            return dense(cls=Numbers, metrics=metrics, run_eagerly=True)
+
+        strategy = zoo.STRATEGIES[strategy_name]()
+        trainer = zoo.make_trainer(build, strategy=strategy, check="on")
+        return trainer.fit(X[:29], Y[:29], **ARRAYS, **FIT).history
+
+    expected, found = fit("one_device"), fit("mirrored-2")
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
 
 
 def test_nothing_to_train_is_measured():

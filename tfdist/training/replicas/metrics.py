@@ -19,8 +19,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList
-from tfdist.replacing import wrapped_in_subclasses
+from tfdist.internals import CompileMetrics, MeanMetricWrapper, MetricsList, python_utils
+from tfdist.replacing import replaced, wrapped_in_subclasses
 from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import find_traits
 from tfdist.training.replicas.divisible import is_of_batch
@@ -110,8 +110,11 @@ class ReplicaMetrics:
     def intercept(self) -> Iterator[None]:
         """Replaces metrics' methods while a step is traced. Must be opened around all replicas."""
         self._results.clear()
-        with wrapped_in_subclasses(
-            keras.metrics.Metric, update_state=self._wrap_update, result=self._wrap_result
+        with (
+            wrapped_in_subclasses(
+                keras.metrics.Metric, update_state=self._wrap_update, result=self._wrap_result
+            ),
+            replaced(python_utils, "pythonify_logs", lambda logs: flatten_logs(logs or {})),
         ):
             yield
 
