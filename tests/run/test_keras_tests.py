@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.keras_tests.__main__ import KNOWN
 
+KERAS = pathlib.Path(keras.__file__).parent / "src"
 TESTS = """
 import os
 
@@ -81,12 +82,13 @@ def test_what_is_refused_is_a_success(tmp_path):
     assert "refused: some_test.py::test_is_refused: TfdistError: Cannot divide" in run.stdout
 
 
+@pytest.mark.skipif(not list(KERAS.rglob("*_test.py")), reason="Keras 3.13 has no tests with it")
 def test_every_known_fault_is_a_test_of_keras_and_has_a_reason():
     for line in KNOWN.read_text().splitlines():
         if line and not line.startswith("#"):
             names, _, reason = line.partition(": ")
             path, *_, test = names.split()[-1].split("::")
-            text = pathlib.Path(keras.__file__).parent.joinpath("src", path).read_text()
+            text = KERAS.joinpath(path).read_text()
             # The names of parameterized tests are longer than those in the file.
             assert any(test.startswith(name) for name in _list_tests(text)), line
             assert reason
