@@ -100,7 +100,11 @@ TESTS = {
     "programs": ("tests/training/test_programs.py",),
     "state": ("tests/training/test_checkpoints.py", "tests/training/test_randomness.py"),
     "tpu": ("tests/strategies/test_tpu.py",),
-    "placement": ("tests/placement/test_graph.py", "tests/placement/test_contract.py"),
+    "placement": (
+        *("tests/placement/test_graph.py", "tests/placement/test_contract.py"),
+        *("tests/placement/test_meshes.py", "tests/placement/test_programs.py"),
+    ),
+    "scripts": ("tests/run",),
 }
 SHAPES = (
     *("--image_size=16,16", "--train_examples=40", "--base_filters=4", "--depth=1"),
