@@ -8,8 +8,6 @@ from typing import Any
 
 # The last commit at which Keras had copies of keras.io's examples, converted to Keras 3.
 EXAMPLES_COMMIT = "2588a15440a10de8d0cc10b50c21ede333a2bd01"
-# The last commit of Keras 2 outside TensorFlow.
-KERAS_2_COMMIT = "f295e8ee39d4ba841ac281a9337d69c7bc5e0eb6"
 GUIDES_COMMIT = "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60"
 
 
