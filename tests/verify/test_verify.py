@@ -86,7 +86,7 @@ def test_says_where_the_bits_of_arrangements_part(build, status, verdict):
     )
     assert run.returncode == status, run.stdout + run.stderr
     one, two = run.stdout.splitlines()[-2:]
-    assert one.startswith("one device")
+    assert one.startswith("one process")
     assert re.fullmatch(f"2 workers +[0-9a-f]{{16}}  {verdict}", two)
 
 

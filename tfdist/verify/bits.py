@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdist.launch.call import call_in_cluster, make_command
 from tfdist.runs import processes
+from tfdist.strategies.registry import AUTO
 from tfdist.training.fit.trainer import Trainer
 from tfdist.verify.options import VerifyOptions
 from tfdist.verify.problem import make_problem, make_train_options
@@ -40,7 +41,7 @@ def compare_bits(options: VerifyOptions, report: Callable[[str], None]) -> Itera
     count = options.verification.logical_replicas
     first: Arrangement | None = None
     for workers in range(1, count + 1):
-        name = f"{workers} workers" if workers > 1 else "one device"
+        name = f"{workers} workers" if workers > 1 else "one process"
         report(name)
         found = call_in_cluster(
             {"options": options.to_dict(), "workers": workers},
@@ -73,7 +74,7 @@ def hash_steps(task: Mapping[str, Any]) -> dict[str, Any] | None:
     options = VerifyOptions.from_dict(task["options"])
     train_options = make_train_options(
         options,
-        strategy="multi_worker_mirrored" if task["workers"] > 1 else "one_device",
+        strategy=AUTO,  # as many workers as there are
         logical_replicas=options.verification.logical_replicas,
     )
     train_options, config = processes.start_process(train_options)
