@@ -54,6 +54,9 @@ OF_SERVERS = {
             "a constraint",
             "a metric in compute_loss",
             "a table under Adam",
+            "a head without a gradient",
+            "an optimizer that starts from a number",
+            "an optimizer that keeps rows and columns",
         )
     },
     "clipped and decayed": programs.Program(
