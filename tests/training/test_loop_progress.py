@@ -30,7 +30,7 @@ def train(
     strategy, directory=None, *, lost_after=None, data="arrays", rows=24, lazy=False, every=2
 ):
     """Trains in two phases, and returns what it ends with; the program is lost after a batch."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     loop = tfdist.Loop(
         strategy=zoo.STRATEGIES[strategy](), checkpoint_dir=directory, checkpoint_every=every
@@ -129,7 +129,7 @@ def test_a_loop_that_is_lost_ends_with_the_same_bits(strategy, options, tmp_path
 
 def measure(directory, *, in_class=False, lost_after=None):
     """Two objects whose steps have one name; their metrics are sums that grow with the batches."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     loop = tfdist.Loop(
         strategy=zoo.STRATEGIES["mirrored-2"](), checkpoint_dir=directory, checkpoint_every=1
     )
