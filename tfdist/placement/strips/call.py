@@ -12,7 +12,7 @@ al. 2019 (arXiv:1903.06681) for the exchange of rows.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -89,6 +89,8 @@ def make_strip_plan(
 
 class StripedCall:
     """Runs a functional model on strips of its images; `pool` is for batch normalization."""
+
+    is_pipelined: Literal[False] = False  # the strips of a layer run at the same time
 
     def __init__(self, plan: StripPlan, *, pool: Pool):
         self._plan, self._graph = plan, plan.graph

@@ -142,7 +142,7 @@ class GradientStep:
             weighted = [scale_gradient(gradient, count) for gradient in gradients]
             return weighted, [*counts.values(), *more.values()]
 
-        if isinstance(self._staged, StagedCall) and self._staged.is_pipelined:
+        if self._staged and self._staged.is_pipelined:
             gradients, counts = self._pipeline(self._staged, batch, known, keys)
         else:
             gradients, counts = sum_over_micro_batches(
