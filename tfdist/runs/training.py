@@ -126,26 +126,22 @@ class TrainingRun:
 
     def _describe(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of `options.json`, given that of an earlier start."""
-        about = before.get("about")
+        # A finished command that is repeated changes nothing.
+        is_repeated = (
+            self._run.is_finished and before.get("result") == self._options.select_result()
+        )
+        kept = before if is_repeated else {}
         versions = {
             "tfdist": tfdist.__version__,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
         }
-        # A finished command that is repeated changes nothing.
-        is_repeated = (
-            self._run.is_finished and before.get("result") == self._options.select_result()
-        )
-        if is_repeated:
-            versions = before.get("versions", versions)
-        if not (about and is_repeated):
-            about = self._describe_start_of_run(about)
         cluster = self._plan.cluster
         return {
             **self._options.to_dict(),
-            "versions": versions,
-            "commit": find_commit(),
-            "about": about,
+            "versions": kept.get("versions", versions),
+            "commit": kept.get("commit", find_commit()),
+            "about": kept.get("about") or self._describe_start_of_run(before.get("about")),
             "devices": processes.list_worker_devices(self._trainer.strategy),
             "cluster": dict(cluster.tasks) if cluster else None,
         }
