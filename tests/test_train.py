@@ -35,6 +35,8 @@ SMALL = [
     "--seed=4",
 ]
 TWO_CPUS = ["--strategy=mirrored", "--devices=CPU:0,CPU:1"]
+ONE_DEVICE = [*SMALL, "--strategy=one_device"]
+SHORT = [*ONE_DEVICE, "--max_steps=6"]  # ends within an epoch
 
 
 def train(*arguments):
@@ -56,17 +58,17 @@ def start(*arguments, **options):
 def finished(tmp_path_factory):
     """A finished run: its directory, and the last line that it printed."""
     path = tmp_path_factory.mktemp("finished") / "unet[v1]"
+    os.makedirs(path / "logs")  # the launcher's, which come before the run
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert train(*SMALL, "--strategy=one_device", f"--run_dir={path}") == 0
+        assert train(*SHORT, "--log_every=2", f"--run_dir={path}") == 0
     return path, out.getvalue().splitlines()[-1]
 
 
 def test_names_that_look_like_patterns(finished, tmp_path, capfd):
     run = shutil.copytree(finished[0], tmp_path / "unet[v2]")
-    flags = [*SMALL, "--strategy=one_device", f"--run_dir={run}", "--quiet"]
-    assert train(*flags, "--epochs=3") == 0
+    assert train(*ONE_DEVICE, "--max_steps=15", f"--run_dir={run}", "--quiet") == 0
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["epochs"], summary["resumed_from_step"]) == (3, 10)
+    assert (summary["epochs"], summary["resumed_from_step"]) == (3, 6)
     assert not capfd.readouterr().err
 
 
@@ -150,7 +152,7 @@ def test_the_strategy_does_not_change_what_is_trained(tmp_path, capfd):
 
 
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path, optimized_graphs):
-    options = [*SMALL, "--strategy=one_device", "--epochs=10", "--deterministic"]
+    options = [*ONE_DEVICE, "--epochs=10", "--deterministic"]
     options += ["--val_examples=2", "--notensorboard"]
     assert train(*options, f"--run_dir={tmp_path}/whole", "--quiet") == 0
     stopped = [*options, f"--run_dir={tmp_path}/stopped"]
@@ -175,8 +177,8 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(tmp_path
 
 def test_the_average_of_the_weights_is_evaluated_and_saved(finished, tmp_path):
     found, plain = tmp_path / "average", finished[0]
-    flags = ["--strategy=one_device", "--ema_momentum=0.8", "--notensorboard", "--quiet"]
-    assert train(*SMALL, *flags, f"--run_dir={found}") == 0
+    flags = ["--ema_momentum=0.8", "--notensorboard", "--quiet"]
+    assert train(*SHORT, *flags, f"--run_dir={found}") == 0
     lines = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((found / "summary.json").read_text())
     (best,) = [line for line in lines if line["step"] == summary["best_step"]]
@@ -195,7 +197,7 @@ def test_repeating_a_finished_command_changes_nothing(finished, capfd, monkeypat
         return {path: path.read_bytes() for path in files}
 
     before = read()
-    assert train(*SMALL, "--strategy=one_device", f"--run_dir={run}") == 0
+    assert train(*SHORT, "--log_every=2", f"--run_dir={run}") == 0
     assert read() == before
     assert capfd.readouterr().out.splitlines()[-1] == end
 
@@ -206,11 +208,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capfd):
     _check_one_line(capfd, "The loss of step")
 
 
-def test_logs_within_an_epoch_on_request(tmp_path):
-    os.makedirs(tmp_path / "logs")  # the launcher's, which come before the run
-    flags = ["--log_every=2", "--max_steps=6", "--notensorboard", "--quiet"]
-    assert train(*SMALL, f"--run_dir={tmp_path}", *flags) == 0
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+def test_logs_within_an_epoch_on_request(finished):
+    lines = (finished[0] / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in lines]
     assert [(line["step"], "val_loss" in line) for line in lines] == [
         (2, False),
         (4, False),
