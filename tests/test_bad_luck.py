@@ -207,10 +207,10 @@ def test_a_full_directory_for_temporary_files(path_with_spaces):
 
 def write_folder(path, examples=12):
     rng = np.random.default_rng(0)
-    for split in ("train", "val"):
+    for split, count in (("train", examples), ("val", 12)):
         for name in ("images", "masks"):
             (path / split / name).mkdir(parents=True)
-        for index in range(examples):
+        for index in range(count):
             image = rng.integers(0, 255, (16, 16, 3), np.uint8)
             mask = rng.integers(0, 3, (16, 16, 1), np.uint8)
             (path / split / "images" / f"{index}.png").write_bytes(tf.io.encode_png(image).numpy())
@@ -220,7 +220,7 @@ def write_folder(path, examples=12):
 
 def test_an_image_that_breaks_in_the_middle_of_an_epoch(path_with_spaces):
     data = path_with_spaces / "data"
-    flags = [*write_folder(data), "--cache=none", "--max_steps=200"]
+    flags = [*write_folder(data, examples=64), "--cache=none", "--max_steps=200"]
     run_dir, twin_dir = path_with_spaces / "run", path_with_spaces / "twin"
     assert finish(*flags, f"--run_dir={twin_dir}")[0] == 0
     image = data / "train" / "images" / "7.png"
