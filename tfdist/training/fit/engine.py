@@ -117,6 +117,7 @@ class Engine:
         self._announced: set[tuple[str, str]] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
+        self._not_built: Any = None  # the compiled metrics, until the first reset of new ones
         self._functions: dict[str, Any] = {}
         self._plan: Plan | StripPlan | None = None
         self._shards: OptimizerShards | UnitShards | None = None
@@ -174,6 +175,22 @@ class Engine:
     def count_traces(self) -> dict[str, int]:
         """Returns how often each step was traced: more than once if an input's shape changed."""
         return self._steps.count_traces() if self._steps else {}
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics, as Keras does where its methods begin.
+
+        Compiled metrics that Keras has not built at that time keep what they have counted, for
+        another model or before `compile`. Here, they may be built already.
+        """
+        metrics, self._not_built = self._not_built, None
+        if metrics is None or metrics is not self.model._compile_metrics or not metrics.built:
+            self._steps.reset_metrics()
+            return
+        metrics.built = False
+        try:
+            self._steps.reset_metrics()
+        finally:
+            metrics.built = True
 
     def read_metrics(self) -> list[Any]:
         """Returns the values of the metrics' variables, over all workers; all must call this."""
@@ -251,6 +268,9 @@ class Engine:
         check_names(self.model)
         self.check_program()
         check_scope(self.model, self._strategy)
+        metrics = self.model._compile_metrics
+        if metrics is not None and not metrics.built:
+            self._not_built = metrics
         with self.scope():
             must_be_built = (
                 self._traits.has_servers

@@ -85,7 +85,7 @@ def evaluate(
     reading, adapter = _begin_reading(steps, adapter, model)
     callbacks = make_callbacks(steps or adapter.num_steps)
     if RESETS_ON_BATCH or not adapter.is_single:
-        of_model.reset_metrics()
+        engine.reset_metrics()
     adapter.on_epoch_end()
     model.stop_evaluating = False
     callbacks.on_test_begin()

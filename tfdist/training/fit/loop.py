@@ -148,7 +148,7 @@ class FitLoop:
             self._open()
         steps.begin_epoch(self._adapter)
         if batch == 0:
-            steps.reset_metrics()
+            self._engine.reset_metrics()
         self._is_complete = False
         has_ended = self._run_steps(batch, last)
         batch = progress.step - self._start
@@ -266,6 +266,8 @@ class FitLoop:
         num_epochs, batch = self._epoch, progress.step - self._start
         epochs_read = num_epochs - self._schedule.first_epoch + progress.is_epoch_open
         self._adapter.replay(epochs_read, self._learned_steps)
+        if progress.step:
+            self._engine.reset_metrics()
         self._steps.write_states(state["metric_states"])
         self._interval.reset(step=progress.step)
         self._callbacks.on_train_begin()

@@ -100,7 +100,7 @@ class SingleBatches:
         if self._is_due(adapter):
             self.engine.compare_weights()
         if resets and RESETS_ON_BATCH:
-            steps.reset_metrics()
+            self.engine.reset_metrics()
         iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
         iterator = self.engine.check_division("train", iterator, adapter)
         trained = steps.train(iterator)[0]

@@ -96,11 +96,7 @@ class ReplicaMetrics:
 
     def list_metrics(self) -> list[keras.metrics.Metric]:
         """Returns the model's metrics, and others that a traced step has updated, each once."""
-        found: dict[int, keras.metrics.Metric] = {}
-        for metric in [*self._model.metrics, *self._seen.values()]:
-            parts = metric.metrics if isinstance(metric, CompileMetrics) else [metric]
-            found |= {id(part): part for part in parts}
-        return list(found.values())
+        return list((self._find_own() | self._seen).values())
 
     def list_variables(self) -> list[keras.Variable]:
         """Returns the variables of all metrics, in a fixed order."""
@@ -252,10 +248,16 @@ class ReplicaMetrics:
 
     def _reset(self) -> None:
         self._model.reset_metrics()
-        known = {id(metric) for metric in self._model.metrics}
         for metric in self._seen.values():
-            if id(metric) not in known:
-                metric.reset_state()
+            metric.reset_state()
+
+    def _find_own(self) -> dict[int, keras.metrics.Metric]:
+        """Returns the model's metrics, by their ids."""
+        found: dict[int, keras.metrics.Metric] = {}
+        for metric in self._model.metrics:
+            parts = metric.metrics if isinstance(metric, CompileMetrics) else [metric]
+            found |= {id(part): part for part in parts}
+        return found
 
     def _read_values(self, kind: str, logs: Logs, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the logs that come from no metric, and records where each log comes from."""
@@ -281,7 +283,8 @@ class ReplicaMetrics:
             is_container = isinstance(metric, (CompileMetrics, MetricsList))
             if self._division.part is None or is_container or context in self._inside:
                 return original(metric, *args, **kwargs)
-            self._seen[id(metric)] = metric
+            if id(metric) not in self._find_own():
+                self._seen[id(metric)] = metric
             self._inside.add(context)
             try:
                 update = self._update_sum if is_sum(metric) else self._update_whole

@@ -302,11 +302,14 @@ class Steps:
             variable.assign(add_parts(value))
 
     def reset_metrics(self) -> None:
-        """Resets the metrics."""
-        if self.is_divided:
+        """Resets the metrics, except for compiled ones that are said not to be built."""
+        metrics = self._model._compile_metrics
+        if not self.is_divided:
+            self._model.reset_metrics()
+        elif metrics is None or metrics.built:
             self._reset()
         else:
-            self._model.reset_metrics()
+            self._compile(self.metrics.reset)()
 
     def _compile(self, function: Callable[..., Any]) -> Any:
         is_compiled = self._is_compiled or self._model.jit_compile
