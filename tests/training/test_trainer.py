@@ -354,6 +354,38 @@ def test_a_model_predicts_before_it_is_compiled_and_trains_after():
     assert trainer.fit(X, Y, verbose=0).history["loss"]
 
 
+class WithoutCall(keras.Model):
+    """Uses one layer by its own method, and never builds another."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.later = keras.layers.Dense(1), keras.layers.Dense(2)
+        self.used.build((None, X.shape[1]))
+        self.used.kernel.assign(0.1 * tf.ones_like(self.used.kernel))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.used.call(x) - tf.cast(y, x.dtype)[:, None]) ** 2)
+        weights = self.used.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_step_may_leave_layers_without_weights(strategy_name):
+    def build():
+        model = WithoutCall()
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
+        return model
+
+    trainer, model = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]()), build()
+    options = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    found, expected = trainer.fit(X, Y, **options), model.fit(X, Y, **options)
+    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(trainer.model.used.kernel, model.used.kernel, rtol=1e-5)
+
+
 def test_traces_each_step_once():
     trainer = _make_dense_trainer("mirrored-3")
     trainer.fit(X, Y, global_batch_size=16, epochs=3, validation_data=(X, Y), verbose=0)

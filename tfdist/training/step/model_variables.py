@@ -167,8 +167,10 @@ def _build(
     except Exception as error:
         cause = error
     layers_are_built = all(layer.built for layer in model._flatten_layers(include_self=False))
-    if layers_are_built and overrides(model, "train_step"):
-        # Its own code creates everything besides the layers when it is traced.
+    is_traced = not is_built and of_step is None
+    if (layers_are_built or is_traced) and overrides(model, "train_step"):
+        # Its own code creates everything besides the layers when it is traced. It may use layers
+        # without calling them, which they need to count as built.
         return
     output = _find_output(model)
     if layers_are_built and output is not None:
