@@ -10,7 +10,9 @@ import zipfile
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.run.overlay import Overlay
 
@@ -71,6 +73,33 @@ def test_an_overlay_holds_what_is_written_and_the_rest_is_read(tmp_path):
         ("read", "appended", "removed", "moved"), "real "
     )
     assert (Path(f"{root}{real}") / "appended").read_text() == "real and more"
+
+
+def test_patterns_and_datasets_find_what_the_overlay_has_once(tmp_path, monkeypatch):
+    root, real = tmp_path / "overlay", tmp_path / "real"
+    root.mkdir()
+    real.mkdir()
+    monkeypatch.chdir(real)
+    (real / "a.txt").write_text("real")
+    with Overlay(str(root)).open():
+        for name in ("a.txt", "b.txt"):
+            Path(name).write_text(f"own {name}")
+        assert tf.io.gfile.glob("a.txt") == ["a.txt"]
+        assert tf.io.gfile.glob("b.txt") == ["b.txt"]
+        for given, start in ("", "./"), ("./", "./"), ("../real/", "../real/"), (f"{real}/",) * 2:
+            expected = [f"{start}a.txt", f"{start}b.txt"]
+            assert sorted(tf.io.gfile.glob(f"{given}*.txt")) == expected
+            for names in (expected, np.array(expected), tf.constant(expected)):
+                lines = tf.data.TextLineDataset(names).as_numpy_iterator()
+                assert list(lines) == [b"own a.txt", b"own b.txt"]
+        rows = tf.data.experimental.CsvDataset("b.txt", [""])
+        assert [row[0] for row in rows.as_numpy_iterator()] == [b"own b.txt"]
+        fixed = tf.data.FixedLengthRecordDataset(filenames="a.txt", record_bytes=9)
+        assert list(fixed.as_numpy_iterator()) == [b"own a.txt"]
+        with tf.io.TFRecordWriter("records") as writer:
+            writer.write(b"record")
+        assert list(tf.data.TFRecordDataset(["records"]).as_numpy_iterator()) == [b"record"]
+    assert [path.name for path in real.iterdir()] == ["a.txt"]
 
 
 def test_every_function_of_os_that_takes_a_path_is_mapped(tmp_path):

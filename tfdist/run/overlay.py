@@ -13,6 +13,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import h5py
+import numpy as np
 import tensorflow as tf
 
 from tfdist.internals import (
@@ -88,6 +90,7 @@ class Overlay:
                 (tf.data.Dataset, "save", 1, self.to_write),
                 (tf.io, "write_file", 0, self.to_write),
                 (tf.io, "read_file", 0, self.to_read),
+                *((kind, "__init__", 1, self._to_read_all) for kind in _READERS),
                 (model_saving, "save_and_return_nodes", 1, self.to_write),
                 (model_loading, "load_partial", 0, self.to_read),
                 (gen_summary_ops, "create_summary_file_writer", 1, self.to_write),
@@ -116,6 +119,16 @@ class Overlay:
             return path
         mapped = self._root + real
         return os.fsencode(mapped) if isinstance(path, bytes) else mapped
+
+    def _to_read_all(self, names: Any) -> Any:
+        """Returns what to read where the script gives one name or many; not those of a graph."""
+        if isinstance(names, tf.data.Dataset) or (
+            tf.is_tensor(names) and not hasattr(names, "numpy")
+        ):
+            return names
+        if tf.is_tensor(names) or hasattr(names, "dtype"):
+            names = [os.fsdecode(name) for name in np.ravel(names)]
+        return tf.nest.map_structure(self.to_read, names)
 
     def _to_remove(self, path: PathLike) -> Any:
         """Returns what to remove; None if there is nothing of this process's own."""
@@ -278,8 +291,10 @@ class Overlay:
             real = self._find_real(pattern)
             names = list(original.GetMatchingFiles(pattern))
             if real is not None:
-                own = map(str, original.GetMatchingFiles(os.fsencode(self._root + real)))
-                names += [n for n in (name[len(self._root) :] for name in own) if n not in names]
+                own: Any = map(str, original.GetMatchingFiles(os.fsencode(self._root + real)))
+                known = {self._find_real(name) for name in names}
+                own = (name[len(self._root) :] for name in own)
+                names += [_name_like(pattern, name) for name in own if name not in known]
             return names
 
         def write(path: Any, mode: Any) -> Any:
@@ -307,7 +322,22 @@ class Overlay:
         return _Namespace(original, mapped)
 
 
-_PATH_NAMES = ("path", "filename", "export_dir", "logdir", "file_prefix", "save_path", "dst")
+_READERS = (
+    tf.data.TFRecordDataset,
+    tf.data.TextLineDataset,
+    tf.data.FixedLengthRecordDataset,
+    tf.data.experimental.CsvDataset,
+)
+_PATH_NAMES = (
+    "path",
+    "filename",
+    "filenames",
+    "export_dir",
+    "logdir",
+    "file_prefix",
+    "save_path",
+    "dst",
+)
 
 
 class _Namespace:
@@ -377,6 +407,21 @@ class _Entries:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+def _name_like(pattern: PathLike, name: str) -> str:
+    """Returns an absolute name in the form in which TensorFlow returns it for a pattern."""
+    text = os.fsdecode(pattern)
+    fixed = re.split(r"[*?[\\]", text)[0]
+    if fixed == text:
+        return text
+    if "://" in text:
+        return name[1:].replace("/", "://", 1)
+    if os.path.isabs(text):
+        return name
+    short = os.path.relpath(os.path.abspath(text))
+    start = text.removesuffix(short) if text.endswith(short) else ""
+    return (start or ("" if "/" in fixed else "./")) + os.path.relpath(name)
 
 
 def _dirname(path: str) -> str:
