@@ -469,9 +469,26 @@ class StartingSGD(keras.optimizers.SGD):
         super()._backend_apply_gradients(gradients, variables)
 
 
-def test_the_place_where_replicas_cannot_meet_is_named():
-    with pytest.raises(TfdistError, match=r"or a loop \(in begin, .*test_guard.py:\d+\)\. Move"):
-        _train(lambda: dense(StartingSGD(0.1)))
+class WithinLoop(OwnSteps):
+    @tf.function  # which AutoGraph converts: the code that runs is in a file of its own
+    def train_step(self, data):
+        for _ in tf.range(2):
+            OwnSteps.train_step(self, data)
+        return {"loss": tf.constant(0.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    {
+        "begin": lambda: dense(StartingSGD(0.1)),
+        "train_step": lambda: dense(cls=WithinLoop),
+    }.items(),
+    ids=["function", "loop"],
+)
+def test_the_place_where_replicas_cannot_meet_is_named(name, build):
+    place = rf"or a loop \(in {name}, .*(test_guard|programs).py:\d+\)\. Move"
+    with pytest.raises(TfdistError, match=place):
+        _train(build)
 
 
 def test_a_loss_of_the_whole_batch_is_refused_where_its_parts_agree():

@@ -16,6 +16,7 @@ from tfdist.replacing import find_function, replaced
 _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
 # In errors of tf.distribute where replicas would have to meet within a nested graph.
+_CONVERTED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)  \*\n')
 _WITHIN = "merge_call"
 _LIBRARIES = {"contextlib", "functools", "keras", "runpy", "tensorflow", "tfdist", "threading"}
 _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", re.DOTALL)
@@ -109,6 +110,10 @@ def _find_place(error: BaseException) -> str:
         if module.partition(".")[0] not in _LIBRARIES and os.path.isfile(code.co_filename):
             place = f" (in {code.co_name}, {code.co_filename}:{found.tb_lineno})"
         found = found.tb_next
+    converted = _CONVERTED.findall(str(error))  # what ran is in a file of AutoGraph's
+    if converted:
+        path, line, name = converted[-1]
+        place = f" (in {name}, {path}:{line})"
     return place
 
 
