@@ -18,15 +18,14 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.errors import TfdistError
+from tfdist.internals import TensorFlowTrainer
 from tfdist.run.routing import Routing
 from tfdist.run.scope import keeping_scope
 from tfdist.strategies.registry import to_strategy
 from tfdist.training.step_options import StepOptions
 
-_TRAINER = keras_trainer.TensorFlowTrainer
 PLAIN = "plain"
 # Backends that tests import even if they run on another one.
 BACKENDS = "jax", "torch"
@@ -54,7 +53,7 @@ class LayerAsModel(keras.Model):
     """A model for tests that mix Keras's private trainer class into a layer."""
 
     def __init__(self) -> None:
-        _TRAINER.__init__(self)
+        TensorFlowTrainer.__init__(self)
 
     def __init_subclass__(cls) -> None:
         for layer in cls.__bases__:
@@ -69,11 +68,12 @@ def pytest_collection() -> Iterator[None]:
     sys.modules |= {name: types.ModuleType(name) for name in absent}
     sys.modules["conftest"] = conftest = types.ModuleType("conftest")
     conftest.skip_if_backend = _skip_if_backend
-    keras_trainer.TensorFlowTrainer = LayerAsModel
+    module, name = sys.modules[TensorFlowTrainer.__module__], TensorFlowTrainer.__name__
+    setattr(module, name, LayerAsModel)
     try:
         return (yield)
     finally:
-        keras_trainer.TensorFlowTrainer = _TRAINER
+        setattr(module, name, TensorFlowTrainer)
         for name in [*absent, "conftest"]:
             del sys.modules[name]
 
