@@ -150,10 +150,11 @@ def _assert_alike(leaves: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """Asserts that the parts of a batch have the same size, since excess examples would be lost."""
     if all(leaf.shape.rank and leaf.shape[0] is not None for leaf in leaves):
         return []  # compared before, from the static shapes
-    first = tf.shape(leaves[0])[0]
+    first, *others = [tf.shape(leaf)[0] for leaf in leaves]
+    message = f"{_UNEVEN} ({{}} and {{}}). {_EVEN}"
     return [
-        assert_in_graph(tf.equal(tf.shape(leaf)[0], first), tf.constant(f"{_UNEVEN}. {_EVEN}"))
-        for leaf in leaves[1:]
+        assert_in_graph(tf.equal(other, first), tf.strings.format(message, (first, other)))
+        for other in others
     ]
 
 
