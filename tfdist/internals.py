@@ -64,6 +64,9 @@ try:
     )
     from tensorflow.python.eager import context, record
     from tensorflow.python.eager.context import global_seed
+    from tensorflow.python.eager.polymorphic_function.function_type_utils import (
+        canonicalize_function_inputs,
+    )
     from tensorflow.python.framework.config import is_op_determinism_enabled
     from tensorflow.python.framework.none_tensor import NoneTensorSpec
     from tensorflow.python.framework.ops import _DefaultGraphStack as GraphStack
@@ -229,6 +232,7 @@ __all__ = [
     "adds_up_activities",
     "array_data_adapter",
     "array_slicing",
+    "canonicalize_function_inputs",
     "compute_output_spec",
     "context",
     "cross_device_ops",

@@ -1,5 +1,6 @@
 """The steps of a trainer under a synchronous strategy, on one or several workers."""
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.aliases import Batch, BatchIterator, Nested
+from tfdist.internals import canonicalize_function_inputs
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.stages.plan import Plan
 from tfdist.training.inputs.data_adapter import (
@@ -30,6 +32,28 @@ from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.steps import StepResult, Steps
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import Workers
+
+
+class _BoundTrace:
+    """The trace of a function, and the tensors of the iterator for which it was found.
+
+    In every call, TensorFlow would look up the trace and take the iterator apart, which takes as
+    long as a small step.
+    """
+
+    def __init__(self, trace: Any, iterator: BatchIterator, arguments: Sequence[tf.Tensor]):
+        self._trace = trace
+        bound = canonicalize_function_inputs((iterator, *arguments), {}, trace.function_type)
+        tensors = trace.function_type.unpack_inputs(bound)
+        self._tensors = tensors[: len(tensors) - len(arguments)]
+        # The tensors would keep the batches that the iterator has read ahead.
+        self._iterator = weakref.ref(iterator, lambda _: self._tensors.clear())
+
+    def is_of(self, iterator: BatchIterator) -> bool:
+        return self._iterator() is iterator
+
+    def __call__(self, *arguments: tf.Tensor) -> Any:
+        return self._trace._call_flat([*self._tensors, *arguments], self._trace.captured_inputs)
 
 
 class SynchronousSteps(TrainingSteps):
@@ -60,7 +84,8 @@ class SynchronousSteps(TrainingSteps):
         self._num_trained = 0
         self._copies = HostCopies()
         self._alike: dict[Any, Any] = {}
-        self._traces: dict[Any, tuple[Any, Any]] = {}
+        self._traces: dict[Any, Any] = {}
+        self._bound: dict[Any, _BoundTrace] = {}
         self._strategy = strategy
         self._workers = workers
         self.steps = Steps(
@@ -94,6 +119,7 @@ class SynchronousSteps(TrainingSteps):
 
     def remake(self, kind: str) -> bool:
         self._traces.clear()
+        self._bound.clear()
         self._alike.clear()
         self.steps.remake(kind)
         self._make(kind)
@@ -174,12 +200,12 @@ class SynchronousSteps(TrainingSteps):
             return lambda: [trained for read in reads for trained in read()]
         with explain_step_errors(self._model):
             if self._train_loop is None or isinstance(iterator, Given):
-                found = self._bind(self.steps.train, iterator)(iterator)
+                found = self._bind(self.steps.train, iterator)()
                 copied = self._copy(found)
                 self._count(1)
                 return lambda: self._read_step(copied())
             step_count = tf.constant(num_steps)
-            found = self._bind(self._train_loop, iterator, step_count)(iterator, step_count)
+            found = self._bind(self._train_loop, iterator, step_count)(step_count)
             copied = self._copy(found)
             self._count(num_steps)
             return lambda: self._read_loop(copied(), num_steps)
@@ -226,7 +252,7 @@ class SynchronousSteps(TrainingSteps):
         with explain_step_errors(self._model):
             trace = self._alike.get(key)
             if trace is None:
-                trace = self._alike[key] = self._bind(self.steps.train, given)
+                trace = self._alike[key] = self._find_trace(self.steps.train, given)
             found = trace(given)
         self._count(1)
         return to_numbers(found.logs)
@@ -260,7 +286,7 @@ class SynchronousSteps(TrainingSteps):
     def start_evaluation(self, iterator: BatchIterator) -> Callable[[], dict[str, Any]]:
         iterator = _unwrap(iterator)
         with explain_step_errors(self._model):
-            copied = self._copy(self._bind(self.steps.test, iterator)(iterator))
+            copied = self._copy(self._bind(self.steps.test, iterator)())
         return lambda: to_numbers(copied().logs)
 
     def start_prediction(self, iterator: BatchIterator) -> Callable[[], list[tuple[Any, bool]]]:
@@ -304,20 +330,25 @@ class SynchronousSteps(TrainingSteps):
             batch, num_replicas=self._workers.num_replicas, replicas=self._workers.replicas
         )
 
-    def _bind(self, function: Any, iterator: BatchIterator, *arguments: Any) -> Any:
-        """Returns the trace of a function for an iterator, kept for its next call.
+    def _bind(
+        self, function: Any, iterator: BatchIterator, *arguments: tf.Tensor
+    ) -> Callable[..., Any]:
+        """Returns a function of the arguments that runs the trace for an iterator."""
+        if self._model.run_eagerly or isinstance(iterator, Given):
+            return functools.partial(self._find_trace(function, iterator, *arguments), iterator)
+        bound = self._bound.get(function)
+        if bound is None or not bound.is_of(iterator):
+            trace = self._find_trace(function, iterator, *arguments)
+            bound = self._bound[function] = _BoundTrace(trace, iterator, arguments)
+        return bound
 
-        TensorFlow would look it up in every call, which takes as long as a small step.
-        """
+    def _find_trace(self, function: Any, iterator: BatchIterator, *arguments: tf.Tensor) -> Any:
         if self._model.run_eagerly:
             return function
-        bound, trace = self._traces.get(function, (None, None))
-        if bound is None or bound() is not iterator:
-            last, trace = trace, function.get_concrete_function(iterator, *arguments)
-            if trace is not last and function in (self.steps.train, self._train_loop):
-                self._check_trace(trace.graph)
-            kept = None if isinstance(iterator, Given) else weakref.ref(iterator)
-            self._traces[function] = kept, trace
+        last = self._traces.get(function)
+        trace = self._traces[function] = function.get_concrete_function(iterator, *arguments)
+        if trace is not last and function in (self.steps.train, self._train_loop):
+            self._check_trace(trace.graph)
         return trace
 
     def count_traces(self) -> dict[str, int]:

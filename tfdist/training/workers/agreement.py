@@ -37,8 +37,10 @@ def agree(
       UnlikeWorkersError: the learning rates differ, because a callback changed the rate on some
         of them only; or they have read different batches.
     """
+    if workers.count == 1:
+        return [bool(flag) for flag in flags]
     own = np.zeros([2, workers.count])
-    own[:, workers.index] = _read_learning_rate(workers, model), hash_digests(read)
+    own[:, workers.index] = _read_learning_rate(model), hash_digests(read)
     found = workers.sum(np.concatenate([np.array(flags, "f8"), own.ravel()]))
     rates, hashes = np.split(found[len(flags) :], 2)
     _refuse_different_batches(workers, hashes, read)
@@ -128,10 +130,10 @@ def check_data(before: Mapping[str, Any], now: Mapping[str, Any], *, step: int) 
         )
 
 
-def _read_learning_rate(workers: Workers, model: keras.Model) -> float:
-    """Returns the learning rate; 0 for a single worker, or if callbacks cannot change the rate."""
+def _read_learning_rate(model: keras.Model) -> float:
+    """Returns the learning rate; 0 if callbacks cannot change it."""
     rate = getattr(get_inner_optimizer(model.optimizer), "_learning_rate", None)
-    if workers.count == 1 or not isinstance(rate, keras.Variable):
+    if not isinstance(rate, keras.Variable):
         return 0.0
     return float(rate.numpy())
 
