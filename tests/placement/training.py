@@ -38,7 +38,7 @@ def train_whole(name: str) -> tuple[Any, dict[str, list[float]], list[Any]]:
 
 def find_graph(trainer: Any) -> Any:
     """Returns the graph of the traced step."""
-    (_, trace), *_ = trainer.engine._steps._traces.values()
+    trace, *_ = trainer.engine._steps._traces.values()
     return trace.graph
 
 

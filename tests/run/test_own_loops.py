@@ -45,13 +45,15 @@ def _run(*flags, names):
 @pytest.fixture(scope="module")
 def expected():
     """The numbers of all programs without tfdist."""
-    before = keras.config.floatx()
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
     try:
+        keras.config.set_dtype_policy("float64")  # a test before may have set another
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # as scripts do, one fits a dataset without `shuffle`
             return own_loops.run(own_loops.PROGRAMS)
     finally:
         keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(policy)
 
 
 def _check(found, names, expected):
