@@ -1,5 +1,8 @@
 """The steps of a trainer under a synchronous strategy, without the loop of `fit`."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,3 +77,21 @@ def test_a_step_without_data_counts_and_changes_no_weight():
     steps.count_empty_step()
     assert model.optimizer.iterations.numpy() == 1
     assert zoo.largest_difference(model.get_weights(), before) == 0
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_each_iterator_is_read_by_the_same_trace_and_not_kept(strategy_name):
+    model, steps, adapter = _make(strategy_name)
+    expected = dense()
+    for _ in range(2):  # the second iterator is another one
+        iterator = _iterate(steps, adapter)
+        for _ in range(5):
+            steps.train(iterator)
+    kept = weakref.ref(iterator)
+    expected.fit(X, Y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    assert zoo.largest_difference(model.get_weights(), expected.get_weights()) < 1e-6
+    assert steps.count_traces()["train"] == 1
+    del iterator
+    gc.collect()
+    assert kept() is None
+    assert not steps._bound[steps.steps.train]._tensors
