@@ -220,7 +220,10 @@ def _prepare(name: str, way: Way, *, is_exact: bool) -> tuple[Any, Any]:
         import tfdist
 
         tfdist.set_virtual_devices(way.devices)
-        options = tfdist.StepOptions(fused_layers=way.form == "fused_layers")
+        options = tfdist.StepOptions(
+            fused_layers=way.form == "fused_layers",
+            steps_per_loop=MODELS[name].loop if "loop" in way.form else 1,
+        )
         strategy = "mirrored" if way.devices > 1 else "one_device"
         trainer = tfdist.Trainer(build, strategy=strategy, step_options=options)
         return trainer.fit, lambda: trainer.model
@@ -260,7 +263,7 @@ def _build(name: str, way: Way, *, is_exact: bool) -> Any:
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=True if way.form.startswith(("XLA", "compiled")) else "auto",
-        steps_per_execution=model.loop if "loop" in way.form else 1,
+        steps_per_execution=model.loop if "loop" in way.form and way.engine != "tfdist" else 1,
     )
     return network
 
