@@ -25,37 +25,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.turns import Contestant, hold_contest, make_callback
-from benchmarks.users_models import BODIES
+from benchmarks.users_models import BODIES, Workload, make_inputs
 
 TOLERANCE = 1e-9
 TIMEOUT_S = 900
 
 
-class Model(NamedTuple):
-    """A model and its data.
-
-    Attributes:
-      shape, kind: of an example; `tokens` are integers below 1000.
-      batch_size: examples per step.
-      steps: of an epoch; two epochs are a turn.
-      loop: steps a call in the forms that have several; they are left out if it is 1.
-      is_segmenting: whether each pixel has a label.
-    """
-
-    shape: tuple[int, ...]
-    batch_size: int
-    steps: int
-    loop: int = 1
-    kind: str = "float32"
-    is_segmenting: bool = False
-
-
-MODELS = {
-    "unet": Model((64, 64, 3), 16, 8, is_segmenting=True),
-    "resnet50": Model((64, 64, 3), 16, 4),
-    "transformer": Model((80,), 32, 20, loop=10, kind="tokens"),
-    "lstm": Model((80,), 32, 20, loop=10, kind="tokens"),
-    "mlp": Model((784,), 32, 400, loop=50),
+MODELS = {  # two epochs are a turn; forms of several steps a call are left out if `loop` is 1
+    "unet": Workload((64, 64, 3), steps=8, batch_size=16),
+    "resnet50": Workload((64, 64, 3), steps=4, batch_size=16),
+    "transformer": Workload((80,), steps=20, loop=10, kind="tokens"),
+    "lstm": Workload((80,), steps=20, loop=10, kind="tokens"),
+    "mlp": Workload((784,), steps=400, loop=50),
 }
 
 
@@ -194,11 +175,8 @@ def train(child: dict[str, Any]) -> int:
     batch_size = 8 if output else model.batch_size
     count = 3 * batch_size + 5 if output else model.steps * batch_size
     rng = np.random.default_rng(0)
-    if model.kind == "tokens":
-        x = rng.integers(0, 1000, (count, *model.shape)).astype("int32")
-    else:
-        x = rng.normal(size=(count, *model.shape)).astype(keras.config.floatx())
-    y = rng.integers(0, 10, (count, *(model.shape[:-1] if model.is_segmenting else ())))
+    x = make_inputs(model, count, rng, keras.config.floatx())
+    y = rng.integers(0, 10, (count, *(model.shape[:-1] if name == "unet" else ())))
     fit, trained = _prepare(name, way, is_exact=bool(output))
     data = {"x": x, "y": y, "batch_size": batch_size, "shuffle": False, "verbose": 0}
     if not output:

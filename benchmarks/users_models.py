@@ -110,6 +110,13 @@ def measure(directory: str) -> int:
     return 0
 
 
+def make_inputs(workload: Workload, count: int, rng: Any, dtype: str = "float32") -> Any:
+    """Returns the inputs of some examples; `dtype` is of those that are no tokens."""
+    if workload.kind == "tokens":
+        return rng.integers(0, 1000, (count, *workload.shape)).astype("int32")
+    return rng.normal(size=(count, *workload.shape)).astype(dtype)
+
+
 def make_fit(name: str, form: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns the `fit` of one form of a workload, and its data."""
     import keras
@@ -123,10 +130,7 @@ def make_fit(name: str, form: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         tfdist.set_virtual_devices(2)
     num_examples = workload.steps * workload.batch_size
     rng = np.random.default_rng(0)
-    if workload.kind == "tokens":
-        x = rng.integers(0, 1000, (num_examples, *workload.shape)).astype("int32")
-    else:
-        x = rng.normal(size=(num_examples, *workload.shape)).astype("float32")
+    x = make_inputs(workload, num_examples, rng)
     y = rng.integers(0, 10, num_examples)
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": workload.batch_size}
     if workload.is_dataset:

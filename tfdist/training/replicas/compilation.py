@@ -15,8 +15,8 @@ from tfdist.replacing import find_function, replaced
 
 _NODE = r"\{\{node ([^}]+)\}\}"
 _UNKNOWN = re.compile(rf"Detected unsupported operations .*? on \w+: (\w+) \(.*?{_NODE}")
-# In errors of tf.distribute where replicas would have to meet within a nested graph.
 _CONVERTED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)  \*\n')
+# In errors of tf.distribute where replicas would have to meet within a nested graph.
 _WITHIN = "merge_call"
 _LIBRARIES = {"contextlib", "functools", "keras", "runpy", "tensorflow", "tfdist", "threading"}
 _FAILED = re.compile(rf"(XLA[^\n]*?)\.\s.*?{_NODE}.*tf2xla conversion failed", re.DOTALL)
