@@ -96,7 +96,7 @@ def hold_contest(
     Args:
       contestants: name -> a process.
       rounds: the number of measured turns of each.
-      limit_s: the seconds that a first turn may take; those that compile share them.
+      limit_s: the seconds that a turn may take; those that compile share them in the first.
 
     Returns:
       For each name `ms_per_step`, the median of its turns, `turns`, and `first_turn_s`, or
@@ -121,7 +121,7 @@ def hold_contest(
         turns: dict[str, list[float]] = {name: [] for name in running}
         for number in range(rounds):
             for name in list(running)[:: 1 if number % 2 == 0 else -1]:
-                seconds = running[name].take_turn(60)
+                seconds = running[name].take_turn(limit_s)
                 if seconds is None:
                     found[name] = {"error": running.pop(name).end()}
                 else:
