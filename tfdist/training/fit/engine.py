@@ -255,13 +255,8 @@ class Engine:
                 f"The model {self.model.name!r} is not compiled. Call model.compile(optimizer=..., "
                 "loss=...) in the strategy's scope before it is trained or evaluated."
             )
-        compiled = (
-            self.model._compile_loss,
-            self.model._compile_metrics,
-            self.model._loss_tracker,
-            *list_optimizers(self.model),
-        )
-        is_same = all(a is b for a, b in itertools.zip_longest(compiled, self._compiled))
+        compiled = self._list_compiled()
+        is_same = self._is_same(compiled)
         is_remade = self._is_remade(kind)
         if self._steps is not None and is_same and not is_remade:
             return self._steps
@@ -323,10 +318,34 @@ class Engine:
         """
         if overrides(self.model, *FUNCTION_METHODS):
             return False
-        getattr(self.model, f"make_{kind}_function")()
-        function = getattr(self.model, f"{kind}_function")
+        function = self._find_function(kind)
         last, self._functions[kind] = self._functions.get(kind, function), function
         return last is not function
+
+    def _find_function(self, kind: str) -> Any:
+        getattr(self.model, f"make_{kind}_function")()
+        return getattr(self.model, f"{kind}_function")
+
+    def _list_compiled(self) -> tuple[Any, ...]:
+        model = self.model
+        found = model._compile_loss, model._compile_metrics, model._loss_tracker
+        return *found, *list_optimizers(model)
+
+    def _is_same(self, compiled: tuple[Any, ...]) -> bool:
+        return all(a is b for a, b in itertools.zip_longest(compiled, self._compiled))
+
+    def find_steps(self, kind: str) -> TrainingSteps | None:
+        """Returns the steps that `build` has made, or for predictions `build_prediction`.
+
+        None if it would make others, as the model has changed.
+        """
+        if overrides(self.model, *FUNCTION_METHODS):
+            return None
+        if self._find_function(kind) is not self._functions.get(kind):
+            return None
+        if kind == "predict":
+            return self._steps or self._prediction
+        return self._steps if self._is_same(self._list_compiled()) else None
 
     def _remake(self, steps: TrainingSteps, kind: str) -> bool:
         self._checked.discard(kind)

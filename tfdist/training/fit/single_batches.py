@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -20,9 +21,11 @@ from tfdist.training.fit.schedule import Progress
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.make_adapter import check_order, count_rows, make_data_adapter
 from tfdist.training.kinds.synchronous import SynchronousSteps
-from tfdist.training.step.outputs import join_batches, join_workers
+from tfdist.training.step.outputs import join_batches, join_replicas, join_workers
 from tfdist.training.workers.agreement import compare_batches
 from tfdist.training.workers.communication import explain_lost_worker
+
+_GivenBatch = tuple[KerasData, KerasData, KerasData]  # x, y, sample_weight
 
 
 def on_all_workers(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +49,7 @@ class SingleBatches:
     engine: Engine
     progress: Progress
     _num_single: int = 0
-    _signatures: frozenset[Any] = frozenset()
+    _known: Mapping[Any, "_Known"] = MappingProxyType({})
 
     @property
     def is_chief(self) -> bool:
@@ -64,30 +67,19 @@ class SingleBatches:
         return_dict: bool = False,
     ) -> Any:
         """Trains on one global batch; arguments and result as in Keras."""
-        adapter = self._make_batch_adapter(x, y, sample_weight, class_weight)
-        logs = _format(self._train_single(adapter, resets=True))
+        logs = _format(self._train_single((x, y, sample_weight), class_weight, resets=True))
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @on_all_workers
     def run_step(self, batch: Batch) -> dict[str, Any]:
         """Runs the model's own `train_step` on a global batch, and returns its logs.
 
-        The metrics go on: only the user's own loop resets them. A batch like one before it needs no
-        data adapter, which would take longer than a small step.
+        The metrics go on: only the user's own loop resets them.
 
         Args:
           batch: tensors by name.
         """
-        key, number = _sign(batch), self._num_single + 1
-        is_due = self.engine.workers.count > 1 and _is_power_of_two(number)
-        if key in self._signatures and self.engine.is_checked("train") and not is_due:
-            self._num_single = number
-            self.progress.steps_before += 1
-            return self.engine.steps.train_alike(batch, key)
-        logs = self._train_single(self._make_batch_adapter(batch), resets=False)
-        if key is not None and type(self.engine.steps) is SynchronousSteps:
-            self._signatures = self._signatures | {key}
-        return logs
+        return self._train_single((batch, None, None), resets=False)
 
     def prepare_step(self, batch: Batch) -> None:
         """Creates all variables that `run_step` uses, without a step."""
@@ -95,18 +87,33 @@ class SingleBatches:
         with self.engine.drawing_alike():
             self.engine.build(adapter).prepare(adapter)
 
-    def _train_single(self, adapter: DataAdapter, *, resets: bool) -> dict[str, Any]:
-        steps = self.engine.build(adapter)
-        if self._is_due(adapter):
-            self.engine.compare_weights()
-        if resets and RESETS_ON_BATCH:
-            self.engine.reset_metrics()
-        iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
-        iterator = self.engine.check_division("train", iterator, adapter)
+    def _train_single(
+        self,
+        batch: _GivenBatch,
+        class_weight: dict[int, float] | None = None,
+        *,
+        resets: bool,
+    ) -> dict[str, Any]:
+        engine, known = self.engine, None
+        if class_weight is None and (known := self._find_known("train", batch)):
+            steps, iterator = known
+            if resets and RESETS_ON_BATCH:
+                engine.reset_metrics()
+        else:
+            adapter = self._make_batch_adapter(*batch, class_weight)
+            steps = engine.build(adapter)
+            if self._is_due(adapter):
+                engine.compare_weights()
+            if resets and RESETS_ON_BATCH:
+                engine.reset_metrics()
+            iterator = steps.iterate_train(adapter, start_step=0, steps_per_epoch=1, total_steps=1)
+            iterator = engine.check_division("train", iterator, adapter)
         trained = steps.train(iterator)[0]
         steps.sync(1, is_last=True)
         logs = steps.read_training_logs(trained)
         self.progress.steps_before += 1  # A callback may call this while `fit` counts its steps.
+        if class_weight is None and known is None:
+            self._learn("train", batch, adapter)
         return logs
 
     @run_own_first
@@ -119,14 +126,61 @@ class SingleBatches:
         return_dict: bool = False,
     ) -> Any:
         """Evaluates one global batch; arguments and result as in Keras."""
-        logs = _format(self._evaluate(self._make_batch_adapter(x, y, sample_weight), steps=1))
+        batch = x, y, sample_weight
+        if known := self._find_known("test", batch):
+            steps, iterator = known
+            if RESETS_ON_BATCH:
+                self.engine.reset_metrics()
+            logs = steps.conclude("test", steps.start_evaluation(iterator)())
+        else:
+            adapter = self._make_batch_adapter(*batch)
+            logs = self._evaluate(adapter, steps=1)
+            self._learn("test", batch, adapter)
+        logs = _format(logs)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
     @on_all_workers
     def predict_on_batch(self, x: KerasData) -> Any:
         """Returns the model's outputs for one global batch."""
-        return self._predict(self._make_batch_adapter(x), steps=1)
+        batch = x, None, None
+        if known := self._find_known("predict", batch):
+            steps, iterator = known
+            return self._join([join_replicas(steps.start_prediction(iterator)())])
+        adapter = self._make_batch_adapter(x)
+        outputs = self._predict(adapter, steps=1)
+        self._learn("predict", batch, adapter)
+        return outputs
+
+    def _find_known(self, kind: str, batch: _GivenBatch) -> tuple[Any, Any] | None:
+        """Returns the steps of a kind, and an iterator over a batch that is like one before it.
+
+        It needs no data adapter, which would take longer than a small step. Returns None for
+        other batches, and if the model has changed.
+        """
+        known = self._known.get((kind, _sign(batch)))
+        number = self._num_single + 1
+        is_due = self.engine.workers.count > 1 and _is_power_of_two(number)
+        if known is None or is_due or not self.engine.is_checked(kind):
+            return None
+        steps = self.engine.find_steps(kind)
+        if steps is not known.steps:
+            return None
+        self._num_single = number
+        return steps, steps.give(known.convert(batch), known)
+
+    def _learn(self, kind: str, batch: _GivenBatch, adapter: DataAdapter) -> None:
+        """Keeps what a data adapter does to a batch, if it changes nothing but types."""
+        signature, steps = _sign(batch), self.engine.find_steps(kind)
+        if signature is None or type(steps) is not SynchronousSteps:
+            return
+        made = steps.read_given(adapter, of_training=kind == "train")
+        if made is None:
+            return
+        known = _Known(steps, tf.nest.map_structure(lambda t: None if t is None else t.dtype, made))
+        if known.is_right(batch, made):
+            current = {key: other for key, other in self._known.items() if other.steps is steps}
+            self._known = current | {(kind, signature): known}
 
     def _make_adapter(
         self, x: KerasData, y: KerasData = None, sample_weight: KerasData = None, **options: Any
@@ -216,6 +270,9 @@ class SingleBatches:
             callbacks=callback_list,
             compares_weights=self._is_due(adapter),
         )
+        return self._join(batches)
+
+    def _join(self, batches: list[Any]) -> Any:
         return join_batches([join_workers(batch, self.engine.workers) for batch in batches])
 
 
@@ -233,15 +290,57 @@ def _is_power_of_two(number: int) -> bool:
     return not number & (number - 1)
 
 
-def _sign(batch: dict[str, Any]) -> Any:
-    """Returns what two batches have in common if a data adapter leaves them as they are.
+class _Known:
+    """What is known of batches that differ in their values only.
 
-    None for what it converts.
+    Args:
+      steps: those that have computed one.
+      types: the structure of the batch that a data adapter makes of them, with its types.
     """
-    leaves = list(batch.values())
-    if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+
+    def __init__(self, steps: SynchronousSteps, types: Any):
+        self.steps, self._types = steps, types
+        self._flat = [t for t in tf.nest.flatten(types) if t is not None]
+
+    def convert(self, batch: _GivenBatch) -> Batch:
+        """Returns a batch as the data adapter would."""
+        leaves = iter([leaf for leaf in tf.nest.flatten(batch) if leaf is not None])
+        return tf.nest.map_structure(
+            lambda dtype: None if dtype is None else _convert(next(leaves), dtype), self._types
+        )
+
+    def is_right(self, batch: _GivenBatch, made: Batch) -> bool:
+        """Returns whether `convert` makes of a batch what the data adapter has made."""
+        given = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        if len(given) != len(self._flat) or tf.string in self._flat:
+            return False
+        pairs = zip(tf.nest.flatten(self.convert(batch)), tf.nest.flatten(made), strict=True)
+        return all(
+            a is b is None or (a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes())
+            for a, b in pairs
+        )
+
+
+def _convert(leaf: np.ndarray | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(leaf)
+    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
+
+
+def _sign(value: Any) -> Any:
+    """Returns what batches have in common that differ in their values only; None if unknown."""
+    try:
+        return keras.config.floatx(), _sign_part(value)
+    except TypeError:
         return None
-    floatx = keras.config.floatx()
-    if any(leaf.dtype.is_floating and leaf.dtype.name != floatx for leaf in leaves):
-        return None
-    return tuple((name, t.dtype, tuple(t.shape)) for name, t in sorted(batch.items()))
+
+
+def _sign_part(value: Any) -> Any:
+    kind = type(value)
+    if kind in (tuple, list, dict):
+        parts = sorted(value.items()) if kind is dict else enumerate(value)
+        return kind, *((name, _sign_part(part)) for name, part in parts)
+    if kind is np.ndarray or isinstance(value, tf.Tensor):
+        return kind, value.dtype, tuple(value.shape)
+    if value is not None:
+        raise TypeError
+    return None

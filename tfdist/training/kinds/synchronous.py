@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -83,9 +83,9 @@ class SynchronousSteps(TrainingSteps):
         self._batch_spec: Any = None
         self._num_trained = 0
         self._copies = HostCopies()
-        self._alike: dict[Any, Any] = {}
         self._traces: dict[Any, Any] = {}
         self._bound: dict[Any, _BoundTrace] = {}
+        self._alike: dict[Any, Any] = {}
         self._strategy = strategy
         self._workers = workers
         self.steps = Steps(
@@ -199,7 +199,7 @@ class SynchronousSteps(TrainingSteps):
                 reads.append(self.start(iterator.rest, left))
             return lambda: [trained for read in reads for trained in read()]
         with explain_step_errors(self._model):
-            if self._train_loop is None or isinstance(iterator, Given):
+            if self._train_loop is None or isinstance(iterator, (Given, _Alike)):
                 found = self._bind(self.steps.train, iterator)()
                 copied = self._copy(found)
                 self._count(1)
@@ -239,24 +239,6 @@ class SynchronousSteps(TrainingSteps):
             ]
         self._num_trained += num_steps
 
-    def train_alike(self, batch: Batch, key: Any) -> dict[str, Any]:
-        """Trains on a global batch of tensors, and returns the logs, by the trace of the last one.
-
-        To look up a trace takes longer than a small step.
-
-        Args:
-          batch: a batch like those before it with the same key.
-          key: stands for the batch's structure, shapes and types.
-        """
-        given = self._give_parts(batch)
-        with explain_step_errors(self._model):
-            trace = self._alike.get(key)
-            if trace is None:
-                trace = self._alike[key] = self._find_trace(self.steps.train, given)
-            found = trace(given)
-        self._count(1)
-        return to_numbers(found.logs)
-
     def count_empty_step(self) -> None:
         """Runs the no-op step that Keras runs after the data have ended.
 
@@ -290,8 +272,8 @@ class SynchronousSteps(TrainingSteps):
         return lambda: to_numbers(copied().logs)
 
     def start_prediction(self, iterator: BatchIterator) -> Callable[[], list[tuple[Any, bool]]]:
-        found, pack = self._predict(_unwrap(iterator))
-        copied = self._copy(found)
+        iterator, (predict, pack) = _unwrap(iterator), self._predict
+        copied = self._copy(self._bind(predict, iterator)())
         return lambda: pack(copied())
 
     def conclude(
@@ -316,14 +298,25 @@ class SynchronousSteps(TrainingSteps):
         self.steps.reset_metrics()
 
     def _give(self, adapter: DataAdapter, *, of_training: bool) -> Given | None:
-        """Returns a single batch without a dataset; None where there must be one.
+        batch = self.read_given(adapter, of_training=of_training)
+        return None if batch is None else self._give_parts(batch)
+
+    def read_given(self, adapter: DataAdapter, *, of_training: bool) -> Batch | None:
+        """Returns a single batch that needs no dataset; None where there must be one.
 
         A user's own functions take iterators.
         """
         if not (adapter.with_places and can_give(self._strategy)):
             return None
-        batch = adapter.read_single(of_training=of_training)
-        return None if batch is None else self._give_parts(batch)
+        return adapter.read_single(of_training=of_training)
+
+    def give(self, batch: Batch, key: Any) -> "_Alike":
+        """Returns an iterator over a batch of tensors.
+
+        Args:
+          key: stands for the batch's structure, shapes and types; the trace is found by it.
+        """
+        return _Alike(self._give_parts(batch), key)
 
     def _give_parts(self, batch: Batch) -> Given:
         return give_parts(
@@ -334,6 +327,12 @@ class SynchronousSteps(TrainingSteps):
         self, function: Any, iterator: BatchIterator, *arguments: tf.Tensor
     ) -> Callable[..., Any]:
         """Returns a function of the arguments that runs the trace for an iterator."""
+        if isinstance(iterator, _Alike):
+            trace = self._alike.get((function, iterator.key))
+            if trace is None:
+                trace = self._find_trace(function, iterator.given)
+                self._alike[function, iterator.key] = trace
+            return functools.partial(trace, iterator.given)
         if self._model.run_eagerly or isinstance(iterator, Given):
             return functools.partial(self._find_trace(function, iterator, *arguments), iterator)
         bound = self._bound.get(function)
@@ -380,6 +379,13 @@ class SynchronousSteps(TrainingSteps):
 
     def _add_input_s(self, seconds: float) -> None:
         self.input_s = (self.input_s or 0.0) + seconds
+
+
+class _Alike(NamedTuple):
+    """A `Given`, and what stands for its structure, shapes and types."""
+
+    given: Given
+    key: Any
 
 
 class _LookedAhead:

@@ -143,7 +143,7 @@ def make_predict_step(
     is_apart: bool,
     is_chief: bool,
     is_jitted: bool,
-) -> Callable[[Any], tuple[Any, Pack]]:
+) -> tuple[Callable[[Any], Any], Pack]:
     """Returns a function: iterator -> tensors, and a function of them, wherever they are by then.
 
     The latter returns each replica's outputs, in the model's structure, and whether they are a
@@ -193,4 +193,4 @@ def make_predict_step(
             for is_copy, *outputs in zip(copies, *leaves, strict=True)
         ]
 
-    return lambda iterator: (compiled(iterator), pack)
+    return compiled, pack

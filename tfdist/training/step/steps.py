@@ -187,7 +187,7 @@ class Steps:
 
         return self._compile(train_loop)
 
-    def make_predict(self) -> Callable[[Any], tuple[Any, Pack]]:
+    def make_predict(self) -> tuple[Callable[[Any], Any], Pack]:
         """Returns the step of a prediction; see `make_predict_step`."""
         return make_predict_step(
             self._model,
