@@ -92,6 +92,12 @@ try:
     RESETS_ON_BATCH = "reset_metrics" in TensorFlowTrainer.train_on_batch.__code__.co_names
     # Whether such a method returns numbers. That of Keras 3.13 returns arrays.
     RETURNS_NUMBERS = "pythonify_logs" in TensorFlowTrainer.train_on_batch.__code__.co_names
+    # Whether a step takes its batch itself, so that parts of it run once more when the data have
+    # ended. Keras 3.16 looks for a batch first.
+    STEP_TAKES_BATCH = any(
+        "get_next" in getattr(code, "co_names", ())
+        for code in TensorFlowTrainer._make_function.__code__.co_consts
+    )
     # The name under which Keras stores its global generator, which Keras 3.12 spells out.
     GLOBAL_SEED_GENERATOR = getattr(keras_random, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 except (ImportError, AttributeError, StopIteration) as error:
@@ -143,8 +149,8 @@ PRIVATE_ATTRIBUTES = {
     "keras.Model": (
         *("_call_context_args", "_call_has_training_arg", "_clear_losses", "_compile_loss"),
         *("_compile_metrics", "_flatten_layers", "_flatten_metrics_in_order", "_inbound_nodes"),
-        *("_initial_epoch", "_loss_tracker", "_non_trainable_variables", "_post_build"),
-        *("_seed_generators", "_symbolic_build", "_trainable_variables"),
+        *("_initial_epoch", "_loss_tracker", "_make_function", "_non_trainable_variables"),
+        *("_post_build", "_seed_generators", "_symbolic_build", "_trainable_variables"),
     ),
     "keras.Sequential": ("_functional",),
     "tfdist.internals.Functional": (
@@ -203,6 +209,7 @@ __all__ = [
     "PRIVATE_ATTRIBUTES",
     "RESETS_ON_BATCH",
     "RETURNS_NUMBERS",
+    "STEP_TAKES_BATCH",
     "TESTED",
     "AggregatingVariable",
     "BaseOptimizer",

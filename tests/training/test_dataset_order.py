@@ -117,7 +117,7 @@ def test_a_run_continues_in_the_order_of_one_that_did_not_stop(tmp_path):
 
 
 def build_drawing():
-    """Keras's optimizer counts a step more an epoch, and decays the weights at it; layers draw."""
+    """Up to Keras 3.15, an epoch ends with a step more, which counts, decays weights and draws."""
     inputs = keras.Input((1,))
     hidden = keras.layers.Dense(4, kernel_initializer="ones")(inputs)
     hidden = keras.layers.Dropout(0.5, seed=3)(hidden)

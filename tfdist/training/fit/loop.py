@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.distributed_variables import spread_raw_writes
 from tfdist.errors import TfdistError, TrainingError
+from tfdist.internals import STEP_TAKES_BATCH
 from tfdist.launch.pulse import BUSY, OWN, STEP
 from tfdist.strategies.logical_replicas import describe_change
 from tfdist.training.checkpoint.files import find_nonfinite
@@ -202,7 +203,7 @@ class FitLoop:
             self._iterator = None
         reading.end_data()
         self._learned_steps = self._learned_steps or batch
-        if self._at_a_time == 1:
+        if self._at_a_time == 1 and STEP_TAKES_BATCH:
             self._steps.count_empty_step()
         self._end_steps(is_empty=batch == 0)
 

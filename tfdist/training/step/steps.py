@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.aliases import Batch, BatchIterator
 from tfdist.errors import TfdistError
-from tfdist.internals import DistributedVariable, is_op_determinism_enabled
+from tfdist.internals import STEP_TAKES_BATCH, DistributedVariable, is_op_determinism_enabled
 from tfdist.placement.optimizer.shards import OptimizerShards
 from tfdist.placement.shards.model import UnitShards
 from tfdist.placement.stages.plan import Plan
@@ -351,10 +351,10 @@ class Steps:
             stack.enter_context(draws.intercept() if self._is_compiled else draws.watch())
             stack.enter_context(penalties_in_floatx())
             stack.enter_context(tf.variable_creator_scope(_create_at_once))
-            if self._model.steps_per_execution > 1:
+            if self._model.steps_per_execution > 1 or not STEP_TAKES_BATCH:
                 # Keras looks for data first, then.
                 stack.enter_context(tf.control_dependencies(_list_tensors(data)))
-            if overrides(self._model, "train_step", "test_step"):
+            elif overrides(self._model, "train_step", "test_step"):
                 # Keras counts the step that finds no data in the mean of the epoch's losses.
                 stack.enter_context(updating_metrics_after(_list_tensors(data)))
             logs = self._strategy.run(own, args=(_drop_optionals(data),))
