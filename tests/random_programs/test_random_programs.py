@@ -4,7 +4,15 @@ import keras
 import pytest
 
 from tests.random_programs import comparison
-from tests.random_programs.comparison import DIFFERS, EQUAL, WAYS, Way, compare, reduce
+from tests.random_programs.comparison import (
+    DIFFERS,
+    EQUAL,
+    WAYS,
+    Way,
+    compare,
+    find_tolerance,
+    reduce,
+)
 from tests.random_programs.layers import LAYERS
 from tests.random_programs.program import make_program
 
@@ -18,6 +26,14 @@ SEEDS = range(3)
 def test_ends_as_with_keras_or_is_refused(float64, seed, way):
     outcome = compare(seed, way)
     assert outcome.kind != DIFFERS, f"{make_program(seed).choices}: {outcome.text}"
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("dense", 1e-7), ("float32", 1e-5), ("low rank", 1e-5)]
+)
+def test_weights_in_float32_are_rounded(float64, name, tolerance):
+    inputs = keras.Input((8,))
+    assert find_tolerance(keras.Model(inputs, LAYERS[name](inputs))) == tolerance
 
 
 class _Wrong(Way):
