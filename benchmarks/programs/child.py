@@ -113,6 +113,7 @@ def run_program(
         else None
     )
     _replace_training(program, recorder, routed=column in columns.STRATEGIES, mover=mover)
+    sys.path[0] = str(directory)  # as of a script there, which may import what is beside it
     names = {"__name__": "__main__", "__file__": str(script), **program.names}
     exec(compile(text, script, "exec"), names)
 
