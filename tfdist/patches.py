@@ -243,6 +243,15 @@ PATCHES = (
     ),
     *_list_patches(
         "step",
+        "training.replicas.branches",
+        (
+            tf.distribute.ReplicaContext,
+            "all_reduce",
+            "the guard tells a replica's own numbers from those that all replicas have",
+        ),
+    ),
+    *_list_patches(
+        "step",
         "strategies.collectives",
         (
             CollectiveReplicaLauncher,

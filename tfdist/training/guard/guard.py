@@ -172,6 +172,8 @@ class Guard:
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
         self._step = self._trace()
+        if self._steps.branches:
+            raise self._refuse_branches()
         text, states = self._find_difference()
         if text is not None:
             raise self._refuse(text, find_culprit(self._model, self._batch, states))
@@ -374,6 +376,14 @@ class Guard:
             f"Cannot divide a batch {self._describe()}: {found} depends on which examples are "
             f"together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
             'check="off" to train anyway.'
+        )
+
+    def _refuse_branches(self) -> TfdistError:
+        name, operation = next(iter(self._steps.branches.items()))
+        return TfdistError(
+            f"Cannot divide a batch {self._describe()}: {name} is assigned what {operation} makes "
+            "of a replica's own mean, which may be on another side of a limit than that of the "
+            'batch. Train on one device, or give check="off" to train anyway.'
         )
 
     def _describe(self) -> str:

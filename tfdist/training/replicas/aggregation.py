@@ -13,7 +13,7 @@ from tfdist.internals import AggregatingVariable, DistributedVariable
 from tfdist.replacing import find_function, replaced
 from tfdist.training.replicas.optimizers import list_optimizers
 
-Agree = Callable[[tf.Tensor], tf.Tensor]
+Agree = Callable[[tf.Tensor, tf.Variable], tf.Tensor]
 
 
 def aggregate_state(next_creator: Callable[..., Any], **arguments: Any) -> tf.Variable:
@@ -45,7 +45,7 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
     The step may assign variables that the model does not track, such as those of a loss.
 
     Args:
-      agree: a replica's value -> the value that all replicas assign.
+      agree: a replica's value and the variable -> the value that all replicas assign.
       model: the model. Its optimizers and batch normalization assign equal values anyway.
     """
 
@@ -56,7 +56,7 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
             is_mean = variable._aggregation == tf.VariableAggregation.MEAN
             is_in_replica = not tf.distribute.in_cross_replica_context()
             if is_mean and is_in_replica and id(variable) not in _list_equal(model):
-                value = agree(tf.convert_to_tensor(value, variable.dtype))
+                value = agree(tf.convert_to_tensor(value, variable.dtype), variable)
             return original(variable, value, *args, **kwargs)
 
         return assign

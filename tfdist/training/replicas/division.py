@@ -46,6 +46,7 @@ from tfdist.replacing import find_function, replaced
 from tfdist.training.replicas.added_losses import losses_by_thread, penalties_of_global_batch
 from tfdist.training.replicas.attributes import attributes_by_replica
 from tfdist.training.replicas.batch_share import BatchShare
+from tfdist.training.replicas.branches import Branches
 from tfdist.training.replicas.example_sums import list_sum_replacements
 from tfdist.training.replicas.global_norm import list_norm_replacements
 from tfdist.training.replicas.random_layers import RowDraws, Rows
@@ -65,6 +66,7 @@ class Division:
     Attributes:
       draws: decides what random layers draw.
       num_sums: the sums over examples on all replicas, since `intercept` was opened.
+      branches: the branches that variables depend on, since then.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Division:
     ):
         self.draws = RowDraws(is_compiled=is_compiled)
         self.num_sums = 0
+        self.branches = Branches()
         self._scales_sums: bool | tf.Tensor = False
         self._model = model
         self._replicas = strategy.num_replicas_in_sync
@@ -183,6 +186,7 @@ class Division:
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
+            stack.enter_context(self.branches.watching())
             stack.enter_context(losses_by_thread(self._model))
             stack.enter_context(attributes_by_replica(self._model))
             stack.enter_context(penalties_of_global_batch(self._model, self._scale_penalty))
@@ -219,11 +223,12 @@ class Division:
             set_keras_mask(gathered, self._gather_rows(mask))
         return gathered
 
-    def agree(self, value: tf.Tensor) -> tf.Tensor:
+    def agree(self, value: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
         """Returns the weighted mean of the replicas' values, which is exact if they are equal."""
         part = self.part
         if part is None or self._replicas == 1:
             return value
+        self.branches.look(variable, value)
         context = tf.distribute.get_replica_context()
         zeros = tf.zeros_like(value)
         is_first = tf.equal(context.replica_id_in_sync_group, 0)

@@ -242,6 +242,11 @@ class Steps:
         """Whether the last trace has sums over examples, and may be made again with other ones."""
         return self._draws_rows and self._division.num_sums > 0
 
+    @property
+    def branches(self) -> dict[str, str]:
+        """The variables that the last trace assigns from a branch: name -> operation."""
+        return self._division.branches.found
+
     def scales_sums(self, kind: str) -> bool:
         """Returns whether a kind of step scales sums over examples; see `example_sums`."""
         return self._scales_sums[kind]
