@@ -284,6 +284,34 @@ def loop_in_the_open():
 
 
 @program
+def strategy_of_the_script():
+    """TensorFlow's tutorial for strategies: the step takes an iterator and divides by itself."""
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model, optimizer = make(), keras.optimizers.Adam(1e-2)
+        model.build((None, 4))
+        optimizer.build(model.trainable_variables)
+    loss_fn = keras.losses.MeanSquaredError(reduction=None)
+
+    @tf.function
+    def train_step(iterator):
+        def step(inputs):
+            x, y = inputs
+            with tf.GradientTape() as tape:
+                losses = loss_fn(y, model(x, training=True))
+                loss = tf.nn.compute_average_loss(losses, global_batch_size=8)
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return loss
+
+        losses = strategy.run(step, args=(next(iterator),))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    batches = iter(strategy.experimental_distribute_dataset(read()))
+    return [float(train_step(batches)) for _ in range(5)] + weigh(model)
+
+
+@program
 def after_a_fit():
     """A compiled model is fitted, then trained by hand with its own optimizer, then fitted."""
     model = make(keras.layers.Dropout(0.2))

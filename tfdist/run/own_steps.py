@@ -22,6 +22,12 @@ from tfdist.training.workers.communication import UnlikeWorkersError
 # By these names, the code of a step is recognized. A tape alone does not make one.
 _UPDATES = {"apply", "apply_gradients", "update_state"}
 _TAPE = "GradientTape"
+# The script divides the batch by itself.
+_DIVIDED = (
+    tf.distribute.DistributedValues,
+    tf.distribute.DistributedIterator,
+    tf.distribute.DistributedDataset,
+)
 _WHOLE = "It is computed whole: its results are those of one device, and so is its speed."
 
 
@@ -182,8 +188,7 @@ class _ScriptStep:
             updated = BaseOptimizer, keras.metrics.Metric
             is_step = _TAPE in _find_uses(self._divided.function)
             self._may_divide = has_layer and (is_step or any(isinstance(p, updated) for p in parts))
-        kind = tf.distribute.DistributedValues  # the script divides the batch by itself
-        is_divided = any(isinstance(value, kind) for value in tf.nest.flatten((args, kwargs)))
+        is_divided = any(isinstance(v, _DIVIDED) for v in tf.nest.flatten((args, kwargs)))
         return self._may_divide and not is_divided
 
 
