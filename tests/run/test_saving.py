@@ -102,6 +102,39 @@ def test_patterns_and_datasets_find_what_the_overlay_has_once(tmp_path, monkeypa
     assert [path.name for path in real.iterdir()] == ["a.txt"]
 
 
+def test_names_that_a_pipeline_computes_are_found_where_this_process_wrote(tmp_path, monkeypatch):
+    root, real = tmp_path / "overlay", tmp_path / "real"
+    root.mkdir()
+    (real / "deep[1]").mkdir(parents=True)
+    monkeypatch.chdir(real)
+    (real / "0.txt").write_text("real")
+    with Overlay(str(root)).open():
+        for name in ("1.txt", "2.txt", "deep[1]/3.txt"):
+            Path(name).write_text(name)
+        tf.io.write_file("4.txt", "4.txt")
+        (real / "rows.csv").write_text("a,b\n1,2\n")
+        absolute, relative = f"{real}/deep[1]/3.txt", "./deep[1]/3.txt"
+        read = tf.data.Dataset.from_tensor_slices(["0.txt", "1.txt", absolute, relative]).map(
+            lambda name: tf.io.read_file(name)
+        )
+        expected = [b"real", b"1.txt", b"deep[1]/3.txt", b"deep[1]/3.txt"]
+        assert list(read.as_numpy_iterator()) == expected
+        for start in ("", f"{real}/"):
+            names = tf.data.Dataset.list_files(f"{start}?.txt", shuffle=False)
+            found = [tf.io.read_file(name) for name in names]
+            assert found == [b"real", b"1.txt", b"2.txt", b"4.txt"]
+            lines = names.interleave(lambda name: tf.data.TextLineDataset([name]), cycle_length=1)
+            assert list(lines.as_numpy_iterator()) == found
+            lines = tf.data.TextLineDataset(names)
+            assert list(lines.as_numpy_iterator()) == found
+        nested = tf.data.Dataset.list_files(["deep[[]1]/*", "absent*", "2*"], shuffle=False)
+        assert len(list(nested)) == 2
+        rows = tf.data.experimental.make_csv_dataset("rows.csv", 1, num_epochs=1, label_name="b")
+        assert [int(label[0]) for _, label in rows] == [2]
+    assert sorted(path.name for path in real.iterdir()) == ["0.txt", "deep[1]"]
+    assert not list((real / "deep[1]").iterdir())
+
+
 def test_every_function_of_os_that_takes_a_path_is_mapped(tmp_path):
     """Functions in Python call those in C, which are mapped, and programs are not this process."""
     plain = dict(vars(os))

@@ -83,13 +83,16 @@ class Overlay:
             replace(TrackableSaver, "save", save)
             load = staticmethod(self._wrap(tf.data.Dataset.load, self.to_read))
             replace(tf.data.Dataset, "load", load)
+            list_files = self._map_list_files(tf.data.Dataset.list_files)
+            replace(tf.data.Dataset, "list_files", list_files)
             owner: Any
+            find: Any
             for owner, name, place, find in (
                 (tf.io.TFRecordWriter, "__init__", 1, self.to_write),
                 (tf.data.Dataset, "cache", 1, self.to_write),
                 (tf.data.Dataset, "save", 1, self.to_write),
                 (tf.io, "write_file", 0, self.to_write),
-                (tf.io, "read_file", 0, self.to_read),
+                (tf.io, "read_file", 0, self._to_read_one),
                 *((kind, "__init__", 1, self._to_read_all) for kind in _READERS),
                 (model_saving, "save_and_return_nodes", 1, self.to_write),
                 (model_loading, "load_partial", 0, self.to_read),
@@ -121,14 +124,51 @@ class Overlay:
         return os.fsencode(mapped) if isinstance(path, bytes) else mapped
 
     def _to_read_all(self, names: Any) -> Any:
-        """Returns what to read where the script gives one name or many; not those of a graph."""
-        if isinstance(names, tf.data.Dataset) or (
-            tf.is_tensor(names) and not hasattr(names, "numpy")
-        ):
-            return names
+        """Returns what to read where the script gives or computes one name or many."""
+        if isinstance(names, tf.data.Dataset):
+            return names.map(self._to_read_in_graph)
+        if tf.is_tensor(names) and not hasattr(names, "numpy"):
+            return self._to_read_in_graph(names)
         if tf.is_tensor(names) or hasattr(names, "dtype"):
             names = [os.fsdecode(name) for name in np.ravel(names)]
         return tf.nest.map_structure(self.to_read, names)
+
+    def _to_read_one(self, name: Any) -> Any:
+        is_computed = tf.is_tensor(name) and not hasattr(name, "numpy")
+        return self._to_read_in_graph(name) if is_computed else self.to_read(name)
+
+    @tf.autograph.experimental.do_not_convert
+    def _to_read_in_graph(self, names: tf.Tensor) -> tf.Tensor:
+        """Returns operations that find what to read where a pipeline computes names."""
+        directory = os.getcwd()
+
+        def find(name: tf.Tensor) -> tf.Tensor:
+            absolute = tf.strings.regex_full_match(name, "/(?s:.*)")
+            real = tf.where(absolute, name, tf.strings.join([directory, name], "/"))
+            mapped = self._root + tf.strings.regex_replace(real, r"/(\./+)+", "/")
+            pattern = tf.strings.regex_replace(mapped, r"[\\*?\[\]]", r"\\\0")
+            return tf.where(tf.size(tf.io.matching_files(pattern)) > 0, mapped, name)
+
+        return find(names) if names.shape.rank == 0 else tf.map_fn(find, names)
+
+    def _map_list_files(self, list_files: Callable[..., Any]) -> Any:
+        @functools.wraps(list_files)
+        def mapped(
+            file_pattern: Any, shuffle: bool | None = None, seed: Any = None, name: Any = None
+        ) -> tf.data.Dataset:
+            if isinstance(file_pattern, tf.data.Dataset) or not tf.executing_eagerly():
+                return list_files(file_pattern, shuffle, seed, name)
+            patterns = [os.fsdecode(each) for each in np.ravel(file_pattern)]
+            names = sorted(each for pattern in patterns for each in tf.io.gfile.glob(pattern))
+            found = [self.to_read(each) for each in names]
+            if found == names:
+                return list_files(file_pattern, shuffle, seed, name)
+            dataset = tf.data.Dataset.from_tensor_slices(found, name=name)
+            if shuffle or shuffle is None:  # as TensorFlow does
+                dataset = dataset.shuffle(len(found), seed=seed, name=name)
+            return dataset
+
+        return staticmethod(mapped)
 
     def _to_remove(self, path: PathLike) -> Any:
         """Returns what to remove; None if there is nothing of this process's own."""
