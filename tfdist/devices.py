@@ -227,9 +227,10 @@ def resolve_devices(
     for device, given in zip(resolved, names, strict=True):
         kind, _, index = device.partition(":")
         if not kind.isalpha() or not index.isdigit():
+            several = "" if not given.isdigit() else " strategy=mirrored uses all, without names."
             raise TfdistError(
                 f"Cannot build {purpose}: {given!r} is not a device name. "
-                f"Write KIND:INDEX, for example {there[0]}."
+                f"Write KIND:INDEX, for example {there[0]}.{several}"
             )
         if device not in there:
             same_kind = [other for other in there if other.startswith(f"{kind}:")]

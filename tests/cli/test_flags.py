@@ -129,7 +129,8 @@ def test_help_shows_one_flag_or_what_a_task_of_ones_own_adds():
     [
         ("--lr=1", "Use --learning_rate."),
         ("--batch-size=8", "Use --global_batch_size."),
-        ("--gpus=2", "Use --devices."),
+        ("--gpus=2", "--strategy=mirrored uses all of them; --devices=GPU:0,GPU:1 names some."),
+        ("--steps_per_epoch=2", "Use --max_steps or --train_examples."),
         ("--data=photos", "Use --data_dir."),
         ("--num_workers=2", "tfdist.launch --workers=N"),
         ("--resume", "The same command with the same --run_dir continues a run."),

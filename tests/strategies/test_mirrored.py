@@ -42,6 +42,7 @@ def test_refuses_an_unknown_algorithm():
         (["CPU:0", "CPU:7"], r"names CPU:7, but 3 CPUs are visible .*`virtual_devices=8`"),
         (["CPU:0", "CPU:0"], "names a device twice"),
         (["gpu"], "'gpu' is not a device name"),
+        (["2"], "'2' is not a device name.*strategy=mirrored uses all, without names"),
     ],
 )
 def test_refuses_devices_that_are_not_there(devices, message):

@@ -18,7 +18,7 @@ _WORDS = {
     "train_data root input",
     "dataset": "dataset_name ds",
     "deterministic": "reproducible cudnn_deterministic",
-    "devices": "gpus gpu gpu_ids device device_ids accelerator num_gpus ngpus cuda",
+    "devices": "gpu gpu_ids device device_ids accelerator cuda",
     "dry_run": "fast_dev_run",
     "early_stopping": "patience early_stop",
     "ema_momentum": "ema ema_decay model_ema",
@@ -84,14 +84,18 @@ _ADVICE = {
     "workers": "Start several processes with python -m tfdist.launch --workers=N -- FLAGS. Data "
     "are read in as many threads as there are cores.",
     "rank": "python -m tfdist.launch tells each process its place.",
+    "gpus": "--strategy=mirrored uses all of them; --devices=GPU:0,GPU:1 names some.",
+    "steps": "An epoch is a pass over the data. Use --max_steps or --train_examples.",
 }
 _ADVICE_WORDS = {
     "resume": "resume resume_from resume_from_checkpoint auto_resume continue c continue_training "
     "restart_from exist_ok",
     "fold": "fold folds kfold",
     "workers": "num_workers nworkers dataloader_num_workers world_size nnodes num_nodes nodes "
-    "num_machines workers",
+    "num_machines workers num_processes nprocs n_procs",
     "rank": "rank local_rank node_rank machine_rank task_index",
+    "gpus": "gpus num_gpus ngpus n_gpus num_devices",
+    "steps": "steps_per_epoch num_steps_per_epoch steps_per_epochs",
 }
 
 
