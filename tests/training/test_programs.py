@@ -730,6 +730,37 @@ def test_a_model_that_is_run_eagerly_may_be_of_any_code():
     _compare_fits(lambda model: model.fit(X, Y, **ARRAYS, **FIT).history, build=build)
 
 
+@pytest.mark.filterwarnings("ignore:Even though the `tf.config")  # that pipelines are compiled
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_functions_run_eagerly_where_tensorflow_is_told_so(strategy_name):
+    """As one does to debug a step: before the first fit, or between two."""
+    was_eager = []
+
+    class Watched(keras.Model):
+        def train_step(self, data):
+            was_eager.append(tf.executing_eagerly())
+            return super().train_step(data)
+
+    def fit(strategy_name):
+        strategy = zoo.STRATEGIES[strategy_name]()
+        trainer = zoo.make_trainer(lambda: dense(cls=Watched), strategy=strategy, check="on")
+        found = []
+        for is_eager in (True, False, True):
+            tf.config.run_functions_eagerly(is_eager)
+            was_eager.clear()
+            found += trainer.fit(X, Y, **ARRAYS, **FIT).history["loss"]
+            assert any(was_eager) == is_eager
+        return found
+
+    try:
+        found = fit(strategy_name)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    alone = dense()
+    expected = [loss for _ in range(3) for loss in alone.fit(X, Y, **ARRAYS, **FIT).history["loss"]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_eager_replicas_log_the_metrics_of_the_global_batch():
     """Also as numbers, which Keras 3.13 makes of them within the step."""
 

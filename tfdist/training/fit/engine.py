@@ -329,7 +329,7 @@ class Engine:
     def _list_compiled(self) -> tuple[Any, ...]:
         model = self.model
         found = model._compile_loss, model._compile_metrics, model._loss_tracker
-        return *found, *list_optimizers(model)
+        return *found, *list_optimizers(model), tf.config.functions_run_eagerly()
 
     def _is_same(self, compiled: tuple[Any, ...]) -> bool:
         return all(a is b for a, b in itertools.zip_longest(compiled, self._compiled))

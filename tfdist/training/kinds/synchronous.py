@@ -137,7 +137,7 @@ class SynchronousSteps(TrainingSteps):
             self._predict = last._predict
 
     def prepare(self, adapter: DataAdapter) -> None:
-        if self._model.run_eagerly:
+        if self.steps.is_eager:
             return
         iterator = self._give(adapter, of_training=True) or adapter.iterate_elements(
             self._strategy, place=self._workers.place_input
@@ -188,7 +188,7 @@ class SynchronousSteps(TrainingSteps):
 
     @property
     def runs_ahead(self) -> bool:
-        is_traced = not self._model.run_eagerly
+        is_traced = not self.steps.is_eager
         return is_traced and self._workers.count == 1 and is_on(self._strategy, "GPU")
 
     def start(self, iterator: BatchIterator, num_steps: int = 1) -> Callable[[], list[StepLogs]]:
@@ -246,7 +246,7 @@ class SynchronousSteps(TrainingSteps):
         one device, the step itself has done so. A step that runs eagerly, or that XLA compiles,
         does nothing without data.
         """
-        if not self.steps.is_divided or self._model.run_eagerly or self._model.jit_compile:
+        if not self.steps.is_divided or self.steps.is_eager or self._model.jit_compile:
             return
 
         def count() -> None:
@@ -327,13 +327,15 @@ class SynchronousSteps(TrainingSteps):
         self, function: Any, iterator: BatchIterator, *arguments: tf.Tensor
     ) -> Callable[..., Any]:
         """Returns a function of the arguments that runs the trace for an iterator."""
+        if isinstance(iterator, _Alike) and self.steps.is_eager:
+            iterator = iterator.given
         if isinstance(iterator, _Alike):
             trace = self._alike.get((function, iterator.key))
             if trace is None:
                 trace = self._find_trace(function, iterator.given)
                 self._alike[function, iterator.key] = trace
             return functools.partial(trace, iterator.given)
-        if self._model.run_eagerly or isinstance(iterator, Given):
+        if self.steps.is_eager or isinstance(iterator, Given):
             return functools.partial(self._find_trace(function, iterator, *arguments), iterator)
         bound = self._bound.get(function)
         if bound is None or not bound.is_of(iterator):
@@ -342,7 +344,7 @@ class SynchronousSteps(TrainingSteps):
         return bound
 
     def _find_trace(self, function: Any, iterator: BatchIterator, *arguments: tf.Tensor) -> Any:
-        if self._model.run_eagerly:
+        if self.steps.is_eager:
             return function
         last = self._traces.get(function)
         trace = self._traces[function] = function.get_concrete_function(iterator, *arguments)

@@ -193,10 +193,10 @@ def check_program(
             f"{type(model).__name__} overrides train_step, which micro_batches and jit_compile "
             "cannot change. Leave out these options."
         )
-    if is_placed and model.run_eagerly:
+    if is_placed and (model.run_eagerly or tf.config.functions_run_eagerly()):
         raise TfdistError(
             "`placement` and `rematerialize` need compiled steps. Leave out run_eagerly in "
-            "compile()."
+            "compile(), and tf.config.run_functions_eagerly."
         )
     optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
     if has_replicas and any(o.gradient_accumulation_steps for o in optimizers):

@@ -149,8 +149,13 @@ class Steps:
             self.test = self._compile(self._make_step("test", model.test_step, model.test_step))
 
     @property
+    def is_eager(self) -> bool:
+        """Whether steps run without a trace: `compile` says so, or TensorFlow for all functions."""
+        return bool(self._model.run_eagerly) or tf.config.functions_run_eagerly()
+
+    @property
     def _is_jitted(self) -> bool:
-        return self._model.jit_compile and not (self.is_divided or self._model.run_eagerly)
+        return self._model.jit_compile and not (self.is_divided or self.is_eager)
 
     @property
     def generators(self) -> list[keras.random.SeedGenerator]:
@@ -319,7 +324,7 @@ class Steps:
     def _compile(self, function: Callable[..., Any]) -> Any:
         is_compiled = self._is_compiled or self._model.jit_compile
         function = fusing_layers(self.options.fused_layers, is_compiled=is_compiled)(function)
-        if self._model.run_eagerly:
+        if self.is_eager:
             return function
         if not (self._is_jitted or self._fixes_shapes):
             function = fusing_updates()(function)
