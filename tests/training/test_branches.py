@@ -1,4 +1,4 @@
-"""A variable that depends on a branch of a replica's own mean is refused before the first step."""
+"""What depends on a branch of a replica's own mean is refused before the first step."""
 
 import keras
 import numpy as np
@@ -71,7 +71,7 @@ def _keep_lowest(state, x):
     ],
 )
 def test_a_branch_that_the_first_batch_does_not_show_is_refused(adapt, operation):
-    with pytest.raises(TfdistError, match=f"state is assigned what ({operation}) makes of a"):
+    with pytest.raises(TfdistError, match=f"state is what ({operation}) makes of a"):
         _train(adapt)
     assert _train(adapt, check="off") != _train(adapt, "one_device")
 
@@ -94,3 +94,33 @@ def _reduce_first(state, x):
 )
 def test_other_branches_are_equal_to_one_device(adapt):
     assert _train(adapt) == pytest.approx(_train(adapt, "one_device"), abs=1e-6)
+
+
+class Floods(keras.Model):
+    """Keeps the loss of a batch above a level, as "flooding" does."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return tf.abs(loss - self.level) + self.level
+
+
+@pytest.mark.parametrize(("level", "operation"), [(0.0, "Abs"), (1.3, "Abs")])
+def test_a_loss_with_a_branch_is_refused_although_the_first_batch_agrees(level, operation):
+    def build():
+        model = dense(cls=Floods)
+        model.level = level
+        return model
+
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match=f"the loss is what {operation} makes of a replica's own"):
+        trainer.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+
+
+def test_a_loss_with_branches_for_each_example_is_divided():
+    def build():
+        return dense(loss=lambda y, found: tf.reduce_mean(tf.maximum(tf.abs(y - found), 0.1), -1))
+
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    found = trainer.fit(X, Y, epochs=1, batch_size=16, shuffle=False, verbose=0).history["loss"]
+    expected = build().fit(X, Y, epochs=1, batch_size=16, shuffle=False, verbose=0)
+    assert found == pytest.approx(expected.history["loss"], rel=1e-6)

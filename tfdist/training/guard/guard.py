@@ -381,9 +381,9 @@ class Guard:
     def _refuse_branches(self) -> TfdistError:
         name, operation = next(iter(self._steps.branches.items()))
         return TfdistError(
-            f"Cannot divide a batch {self._describe()}: {name} is assigned what {operation} makes "
-            "of a replica's own mean, which may be on another side of a limit than that of the "
-            'batch. Train on one device, or give check="off" to train anyway.'
+            f"Cannot divide a batch {self._describe()}: {name} is what {operation} makes of a "
+            "replica's own mean, which may be on another side of a limit than that of the batch. "
+            'Train on one device, or give check="off" to train anyway.'
         )
 
     def _describe(self) -> str:

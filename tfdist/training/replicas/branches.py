@@ -1,9 +1,10 @@
-"""Finds variables whose value a step takes from a branch of each replica's own numbers.
+"""Finds what a step takes from a branch of each replica's own numbers.
 
 `p.assign(clip(p + mean(score), 0, 1))` is not a mean over examples: where one replica's value is
-clipped and another's is not, their mean is not what one device assigns. The first batch may not
-show it, because it may lie on one side of the limit only. The trace shows it: a number without
-examples that depends on the replica's examples and that a function with a kink or a jump takes.
+clipped and another's is not, their mean is not what one device assigns. So is a loss
+`maximum(mean(losses), 0.1)`. The first batch may not show it, because it may lie on one side of the
+limit only. The trace shows it: a number without examples that depends on the replica's examples and
+that a function with a kink or a jump takes.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ _HARMLESS = {"IsFinite", "IsInf", "IsNan", "OnesLike", "Rank", "Shape", "Size", 
 
 
 class Branches:
-    """The variables of one trace that depend on a branch.
+    """The variables and losses of one trace that depend on a branch.
 
     Attributes:
-      found: name of a variable -> type of the operation.
+      found: what depends on it -> type of the operation.
     """
 
     def __init__(self) -> None:
@@ -51,12 +52,12 @@ class Branches:
         with replaced(tf.distribute.ReplicaContext, "all_reduce", all_reduce):
             yield
 
-    def look(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Looks at the value that a replica assigns to a variable, unless it runs eagerly."""
-        if isinstance(value, tf.Tensor) and hasattr(value, "op"):
+    def look(self, name: str, value: tf.Tensor) -> None:
+        """Looks at a value of a replica, unless it runs eagerly."""
+        if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
             branch = self._find_branch(value)
             if branch:
-                self.found.setdefault(variable.name.partition(":")[0], branch)
+                self.found.setdefault(name, branch)
 
     def _find_branch(self, value: tf.Tensor) -> str:
         """Returns the type of the last branch of the replica's own numbers, or nothing."""
@@ -72,7 +73,7 @@ class Branches:
                 depends[id(tensor)] = any(depends[id(each)] for each in op.inputs)
                 if depends[id(tensor)] and op.type in _BRANCHES:
                     branches.append(op.type)
-            elif id(tensor) in self._common or op.type in _HARMLESS:
+            elif id(tensor) in self._common or op.type in _HARMLESS or _is_of_one_example(op):
                 depends[id(tensor)] = False
             elif not tensor.shape.is_fully_defined() and tensor.dtype != tf.resource:
                 depends[id(tensor)] = True
@@ -81,3 +82,9 @@ class Branches:
                 stack.append((tensor, True))
                 stack.extend((each, False) for each in op.inputs)
         return branches[-1] if branches else ""
+
+
+def _is_of_one_example(op: tf.Operation) -> bool:
+    """Returns whether an operation takes one example, which parts show, or a number repeated."""
+    is_slice = op.type == "StridedSlice"
+    return is_slice and not op.inputs[0].shape.is_fully_defined()

@@ -182,7 +182,7 @@ class Division:
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
         self.num_sums, self._scales_sums = 0, scales_sums
-        places += list_sum_replacements(self._find_scale)
+        places += list_sum_replacements(self._find_scale, self._look_at_loss)
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
@@ -228,13 +228,17 @@ class Division:
         part = self.part
         if part is None or self._replicas == 1:
             return value
-        self.branches.look(variable, value)
+        self.branches.look(variable.name.partition(":")[0], value)
         context = tf.distribute.get_replica_context()
         zeros = tf.zeros_like(value)
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         first = context.all_reduce(SUM, tf.where(is_first, value, zeros))
         offset = tf.where(value == first, zeros, value - first)
         return first + context.all_reduce(SUM, offset * tf.cast(part.weight, value.dtype))
+
+    def _look_at_loss(self, loss: tf.Tensor) -> None:
+        if self.part is not None and self._replicas > 1 and not self._gather_outputs:
+            self.branches.look("the loss", loss)
 
     def is_counted(self) -> tf.Tensor:
         """Returns whether this replica counts: if all have the same examples, the first does."""

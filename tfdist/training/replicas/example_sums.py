@@ -25,12 +25,18 @@ _Scale = Callable[[tf.Tensor], tf.Tensor]
 _LIBRARIES = "keras.", "tfdist.", "tensorflow."
 
 
-def list_sum_replacements(find_scale: Callable[[], _Scale | None]) -> list[tuple[Any, str, Any]]:
-    """Returns what to replace by functions that scale sums over examples, where there is one."""
+def list_sum_replacements(
+    find_scale: Callable[[], _Scale | None], look: Callable[[tf.Tensor], None]
+) -> list[tuple[Any, str, Any]]:
+    """Returns what to replace by functions that scale sums over examples, where there is one.
+
+    Args:
+      look: is called with what is differentiated with respect to variables.
+    """
     sums = [(owner, name) for owner, name in _SUMS if hasattr(owner, name)]
     return [
         *((owner, name, _make_sum(owner, name, find_scale)) for owner, name in sums),
-        (tf.GradientTape, "gradient", _make_gradient(find_scale)),
+        (tf.GradientTape, "gradient", _make_gradient(find_scale, look)),
     ]
 
 
@@ -53,7 +59,9 @@ def _make_sum(owner: object, name: str, find_scale: Callable[[], _Scale | None])
     return add
 
 
-def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
+def _make_gradient(
+    find_scale: Callable[[], _Scale | None], look: Callable[[tf.Tensor], None]
+) -> Any:
     original = find_function(tf.GradientTape, "gradient")
 
     @functools.wraps(original)
@@ -67,6 +75,8 @@ def _make_gradient(find_scale: Callable[[], _Scale | None]) -> Any:
     ) -> Any:
         scale = find_scale()
         updates = any(hasattr(source, "assign") for source in keras.tree.flatten(sources))
+        if updates:
+            keras.tree.map_structure(look, target)
         if scale is not None and output_gradients is None and updates:
             targets = keras.tree.flatten(target)
             if any(_adds_examples(each, None) for each in targets):

@@ -249,7 +249,7 @@ class Steps:
 
     @property
     def branches(self) -> dict[str, str]:
-        """The variables that the last trace assigns from a branch: name -> operation."""
+        """What the last trace takes from a branch of a replica's own mean: name -> operation."""
         return self._division.branches.found
 
     def scales_sums(self, kind: str) -> bool:
