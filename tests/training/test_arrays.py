@@ -317,6 +317,19 @@ def test_single_batches_of_replicas_are_keras_s():
     _compare(use(trainer), use(zoo.trace_once(build())))
 
 
+@pytest.mark.parametrize("strategy_name", ["mirrored-2", "one_device"])
+def test_logs_are_in_keras_s_order(strategy_name):
+    def use(model):
+        train = model.train_on_batch(X[:8], Y[:8], return_dict=True)
+        test = model.test_on_batch(X[:8], Y[:8], return_dict=True)
+        whole = model.evaluate(X, Y, verbose=0, return_dict=True)
+        return [list(logs) for logs in (train, test, whole)]
+
+    build = functools.partial(dense, metrics=["mae", "cosine_similarity"])
+    trainer = tfdist.Trainer(build, strategy=zoo.STRATEGIES[strategy_name]())
+    assert use(trainer) == use(zoo.trace_once(build()))
+
+
 def test_single_batches_of_a_layer_that_is_not_known_are_keras_s():
     """The first batches are looked at before they are trained on."""
     build = functools.partial(dense, between=keras.layers.Lambda(lambda x: 2.0 * x))

@@ -277,7 +277,8 @@ class SingleBatches:
 
 
 def _format(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs in the types that Keras's methods for single batches return."""
+    """Returns logs in the order and types of Keras's methods for single batches."""
+    logs = dict(sorted(logs.items()))
     if RETURNS_NUMBERS:
         return logs
     kind = keras.config.floatx()

@@ -310,6 +310,7 @@ class Trainer(SingleBatches):
         batch_size = find_batch_size(given.size, x, steps)
         adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
         logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
+        logs = dict(sorted(logs.items()))
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     @run_own_first
