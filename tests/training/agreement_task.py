@@ -115,6 +115,10 @@ def list_cases(index):
         slot.assign(slot + float(alone))
         trainer.fit(X, Y, batch_size=8, **fit)
 
+    def set_and_fit(trainer, part, name, value):
+        setattr(part, name, value)
+        trainer.fit(X, Y, **fit)
+
     def train_on_drawn(trainer):
         for x, y in draw_batches():
             trainer.train_on_batch(x, y)
@@ -161,6 +165,20 @@ def list_cases(index):
         "weights, then evaluate": ({}, change_and(lambda t: t.evaluate(X, Y, verbose=0))),
         "weights, then predict": ({}, change_and(lambda t: t.predict(X))),
         "optimizer": ({}, change_slot),
+        "epochs": ({}, lambda trainer: trainer.fit(X, Y, epochs=1 + index, verbose=0)),
+        "validation": (
+            {},
+            lambda trainer: trainer.fit(X, Y, validation_data=(X, Y) if alone else None, **fit),
+        ),
+        "batch size": ({}, lambda trainer: trainer.predict(X, batch_size=8 - index)),
+        "frozen layer": ({}, lambda t: set_and_fit(t, t.model.layers[0], "trainable", alone)),
+        "penalty": (
+            {},
+            lambda t: set_and_fit(
+                t, t.model.layers[0], "kernel_regularizer", keras.regularizers.L2(0.1 + index)
+            ),
+        ),
+        "momentum": ({}, lambda t: set_and_fit(t, t.model.optimizer, "beta_1", 0.5 + index / 10)),
         "nothing": ({}, lambda trainer: trainer.fit(X, Y, batch_size=8, **fit)),
         "few": ({}, predict_few),
     }

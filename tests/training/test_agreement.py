@@ -14,6 +14,8 @@ pytestmark = pytest.mark.cluster
 OTHER_DATA = r"Batch \d of worker 1 has other examples than the chief's\. Give all workers the same"
 OTHER_ARRAYS = r"The data of worker 1 differ from the chief's: .*\. Give all workers the same data"
 LENGTHS = ("fewer batches", "fewer batches to evaluate")
+PROGRAM = r"on the chief\. Run the same program on every worker"
+DENSE = r"layer 2 \(Dense\)"
 BIAS = "The variable sequential.*/dense.*/bias of worker 1 differs from the chief's"
 
 
@@ -44,6 +46,18 @@ def found(tmp_path_factory):
         *((f"arrays to {use}", OTHER_ARRAYS) for use in ("evaluate", "validate", "predict")),
         ("weights, then evaluate", BIAS),
         ("weights, then predict", BIAS),
+        ("epochs", f"`epochs` is 2 on worker 1 and 1 {PROGRAM}"),
+        ("validation", f'`validation_data` is "given" on worker 1 and null {PROGRAM}'),
+        ("batch size", f"`batch_size` is 7 on worker 1 and 8 {PROGRAM}"),
+        (
+            "frozen layer",
+            f"`trainable` of {DENSE} is true on worker 1 and false {PROGRAM}",
+        ),
+        (
+            "penalty",
+            f"`kernel_regularizer.l2` of {DENSE} is 1.1 on worker 1 and 0.1 {PROGRAM}",
+        ),
+        ("momentum", f"`beta_1` of Adam is 0.6 on worker 1 and 0.5 {PROGRAM}"),
     ],
 )
 def test_workers_that_differ_are_refused(found, strategy, name, message):

@@ -4,11 +4,12 @@ import atexit
 import base64
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,13 @@ from tfdist.errors import TfdistError, TrainingError, shorten_error
 from tfdist.internals import context
 from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
+from tfdist.training.workers.program import describe_call, describe_program
 
-_MEETINGS = ("fit", "evaluate", "predict")  # the methods before which workers compare names
+_MEETINGS = (
+    "fit",
+    "evaluate",
+    "predict",
+)  # before these, workers compare their programs
 _ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination service
 # The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -98,17 +104,37 @@ class Workers:
         """Waits until every worker has called this."""
         self.any(False)
 
-    def meet(self, name: str) -> None:
-        """Checks that all workers call the same method of a trainer."""
-        numbers = np.zeros(self.count)
-        numbers[self.index] = _MEETINGS.index(name)
-        names = [_MEETINGS[int(number)] for number in self.sum(numbers)]
+    def meet(self, name: str, program: Mapping[str, Any]) -> None:
+        """Checks that all workers call the same method of a trainer, with the same program.
+
+        Args:
+          program: what must be the same on all workers, by a name for the user.
+        """
+        table = np.zeros([2, self.count])
+        text = json.dumps(program, sort_keys=True).encode()
+        digest = hashlib.blake2b(text, digest_size=6).digest()
+        table[:, self.index] = _MEETINGS.index(name), int.from_bytes(digest)
+        methods, digests = self.sum(table.ravel()).reshape(table.shape)
+        names = [_MEETINGS[int(number)] for number in methods]
         for worker, other in enumerate(names):
             if other != names[0]:
                 raise TfdistError(
                     f"Worker {worker} calls `{other}` while the chief calls `{names[0]}`. Call the "
                     "same methods on every worker, in the same order."
                 )
+        if np.any(digests != digests[0]):
+            self._refuse_different_programs(program)
+
+    def _refuse_different_programs(self, program: Mapping[str, Any]) -> None:
+        chief, *others = self.share_json(program)
+        for worker, other in enumerate(others, start=1):
+            for name in {**chief, **other}:
+                ours, theirs = (json.dumps(p.get(name)) for p in (chief, other))
+                if ours != theirs:
+                    raise UnlikeWorkersError(
+                        f"{name} is {theirs} on worker {worker} and {ours} on the chief. Run the "
+                        "same program on every worker, and set one seed for all that it draws."
+                    )
 
     def ask_chief(self, number: int) -> int:
         """Returns the chief's number."""
@@ -204,7 +230,10 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
         last_words.keep(None)
         try:
             if name in _MEETINGS:
-                workers.meet(name)
+                program = describe_call(method, (trainer, *args), kwargs)
+                if name == "fit":
+                    program |= describe_program(trainer.model)
+                workers.meet(name, program)
             return method(trainer, *args, **kwargs)
         except _LOST_PEER as error:
             last_words.keep("")  # the lost worker is to be named, not this one
