@@ -23,6 +23,9 @@ def trainer():
 
 
 BAD_FIT = [
+    ({"steps_per_epoch": 1.5}, "`steps_per_epoch=1.5` is not a whole number"),
+    ({"steps_per_epoch": "2"}, "`steps_per_epoch=2` is not a whole number"),
+    ({"validation_data": (X, Y), "validation_steps": 0.5}, "`validation_steps=0.5` is not a whole"),
     ({"checkpoint_every": -5}, "`checkpoint_every=-5` is too small: give 0 or more"),
     ({"checkpoint_every": 1.5}, "`checkpoint_every=1.5` is not a whole number"),
     ({"checkpoint_every": "90s"}, "`checkpoint_every=90s` is not a whole number"),
@@ -60,10 +63,16 @@ def test_fit_refuses_in_one_line(trainer, arguments, message):
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 @pytest.mark.parametrize(
     "arguments",
-    [{"batch_size": -4}, {"batch_size": 4, "global_batch_size": 8}, {"verbose": "no"}],
+    [
+        {"batch_size": -4},
+        {"batch_size": 4, "global_batch_size": 8},
+        {"verbose": "no"},
+        {"steps": 1.5},
+        {"steps": "2"},
+    ],
 )
 def test_evaluate_and_predict_refuse_too(trainer, method, arguments):
-    with pytest.raises(TfdistError, match="too small|two names|unknown"):
+    with pytest.raises(TfdistError, match="too small|two names|unknown|not a whole"):
         getattr(trainer, method)(X, **{"verbose": 0, **arguments})
 
 

@@ -22,8 +22,9 @@ class TrainerArguments(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchArguments(OptionGroup):
-    """The arguments of `evaluate` and `predict`."""
+    """The numbers among the arguments of `evaluate` and `predict`."""
 
+    steps: int | None = option(None, "batches that are read")
     batch_size: int | None = option(None, "examples per step", minimum=1)
     global_batch_size: int | None = option(None, "examples per step", minimum=1)
     verbose: Any = "auto"
@@ -55,6 +56,8 @@ class FitArguments(BatchArguments):
     max_steps: int | None = inherit(TrainingOptions, "max_steps")
     validation_split: float = option(0.0, "part of the data to validate on", minimum=0, below=1)
     validation_batch_size: int | None = option(None, "examples per step", minimum=1)
+    steps_per_epoch: int | None = option(None, "batches of an epoch")
+    validation_steps: int | None = option(None, "batches to validate on")
     validation_freq: Any = 1
     checkpoint_every: int | None = option(None, "steps between checkpoints", minimum=0)
     checkpoint_every_s: float | None = option(None, "seconds between checkpoints", minimum=0)

@@ -208,6 +208,7 @@ class Trainer(SingleBatches):
           TrainingError: the loss or a weight is not finite; the last checkpoint has finite weights.
         """
         given = FitArguments(
+            steps_per_epoch=steps_per_epoch,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             verbose=verbose,
@@ -216,6 +217,7 @@ class Trainer(SingleBatches):
             max_steps=max_steps,
             validation_split=validation_split,
             validation_batch_size=validation_batch_size,
+            validation_steps=validation_steps,
             validation_freq=validation_freq,
             checkpoint_every=checkpoint_every,
             checkpoint_every_s=checkpoint_every_s,
@@ -226,7 +228,7 @@ class Trainer(SingleBatches):
             history = find_history(callbacks)
             history.on_train_begin()
             return history
-        epochs, steps_per_epoch = limit_epochs(given.epochs), limit_steps(steps_per_epoch)
+        epochs, steps_per_epoch = limit_epochs(given.epochs), limit_steps(given.steps_per_epoch)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -273,7 +275,7 @@ class Trainer(SingleBatches):
             validation = self._make_validation(
                 validation_data,
                 batch_size=given.validation_batch_size or batch_size,
-                steps=limit_steps(validation_steps),
+                steps=limit_steps(given.validation_steps),
             )
         self.engine.build(adapter)
         data = {"train": fingerprint, "batch_size": batch_size}
@@ -304,9 +306,9 @@ class Trainer(SingleBatches):
           As in Keras: a number, a list of numbers, or with `return_dict` a dictionary.
         """
         given = BatchArguments(
-            batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
+            steps=steps, batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
         )
-        steps = limit_steps(steps)
+        steps = limit_steps(given.steps)
         batch_size = find_batch_size(given.size, x, steps)
         adapter = self._make_agreed_adapter(x, y, sample_weight, global_batch_size=batch_size)
         logs = self._evaluate(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
@@ -336,9 +338,9 @@ class Trainer(SingleBatches):
           float array [examples, ...], or the model's structure of them.
         """
         given = BatchArguments(
-            batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
+            steps=steps, batch_size=batch_size, global_batch_size=global_batch_size, verbose=verbose
         )
-        steps = limit_steps(steps)
+        steps = limit_steps(given.steps)
         batch_size = find_batch_size(given.size, x, steps)
         adapter = self._make_agreed_adapter(x, global_batch_size=batch_size)
         return self._predict(adapter, steps=steps, callbacks=callbacks, verbose=verbose)
