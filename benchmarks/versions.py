@@ -83,6 +83,9 @@ PAIRS = {
         # Keras's own `fit` fails with it on CPUs, for which it has no XLA.
         checks=("import", "internals", "state", "tpu"),
     ),
+    "release_candidate": Pair(
+        "python3.13", ("tensorflow==2.22.0rc0", "keras==3.15.1"), is_supported=False
+    ),
     "next": Pair(
         "python3.12",
         ("tf-nightly==2.23.0.dev20261026", "keras-nightly==3.16.0.dev2026102704"),
