@@ -22,11 +22,7 @@ from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
 from tfdist.training.workers.program import describe_call, describe_program
 
-_MEETINGS = (
-    "fit",
-    "evaluate",
-    "predict",
-)  # before these, workers compare their programs
+_MEETINGS = ("fit", "evaluate", "predict")  # before these, workers compare their programs
 _ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination service
 # The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
