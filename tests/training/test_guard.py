@@ -604,3 +604,13 @@ def test_a_metric_of_the_whole_batch_gets_the_whole_batch():
     found = _train(build, X, KINDS).history.history
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_first_batch_without_weight_hides_nothing():
+    def dice(y, found):
+        return keras.losses.dice(tf.abs(y), tf.sigmoid(found))
+
+    trainer = zoo.make_trainer(lambda: dense(loss=dice), strategy=zoo.STRATEGIES["mirrored-2"]())
+    weights = np.repeat([0.0, 1.0], 16)
+    with pytest.raises(TfdistError, match="the loss 'dice' is not a mean over examples"):
+        trainer.fit(X, Y, sample_weight=weights, batch_size=16, shuffle=False, verbose=0)

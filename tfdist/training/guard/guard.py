@@ -153,7 +153,7 @@ class Guard:
         own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
         # Parts of different sizes show more, for example whether a state is the mean over examples.
         rows = own * replicas - (own > self._micro_batches)
-        self._batch = slice_batch(batch, 0, rows)
+        self._batch = _weigh(slice_batch(batch, 0, rows))
         self._whole = [(0, rows)] * replicas
         self._parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
 
@@ -447,6 +447,17 @@ class _Float64(keras.DTypePolicy):
 def _to_float64(leaf: tf.Tensor) -> Any:
     is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
     return tf.cast(leaf, tf.float64) if is_floating else leaf
+
+
+def _weigh(batch: Batch) -> Batch:
+    """Returns a batch that is not without weight, in which no loss would show anything."""
+    if not (isinstance(batch, tuple) and len(batch) == 3):
+        return batch
+    x, y, weights = batch
+    leaves = [leaf for leaf in tf.nest.flatten(weights) if leaf is not None]
+    if not leaves or any(np.any(leaf) for leaf in leaves):
+        return batch
+    return x, y, tf.nest.map_structure(lambda w: w if w is None else tf.ones_like(w), weights)
 
 
 def _count_rows(batch: Batch) -> int:
