@@ -88,9 +88,10 @@ def _reduce_first(state, x):
         lambda state, x: 0.9 * state + tf.reduce_mean(tf.nn.relu(x - 0.5)),
         lambda state, x: tf.clip_by_value(state + 0.2, 0.0, 0.3),
         lambda state, x: state + tf.reduce_sum(x) / tf.cast(tf.maximum(tf.size(x), 1), x.dtype),
+        lambda state, x: tf.cond(state < 9.0, lambda: state + tf.reduce_mean(x), lambda: state),
         _reduce_first,
     ],
-    ids=["of each example", "of no example", "of sizes", "of all replicas"],
+    ids=["of each example", "of no example", "of sizes", "of a state", "of all replicas"],
 )
 def test_other_branches_are_equal_to_one_device(adapt):
     assert _train(adapt) == pytest.approx(_train(adapt, "one_device"), abs=1e-6)

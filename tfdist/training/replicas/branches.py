@@ -18,9 +18,10 @@ from tfdist.replacing import find_function, replaced
 
 _BRANCHES = {
     *("Abs", "ArgMax", "ArgMin", "Ceil", "ClipByValue", "Floor", "Maximum", "Minimum"),
-    *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "Select", "SelectV2"),
-    *("Relu", "Relu6", "Rint", "Round", "Sign", "If", "StatelessIf", "While", "StatelessWhile"),
+    *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"),
+    *("Relu", "Relu6", "Rint", "Round", "Sign"),
 }
+_CONDITIONAL = {"If", "Select", "SelectV2", "StatelessIf"}  # by their first input
 # They tell sizes, which parts of different sizes show, and whether something went wrong.
 _HARMLESS = {"IsFinite", "IsInf", "IsNan", "OnesLike", "Rank", "Shape", "Size", "ZerosLike"}
 
@@ -71,7 +72,8 @@ class Branches:
             op = tensor.op
             if has_inputs:
                 depends[id(tensor)] = any(depends[id(each)] for each in op.inputs)
-                if depends[id(tensor)] and op.type in _BRANCHES:
+                is_by_condition = op.type in _CONDITIONAL and depends[id(op.inputs[0])]
+                if is_by_condition or (depends[id(tensor)] and op.type in _BRANCHES):
                     branches.append(op.type)
             elif id(tensor) in self._common or op.type in _HARMLESS or _is_of_one_example(op):
                 depends[id(tensor)] = False
