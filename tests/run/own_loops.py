@@ -312,6 +312,24 @@ def strategy_of_the_script():
 
 
 @program
+def parts_of_other_sizes():
+    """CycleGAN's tutorial zips two datasets; the last batch of one is smaller."""
+    model, optimizer = make(), keras.optimizers.Adam(1e-2)
+
+    @tf.function
+    def step(x, others):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2) + tf.reduce_mean(model(others) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    others = tf.data.Dataset.from_tensor_slices(X[::-1][:20]).batch(8)
+    batches = tf.data.Dataset.zip((read().map(lambda x, y: x), others))
+    return [float(step(*batch)) for _ in range(2) for batch in batches] + weigh(model)
+
+
+@program
 def after_a_fit():
     """A compiled model is fitted, then trained by hand with its own optimizer, then fitted."""
     model = make(keras.layers.Dropout(0.2))

@@ -82,13 +82,15 @@ def _find_lines(errors):
 )
 def test_loops_end_as_without_tfdist_and_most_are_divided(flags, expected):
     names = tuple(DIVIDED + [name for name in WHOLE if name != "guide_s_class_without_a_function"])
-    names += ("strategy_of_the_script",)  # of which nothing is to be said
+    # Nothing is to be said of the first; the second is divided until its sizes differ.
+    names += ("strategy_of_the_script", "parts_of_other_sizes")
     found, errors = _run(*flags, names=names)
     _check(found, names, expected)
     lines = _find_lines(errors)
     # Two functions each in `methods_with_the_decorator` and `accumulated_gradients`.
-    assert len(lines["divided"]) == len(DIVIDED) + 2
-    assert len(lines["whole"]) == len(WHOLE) - 1
+    assert len(lines["divided"]) == len(DIVIDED) + 2 + 1
+    assert len(lines["whole"]) == len(WHOLE) - 1 + 1
+    assert "different numbers of examples (4 and 8)" in errors
 
 
 @pytest.mark.parametrize("name", ["guide_s_class_without_a_function"])

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -81,9 +81,18 @@ def check_batches(spec: Nested[tf.TypeSpec]) -> int | None:
             "batches. Call .batch(global_batch_size) on it."
         )
     num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
-    if len(num_rows) > 1:
-        raise TfdistError(f"{_UNEVEN} ({' and '.join(map(str, sorted(num_rows)))}). {_EVEN}")
+    check_sizes(num_rows)
     return num_rows.pop() if num_rows else None
+
+
+def check_sizes(sizes: Collection[int]) -> None:
+    """Checks that the parts of a batch have one size.
+
+    Raises:
+      TfdistError: they have several.
+    """
+    if len(sizes) > 1:
+        raise TfdistError(f"{_UNEVEN} ({' and '.join(map(str, sorted(sizes)))}). {_EVEN}")
 
 
 def split_batch(

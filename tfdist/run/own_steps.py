@@ -57,6 +57,7 @@ class OwnSteps:
         self.step_options = step_options
         self._show, self._is_quiet = show, quiet
         self._told: set[str] = set()
+        self._divided: set[str] = set()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -73,11 +74,15 @@ class OwnSteps:
 
     def tell_divided(self, name: str) -> None:
         """Says once that a step is divided."""
+        self._divided.add(name)
         if not self._is_quiet:
             self._tell(name, f"is divided over {self.strategy.num_replicas_in_sync} replicas.")
 
     def tell_whole(self, name: str, reason: str) -> None:
-        """Says once that a step is computed as on one device."""
+        """Says once that a step is computed as on one device, if it was divided before, too."""
+        if name in self._divided:
+            self._divided.remove(name)
+            self._told.discard(name)
         self._tell(name, f"{reason.rstrip('.')}. {_WHOLE}")
 
     def tell_draws(self, name: str, operation: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.aliases import Batch
+from tfdist.data.rows import check_sizes
 from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer
 from tfdist.training.fit.trainer import Trainer
@@ -326,6 +327,9 @@ def _to_rows(values: dict[str, Any]) -> dict[str, Any]:
 
     A scalar is repeated for each example, and its key says so: another function is compiled for it.
     Where there is no batch, every replica computes the same.
+
+    Raises:
+      TfdistError: the arguments have different numbers of examples.
     """
     numbers = {
         key
@@ -334,6 +338,7 @@ def _to_rows(values: dict[str, Any]) -> dict[str, Any]:
     }
     batches = tf.nest.flatten([value for key, value in values.items() if key not in numbers])
     count = batches[0].shape[0] if batches else 1
+    check_sizes({batch.shape[0] for batch in batches})
     for key in numbers:
         values[key + _NUMBER] = tf.repeat(tf.convert_to_tensor(values.pop(key))[None], count)
     return values or {_NO_ARGUMENT: tf.zeros([1])}
