@@ -101,6 +101,19 @@ def list_cases(index):
         callback = keras.callbacks.LambdaCallback(on_epoch_begin=assign)
         trainer.fit(X, Y, batch_size=8, callbacks=[callback], **fit)
 
+    def change_statistics(trainer):
+        def build():
+            layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((ROWS,)), *layers])
+            model.compile("sgd", "mse")
+            return model
+
+        def assign(epoch, logs):
+            other.model.get_layer("norm").moving_mean.assign(np.full(ROWS, float(alone)))
+
+        other = Trainer(build, strategy=trainer.strategy)
+        other.fit(X, Y, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=assign)], **fit)
+
     def change_and(use):
         def run(trainer):
             trainer.fit(X, Y, batch_size=8, **fit)
@@ -162,6 +175,7 @@ def list_cases(index):
         ),
         "weights before": ({}, lambda trainer: (change(trainer), trainer.fit(X, Y, **fit))),
         "weights in a callback": ({}, change_in_callback),
+        "statistics in a callback": ({}, change_statistics),
         "weights, then evaluate": ({}, change_and(lambda t: t.evaluate(X, Y, verbose=0))),
         "weights, then predict": ({}, change_and(lambda t: t.predict(X))),
         "optimizer": ({}, change_slot),
@@ -190,7 +204,7 @@ def main(directory):
     found = {}
     for kind in (strategy, strategies.LocalSgdStrategy(strategy, strategies.LocalSgd())):
         for name, (options, run) in list_cases(index).items():
-            if kind is not strategy and name == "optimizer":
+            if kind is not strategy and name in ("optimizer", "statistics in a callback"):
                 continue  # a worker's own
             try:
                 run(make_trainer(kind, **options))

@@ -69,6 +69,7 @@ def test_workers_that_differ_are_refused(found, strategy, name, message):
     [
         ("weights before", BIAS),
         ("weights in a callback", BIAS),
+        ("statistics in a callback", "The variable .*norm/moving_mean of worker 1 differs"),
         ("optimizer", "The variable adam.*/.* of worker 1 differs"),
     ],
 )

@@ -116,10 +116,10 @@ class FitLoop:
         self._begin(verbose=verbose)
         self._check_lengths()
         self._agree()
-        self._engine.compare_weights()
         while not (progress.was_stopped or self._is_over()):
             epoch = self._epoch
             self._begin_epoch(epoch)
+            self._engine.compare_weights()  # before a step makes averages of them
             self._begin_epoch = self._callbacks.on_epoch_begin
             if not progress.is_epoch_open:
                 self._adapter.on_epoch_begin()
