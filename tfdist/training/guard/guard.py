@@ -172,11 +172,11 @@ class Guard:
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
         self._step = self._trace()
-        if self._steps.branches:
-            raise self._refuse_branches()
         text, states = self._find_difference()
         if text is not None:
             raise self._refuse(text, find_culprit(self._model, self._batch, states))
+        if self._steps.branches:
+            raise self._refuse_branches()
 
     def _find_difference(self) -> _Difference:
         """Compares the divided with the whole batch, and scales sums if this makes them equal."""
