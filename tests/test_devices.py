@@ -27,6 +27,8 @@ def test_virtual_devices_come_before_everything_else():
         devices.set_virtual_devices(5)
     with pytest.raises(TfdistError, match="`virtual_devices=-1` does not divide"):
         devices.set_virtual_devices(-1)
+    with pytest.raises(TfdistError, match="`virtual_devices=1025` is too large"):
+        devices.set_virtual_devices(1025)
     devices.set_virtual_devices(0)
 
 

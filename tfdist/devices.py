@@ -19,6 +19,7 @@ from tfdist.errors import TfdistError
 from tfdist.processor import name_processor
 
 ACCELERATORS = ("GPU", "TPU")
+_MAX_VIRTUAL_DEVICES = 1024  # to start more of them takes minutes
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 
 
@@ -32,11 +33,15 @@ def set_virtual_devices(count: int) -> None:
         there is no GPU; 0 leaves the devices as they are.
 
     Raises:
-      TfdistError: `count` is negative or not a multiple of the number of GPUs, or TensorFlow
-        has already started its devices.
+      TfdistError: `count` is negative, above 1024 or not a multiple of the number of GPUs, or
+        TensorFlow has already started its devices.
     """
     if count == 0:
         return
+    if count > _MAX_VIRTUAL_DEVICES:
+        raise TfdistError(
+            f"`virtual_devices={count}` is too large: give at most {_MAX_VIRTUAL_DEVICES}."
+        )
     gpus = tf.config.list_physical_devices("GPU")
     physical = gpus or tf.config.list_physical_devices("CPU")
     if count < 1 or count % len(physical):

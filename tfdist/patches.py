@@ -449,6 +449,20 @@ PATCHES = (
         (tf, "function", "replicas compute the steps of a script's own loops"),
     ),
     *(
+        Patch("script", owner, names, "run.device_settings", "the devices are in use already")
+        for owner, names in (
+            (tf.config, "set_logical_device_configuration set_visible_devices"),
+            (
+                tf.config.experimental,
+                "set_memory_growth set_virtual_device_configuration set_visible_devices",
+            ),
+            (
+                tf.config.threading,
+                "set_inter_op_parallelism_threads set_intra_op_parallelism_threads",
+            ),
+        )
+    ),
+    *(
         Patch("script", owner, names, "run.overlay", "other workers than the chief write elsewhere")
         for owner, names in (
             (builtins, "open"),

@@ -62,6 +62,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
 
     from tfdist import devices
     from tfdist.launch.pulse import SERVE, open_pulse
+    from tfdist.run.device_settings import keeping_devices
     from tfdist.run.own_steps import OwnSteps
     from tfdist.run.routing import Routing
     from tfdist.run.scope import keeping_scope
@@ -103,7 +104,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     own_steps = OwnSteps(strategy, options.step, show, quiet=quiet)
     with keeping_scope(strategy, open_scope), routing.open(), own_steps.open(), ScriptStop():
         routing.set_seed(options.run.seed)
-        with ordinary_output():
+        with ordinary_output(), keeping_devices(show):
             runpy.run_path(script, run_name="__main__")
     return 0
 
