@@ -15,7 +15,7 @@ from tfdist.training.fit import single_batches
 def _build() -> keras.Model:
     inputs = keras.Input((6,))
     x = keras.layers.Dense(8, activation="relu", kernel_initializer=_ramp)(inputs)
-    x = keras.layers.Dropout(0.5, seed=1)(keras.layers.BatchNormalization()(x))
+    x = keras.layers.Dropout(0.5, seed=1)(x)
     model = keras.Model(inputs, keras.layers.Dense(3, kernel_initializer=_ramp)(x))
     _compile(model, 0.1)
     return model
@@ -42,7 +42,7 @@ def _use(model, to_change, scope=contextlib.nullcontext) -> list[np.ndarray]:
         found.append(np.array(model.test_on_batch(given, y, np.linspace(0, 1, rows))))
         found.append(np.array(model.predict_on_batch({"any": given}["any"])))
 
-    for rows in (8, 8, 8, 5, 5, 8):
+    for rows in (8, 8, 5, 8):
         take(rows)
     take(8, "float64")
     take(8, "float64")

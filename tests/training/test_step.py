@@ -77,7 +77,8 @@ def test_a_shown_step_has_keras_s_gradient_and_no_effect(strategy_name):
 
 def test_predictions_of_a_batch_that_every_replica_has_are_given_once():
     model, steps, iterator = _make("mirrored-3", rows=2)
-    found, pack = steps.make_predict()(iterator)
+    predict, pack = steps.make_predict()
+    found = predict(iterator)
     outputs = pack(found)
     assert [is_copy for _, is_copy in outputs] == [False, True, True]
     np.testing.assert_allclose(outputs[0][0], model(X[:2]), rtol=1e-5)
