@@ -129,7 +129,13 @@ class SynchronousSteps(TrainingSteps):
     def shared(self) -> list[keras.Variable]:
         model = self._model
         seeds = [generator.state for generator in list_seed_generators(model)]
-        slots = [v for optimizer in list_optimizers(model) for v in optimizer.variables]
+        # Learning rates are compared after each step, with a message of their own.
+        slots = [
+            variable
+            for optimizer in list_optimizers(model)
+            for variable in optimizer.variables
+            if variable.name != "learning_rate"
+        ]
         return [*model.weights, *slots, *seeds]
 
     def keep_prediction(self, last: TrainingSteps) -> None:
