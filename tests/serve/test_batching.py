@@ -112,15 +112,15 @@ def test_a_bad_request_fails_alone(servable):
 
 
 def test_a_full_queue_refuses(servable):
-    requests = [rows(i) for i in range(12)]
+    requests = [rows(i) for i in range(12)]  # three full batches, for which nobody waits
     answers, _ = run(
-        servable, requests, max_batch_size=4, max_enqueued_batches=1, batch_timeout_micros=1000
+        servable, requests, max_batch_size=4, max_enqueued_batches=1, batch_timeout_micros=10**7
     )
     refused = [answer for answer in answers if isinstance(answer, RequestError)]
     # Two threads take a batch each, a third one waits.
     assert not refused
     answers, _ = run(
-        servable, requests * 4, max_batch_size=4, max_enqueued_batches=1, batch_timeout_micros=1000
+        servable, requests * 4, max_batch_size=4, max_enqueued_batches=1, batch_timeout_micros=10**7
     )
     refused = [answer for answer in answers if isinstance(answer, RequestError)]
     assert len(refused) == 48 - 12
