@@ -31,7 +31,8 @@ train: $(RUN)
 smoke: $(TEST)
 	$(BIN)/python -m pytest -m smoke
 
-# On two cores; some tests wait for processes, so there are three at a time. The other variants of thorough tests are in test-all, and clusters in test-cluster.
+# On two cores; some tests wait for processes, so there are three at a time. The other variants of thorough tests are in
+# test-all, and clusters in test-cluster.
 test: $(TEST)
 	$(BIN)/python -m pytest -n 3 --dist=loadfile --no-loadscope-reorder --durations=60 --durations-min=4 -m "not cluster" --quick
 
