@@ -1,10 +1,12 @@
 """How long training stands still for a checkpoint.
 
     python -m benchmarks.checkpoint_stall [--megabytes=30,1000] [--rounds=3] [--steps=20]
+    python -m benchmarks.checkpoint_stall --megabytes=30 --steps=8 --step_s=1
 
 Trains a model whose checkpoint has so many megabytes: steps alone, and with a checkpoint after each
 of them, in turns. The stall is what a step takes longer; the copy of the variables is a part of it.
-Beside it is the time of a copy in memory. Prints a Markdown table of medians over rounds.
+With `--step_s`, each step waits so long besides, in which the last checkpoint is written. Beside it
+is the time of a copy in memory. Prints a Markdown table of medians over rounds.
 Measure with nothing beside it, and with room for four checkpoints on the disk.
 """
 
@@ -47,13 +49,14 @@ def main() -> int:
     parser.add_argument("--megabytes", default="30,1000")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--step_s", type=float, default=0.0)
     flags = parser.parse_args()
     start_tensorflow_quietly()
     sizes = [float(text) for text in flags.megabytes.split(",")]
     found: dict[float, list[Stall]] = {size: [] for size in sizes}
     for _ in range(flags.rounds):
         for size in sizes:
-            found[size].append(measure(size, steps=flags.steps))
+            found[size].append(measure(size, steps=flags.steps, step_s=flags.step_s))
     print(f"{describe_machine()}, medians of {flags.rounds} rounds\n")
     print("| checkpoint, MB | step, s | lost per checkpoint, s | of it in `save`, s | a copy, s |")
     print("|---|---|---|---|---|")
@@ -66,10 +69,10 @@ def main() -> int:
     return 0
 
 
-def measure(megabytes: float, *, steps: int) -> Stall:
+def measure(megabytes: float, *, steps: int, step_s: float) -> Stall:
     """Returns one measurement of a model whose checkpoint has so many megabytes."""
-    plain_s, _ = _time_steps(megabytes, steps=steps, checkpoint_every=0)
-    with_s, save_s = _time_steps(megabytes, steps=steps, checkpoint_every=1)
+    plain_s, _ = _time_steps(megabytes, steps=steps, step_s=step_s, checkpoint_every=0)
+    with_s, save_s = _time_steps(megabytes, steps=steps, step_s=step_s, checkpoint_every=1)
     values = np.ones(round(megabytes * 1e6 / 4), np.float32)
     copy = np.empty_like(values)
     np.copyto(copy, values)  # its pages are there
@@ -79,7 +82,9 @@ def measure(megabytes: float, *, steps: int) -> Stall:
     return Stall(step_s=plain_s, stall_s=with_s - plain_s, save_s=save_s, copy_s=copy_s)
 
 
-def _time_steps(megabytes: float, *, steps: int, checkpoint_every: int) -> tuple[float, float]:
+def _time_steps(
+    megabytes: float, *, steps: int, step_s: float, checkpoint_every: int
+) -> tuple[float, float]:
     """Returns the seconds of a step, and those in `Recovery.save` for each of its checkpoints."""
     import keras
 
@@ -97,11 +102,14 @@ def _time_steps(megabytes: float, *, steps: int, checkpoint_every: int) -> tuple
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(build, strategy="one_device", checkpoint_dir=directory)
         clock = Clock()
+        wait = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: time.sleep(step_s)
+        )
         trainer.fit(
             np.ones((count, inputs), np.float32),
             np.ones((count, _OUTPUTS), np.float32),
             batch_size=1,
-            callbacks=[clock],
+            callbacks=[wait, clock],
             verbose=0,
             checkpoint_every=checkpoint_every,
         )
