@@ -127,15 +127,14 @@ class Overlay:
         """Returns what to read where the script gives or computes one name or many."""
         if isinstance(names, tf.data.Dataset):
             return names.map(self._to_read_in_graph)
-        if tf.is_tensor(names) and not hasattr(names, "numpy"):
+        if _is_computed(names):
             return self._to_read_in_graph(names)
         if tf.is_tensor(names) or hasattr(names, "dtype"):
             names = [os.fsdecode(name) for name in np.ravel(names)]
         return tf.nest.map_structure(self.to_read, names)
 
     def _to_read_one(self, name: Any) -> Any:
-        is_computed = tf.is_tensor(name) and not hasattr(name, "numpy")
-        return self._to_read_in_graph(name) if is_computed else self.to_read(name)
+        return self._to_read_in_graph(name) if _is_computed(name) else self.to_read(name)
 
     @tf.autograph.experimental.do_not_convert
     def _to_read_in_graph(self, names: tf.Tensor) -> tf.Tensor:
@@ -447,6 +446,11 @@ class _Entries:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+def _is_computed(names: Any) -> bool:
+    """Returns whether a graph computes names, which are not known yet."""
+    return tf.is_tensor(names) and not hasattr(names, "numpy")
 
 
 def _name_like(pattern: PathLike, name: str) -> str:

@@ -301,25 +301,28 @@ class _Known:
 
     def __init__(self, steps: SynchronousSteps, types: Any):
         self.steps, self._types = steps, types
-        self._flat = [t for t in tf.nest.flatten(types) if t is not None]
 
     def convert(self, batch: _GivenBatch) -> Batch:
         """Returns a batch as the data adapter would."""
-        leaves = iter([leaf for leaf in tf.nest.flatten(batch) if leaf is not None])
+        leaves = iter(_list_present(batch))
         return tf.nest.map_structure(
             lambda dtype: None if dtype is None else _convert(next(leaves), dtype), self._types
         )
 
     def is_right(self, batch: _GivenBatch, made: Batch) -> bool:
         """Returns whether `convert` makes of a batch what the data adapter has made."""
-        given = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-        if len(given) != len(self._flat) or tf.string in self._flat:
+        types = _list_present(self._types)
+        if len(_list_present(batch)) != len(types) or tf.string in types:
             return False
         pairs = zip(tf.nest.flatten(self.convert(batch)), tf.nest.flatten(made), strict=True)
         return all(
             a is b is None or (a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes())
             for a, b in pairs
         )
+
+
+def _list_present(structure: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(structure) if leaf is not None]
 
 
 def _convert(leaf: np.ndarray | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
