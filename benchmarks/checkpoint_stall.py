@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def measure(megabytes: float, *, steps: int, step_s: float) -> Stall:
+def measure(megabytes: float, *, steps: int, step_s: float = 0.0) -> Stall:
     """Returns one measurement of a model whose checkpoint has so many megabytes."""
     plain_s, _ = _time_steps(megabytes, steps=steps, step_s=step_s, checkpoint_every=0)
     with_s, save_s = _time_steps(megabytes, steps=steps, step_s=step_s, checkpoint_every=1)
@@ -83,7 +83,7 @@ def measure(megabytes: float, *, steps: int, step_s: float) -> Stall:
 
 
 def _time_steps(
-    megabytes: float, *, steps: int, step_s: float, checkpoint_every: int
+    megabytes: float, *, steps: int, checkpoint_every: int, step_s: float = 0.0
 ) -> tuple[float, float]:
     """Returns the seconds of a step, and those in `Recovery.save` for each of its checkpoints."""
     import keras
