@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -18,7 +19,8 @@ from tests import zoo
 from tfdist import Trainer
 from tfdist.errors import TfdistError
 from tfdist.records.run_directory import RunDirectory
-from tfdist.training.checkpoint.recovery import Recovery
+from tfdist.training.checkpoint.files import CheckpointStore
+from tfdist.training.checkpoint.recovery import Recovery, _name_arrays
 from tfdist.training.step.model_variables import hash_weights
 
 EXAMPLES, BATCH = 40, 8  # 5 steps an epoch
@@ -308,6 +310,72 @@ def test_a_run_that_ended_within_an_epoch_keeps_it(tmp_path):
     first, again = (_fit(tmp_path, max_steps=7)[0] for _ in range(2))
     assert again.history.epoch == first.history.epoch == [0, 1]
     assert again.history.history == first.history.history
+
+
+class _Remember(keras.callbacks.Callback):
+    """Remembers the variables after step 2, whose checkpoint is written after the next one."""
+
+    def __init__(self, may_write):
+        super().__init__()
+        self._may_write, self.values, self._steps = may_write, {}, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps += 1
+        if self._steps == 2:
+            every = [*self.model.variables, *self.model.optimizer.variables]
+            self.values = {name: value.numpy() for name, value in _name_arrays(every).items()}
+        if self._steps == 3:
+            self._may_write.set()
+
+
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+@pytest.mark.parametrize(
+    ("strategy", "jit_compile"),
+    [
+        ("mirrored-2", False),
+        ("one_device", True),
+        ("one_device", False),
+        ("central_storage-2", False),
+    ],
+)
+def test_a_checkpoint_keeps_its_step_while_training_continues(
+    tmp_path, monkeypatch, strategy, optimizer, jit_compile
+):
+    """The values are not copied: a step must not write over those that are not written yet."""
+    may_write = threading.Event()
+    write = CheckpointStore.write
+
+    def wait_and_write(store, checkpoint):
+        assert may_write.wait(60)
+        return write(store, checkpoint)
+
+    def build():
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [
+                keras.Input([4]),
+                keras.layers.Embedding(20, 3),  # SGD updates single rows of it
+                keras.layers.Flatten(),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit_compile)
+        return model
+
+    monkeypatch.setattr(CheckpointStore, "write", wait_and_write)
+    x = np.random.default_rng(0).integers(0, 20, size=[24, 4])
+    y = np.random.default_rng(1).normal(size=[24, 1]).astype("f4")
+    remember = _Remember(may_write)
+    trainer = Trainer(build, strategy=zoo.STRATEGIES[strategy](), checkpoint_dir=str(tmp_path))
+    trainer.fit(x, y, batch_size=8, checkpoint_every=2, callbacks=[remember], verbose=0)
+    arrays = CheckpointStore(str(tmp_path)).read(2).arrays
+    assert len(remember.values) > 8
+    last = {variable.path: variable.numpy() for variable in trainer.model.trainable_variables}
+    for name, value in remember.values.items():
+        np.testing.assert_array_equal(arrays[name], value, err_msg=name)
+    assert all((arrays[f"variables/{path}"] != value).any() for path, value in last.items())
 
 
 def test_checkpoints_by_the_clock(tmp_path):

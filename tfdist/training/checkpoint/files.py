@@ -40,7 +40,7 @@ class Checkpoint:
     """
 
     step: int
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray | tf.Tensor]
     state: Mapping[str, Any]
     best_step: int | None = None
     structure: Structure | None = None
@@ -211,7 +211,7 @@ class CheckpointStore:
                 prefix=f"{path}/variables",
                 tensor_names=names,
                 shape_and_slices=[""] * len(names),
-                tensors=[tf.constant(array) for array in checkpoint.arrays.values()],
+                tensors=[tf.convert_to_tensor(array) for array in checkpoint.arrays.values()],
             )
         names = sorted(tf.io.gfile.listdir(path))
         record = {
@@ -273,7 +273,7 @@ def find_nonfinite(values: Mapping[str, Any] | Sequence[keras.Variable]) -> str 
     """
     named = values.items() if isinstance(values, Mapping) else [(v.path, v) for v in values]
     for name, value in named:
-        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        array = np.asarray(tf.convert_to_tensor(value))  # of the host's memory: not a copy
         # NumPy does not count bfloat16 among its floats.
         if not tf.as_dtype(array.dtype).is_integer and not np.isfinite(array).all():
             return name

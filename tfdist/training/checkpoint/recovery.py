@@ -25,9 +25,9 @@ _REFUSED = -2
 class Recovery:
     """The checkpoints of a trainer. All workers must call every method at the same step.
 
-    The chief writes a copy of the variables while training continues. From `restore` or the first
-    `save` until `wait` or `finish_writing`, it holds the lock of the directory, so that two runs
-    never write to the same directory.
+    The chief writes the values of the variables while training continues. From `restore` or the
+    first `save` until `wait` or `finish_writing`, it holds the lock of the directory, so that two
+    runs never write to the same directory.
 
     Args:
       directory: the directory of the checkpoints; all workers must see it.
@@ -56,7 +56,7 @@ class Recovery:
         arrays: Mapping[str, np.ndarray],
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
-        """Copies the variables and starts writing a checkpoint of the copy.
+        """Reads the variables and starts writing a checkpoint of their values.
 
         Args:
           variables: the model's, the optimizer's and then others, in a fixed order.
@@ -68,7 +68,7 @@ class Recovery:
             self._best_step, self._next_is_best = step, False
         # Reading some variables requires all workers.
         named = _name_arrays(variables)
-        values = {name: np.asarray(variable.numpy()) for name, variable in named.items()}
+        values = {name: _read_value(variable) for name, variable in named.items()}
         if self._workers.is_chief:
             self._hold_lock()
             self._writer.write(
@@ -230,6 +230,16 @@ class Recovery:
             )
         for name, variable in zip(saved.variables, variables, strict=True):
             variable.value.assign(checkpoint.arrays[name])
+
+
+def _read_value(variable: keras.Variable) -> tf.Tensor:
+    """Returns a variable's value in the host's memory, which later updates leave as it is.
+
+    Nothing is copied there: TensorFlow updates a variable in place only where nothing else holds
+    its value, so that a step copies what the writer still needs by then.
+    """
+    with tf.device("CPU:0"):
+        return tf.identity(variable.value)
 
 
 def _name_arrays(variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
