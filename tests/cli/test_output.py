@@ -81,3 +81,22 @@ def test_a_script_gets_its_own_output_and_errors(tmp_path):
     done = run("run --quiet --strategy=one_device script.py", "", tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "seen")
     assert done.stderr.splitlines()[0] == "seen: No space left on device"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_unbuffered_output_comes_at_once(tmp_path, number):
+    code = (
+        "import os; from tfdist.cli.output import lenient_output\n"
+        "with lenient_output():\n"
+        f"    import sys; stream = sys.{('stdout', 'stderr')[number - 1]}\n"
+        "    stream.write('a bar without an end'); stream.buffer.write(b', bytes')\n"
+        "    os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code],
+        capture_output=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        check=True,
+    )
+    assert (done.stdout, done.stderr)[number - 1] == b"a bar without an end, bytes"

@@ -30,7 +30,7 @@ def lenient_output() -> Iterator[Callable[[], bool]]:
         sys.stdout, sys.stderr = before
         for stream in filter(None, made):
             stream.flush()
-            if stream.buffer.raw.has_failed:
+            if _find_file(stream).has_failed:
                 discard(stream)
 
 
@@ -72,11 +72,15 @@ class _LenientFile(io.FileIO):
         self.has_failed = self.is_unread = False
 
     def write(self, data: Any) -> int:
-        """Writes, and returns how many bytes the caller need not write again."""
+        """Writes all of the data, and returns their size."""
+        left = memoryview(data).cast("B")
+        size = left.nbytes
         try:
-            while (count := super().write(data)) is None:
-                select.select([], [self.fileno()], [])  # another process made it non-blocking
-            return count
+            while left.nbytes:
+                count = super().write(left)
+                if count is None:  # another process made it non-blocking
+                    select.select([], [self.fileno()], [])
+                left = left[count or 0 :]
         except OSError as error:
             self.is_unread = error.errno == errno.EPIPE  # as in `| head`
             if not (self.has_failed or self.is_unread) and self.fileno() == 1:
@@ -84,17 +88,23 @@ class _LenientFile(io.FileIO):
                 with contextlib.suppress(OSError):
                     os.write(2, text.encode())
             self.has_failed = True
-            return memoryview(data).nbytes
+        return size
+
+
+def _find_file(stream: Any) -> Any:
+    buffer = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer)
 
 
 def _has_lost(stream: Any) -> bool:
     stream.flush()
-    return stream.buffer.raw.has_failed and not stream.buffer.raw.is_unread
+    file = _find_file(stream)
+    return file.has_failed and not file.is_unread
 
 
 def _find_replaced(stream: Any) -> Any:
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw.replaced if isinstance(raw, _LenientFile) else stream
+    file = _find_file(stream)
+    return file.replaced if isinstance(file, _LenientFile) else stream
 
 
 def _make_lenient(stream: Any, number: int) -> Any:
@@ -111,8 +121,10 @@ def _make_lenient(stream: Any, number: int) -> Any:
             stream.flush()
     except (OSError, ValueError):
         return None
+    raw = _LenientFile(number, stream)
+    is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # by `python -u` or PYTHONUNBUFFERED
     return io.TextIOWrapper(
-        io.BufferedWriter(_LenientFile(number, stream)),
+        raw if is_unbuffered else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
