@@ -261,6 +261,70 @@ def test_terminate_on_nan_ends_training_and_checkpoints_stay_finite(tmp_path):
         make("one_device").fit(X, y, **options)
 
 
+class TakeBack(keras.callbacks.Callback):
+    """Takes back a step whose loss is not finite, and goes on, or ends training."""
+
+    def __init__(self, *, goes_on):
+        super().__init__()
+        self._goes_on = goes_on
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._weights = self.model.get_weights()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not np.isfinite(logs["loss"]):
+            self.model.set_weights(self._weights)
+            self.model.stop_training = not self._goes_on
+
+
+def end_if_nan(model):
+    def end(batch, logs):
+        model.stop_training |= bool(np.isnan(logs["loss"]))
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=end)
+
+
+HANDLERS = {
+    "takes back": lambda model: TakeBack(goes_on=True),
+    "takes back and ends": lambda model: TakeBack(goes_on=False),
+    "ends": end_if_nan,
+}
+
+
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_callback_handles_a_loss_that_is_not_finite(strategy_name, handler):
+    y = Y.copy()
+    y[13] = np.nan
+    found = []
+    for trainer in (build(), make(strategy_name)):
+        model = getattr(trainer, "model", trainer)
+        trainer.compile("sgd", "mse")  # without moments, which stay NaN
+        options = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = trainer.fit(X, y, callbacks=[HANDLERS[handler](model)], **options)
+        found.append((history.epoch, [history.history["loss"], *model.get_weights()]))
+    assert found[0][0] == found[1][0]
+    for expected, values in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_a_callback_sees_a_loss_that_is_not_finite_before_the_error(at_a_time):
+    class RefusedError(Exception):
+        pass
+
+    def refuse(batch, logs):
+        if np.isnan(logs["loss"]):
+            raise RefusedError
+
+    y = Y.copy()
+    y[13] = np.nan
+    trainer = make("one_device", at_a_time)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=refuse)
+    with pytest.raises(RefusedError):
+        trainer.fit(X, y, batch_size=4, shuffle=False, verbose=0, callbacks=[callback])
+
+
 def test_refuses_a_dataset_that_is_already_distributed():
     trainer = make("mirrored-2")
     distribute = trainer.strategy.experimental_distribute_dataset

@@ -94,10 +94,7 @@ class FitLoop:
         self._iterator: Any = None
         self._opened_at = 0
         self._started: tuple[int, int | None, Callable[[], list[StepLogs]]] | None = None
-        # Keras's `TerminateOnNaN` ends training by itself; checkpoints stay finite.
-        self._may_be_nan = any(
-            isinstance(c, keras.callbacks.TerminateOnNaN) for c in callbacks.callbacks
-        )
+        self._nonfinite = ""  # which loss, until callbacks have seen it
         progress.is_epoch_open = False
         self._logs: dict[str, Any] = {}
 
@@ -496,17 +493,28 @@ class FitLoop:
             progress.step += 1
             self._reading.seen += 1
             loss = trained.logs.get("loss", 0.0)
-            if not (self._may_be_nan or np.all(np.isfinite(loss))):
-                self._fail(f"The loss of step {progress.step} is {loss}.")
+            if not np.all(np.isfinite(loss)):
+                self._nonfinite = self._nonfinite or f"The loss of step {progress.step} is {loss}."
             with self._pulse.at(STEP):
                 is_last = progress.step == self._last_step
                 is_synced = self._steps.sync(progress.step, is_last=is_last)
             self._logs = self._steps.read_training_logs(trained)
             if is_single:
                 self._callbacks.on_train_batch_end(index, self._logs)
+                self._check_loss()
         if end is not None:
             self._callbacks.on_train_batch_end(end, self._logs)
+            self._check_loss()
         return is_synced
+
+    def _check_loss(self) -> None:
+        """Fails if a loss was not finite, unless a callback ends training or has mended weights."""
+        reason, self._nonfinite = self._nonfinite, ""
+        if not reason or self._model.stop_training:
+            return
+        # Independent weights differ, and can only be read together.
+        if self._engine.local_updates or find_nonfinite(self._model.trainable_variables):
+            self._fail(reason)
 
     def _end_steps(self, *, is_empty: bool = False) -> None:
         if self._logs or not is_empty:  # else no batch has come yet, and Keras has no logs
@@ -558,7 +566,7 @@ class FitLoop:
 
     def _save_to(self, recovery: Recovery) -> None:
         if name := find_nonfinite(self._model.trainable_variables):
-            if self._may_be_nan:
+            if self._model.stop_training:  # by a callback, such as `TerminateOnNaN`
                 return
             self._fail(f"The weight {name} is not finite after step {self._progress.step}.")
         self._steps.prepare_checkpoint()
