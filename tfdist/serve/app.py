@@ -15,12 +15,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from tfdist.serve.batching import Batcher
+from tfdist.serve.hosts import find_name
 from tfdist.serve.images import IMAGE_INPUT, check_images
 from tfdist.serve.options import LimitOptions
 from tfdist.serve.rest_format import PredictRequest, format_response, parse_request
@@ -32,6 +34,15 @@ _RETRY_AFTER_S = "1"
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class _VersionConvertor(IntegerConvertor):
+    """Reads a version from a path. Python reads no number of thousands of digits."""
+
+    regex = "[0-9]{1,19}"  # those of an int64, as in TensorFlow Serving
+
+
+register_url_convertor("version", _VersionConvertor())
 
 
 class Metrics:
@@ -93,7 +104,7 @@ def make_app(service: Service) -> Callable[..., Awaitable[None]]:
         Route("/metrics", functools.partial(_show_metrics, service)),
         Route("/monitoring/prometheus/metrics", functools.partial(_show_metrics, service)),
     ]
-    for path in (model, f"{model}/versions/{{version:int}}"):
+    for path in (model, f"{model}/versions/{{version:version}}"):
         routes += [
             Route(path, functools.partial(_show_status, service)),
             Route(f"{path}/metadata", functools.partial(_show_metadata, service)),
@@ -121,9 +132,9 @@ def _with_limits(service: Service, app: Any) -> Callable[..., Awaitable[None]]:
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         elif (host := _find_stranger(service, scope)) is not None:
-            response = _make_error(
-                f"{host!r} is not a name of this server. Start it with --allowed_hosts={host}.", 403
-            )
+            name = find_name(host)
+            advice = f" Start it with --allowed_hosts={name}." if name else ""
+            response = _make_error(f"{host!r} is not a name of this server.{advice}", 403)
             await response(scope, receive, send_closing)
         else:
             await app(scope, receive, send_closing)
@@ -191,7 +202,7 @@ def _parse(body: bytes, servable: Servable, limits: LimitOptions) -> PredictRequ
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise RequestError("A compressed body is not read. Send it as it is.", status=415)
     error = RequestError(f"The body is larger than {max_bytes} bytes.", status=413)
     if int(request.headers.get("content-length", 0)) > max_bytes:

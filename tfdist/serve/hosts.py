@@ -36,13 +36,22 @@ def make_host_check(
     is_open = ipaddress.ip_address(address.partition("%")[0]).is_unspecified and not allowed
 
     def is_own(value: str, reached: str | None) -> bool:
-        match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\s:\[\]]+))(?::\d*)?", value.lower())
-        name = (match[1] or match[2]).removesuffix(".") if match else ""
+        name = find_name(value)
         # Probes of Kubernetes use the address of the pod.
         own = (*names, reached) if reached else names
         return is_open or any(fnmatch.fnmatchcase(name, pattern) for pattern in own)
 
     return is_own
+
+
+def find_name(value: str) -> str:
+    """Returns the name in a `Host` header, without the port; empty if it has none.
+
+    >>> find_name("Model.example.com:8501"), find_name("[::1]:80"), find_name("a b")
+    ('model.example.com', '::1', '')
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d*)?", value.lower())
+    return (match[1] or match[2]).removesuffix(".") if match else ""
 
 
 def check_names(names: Sequence[str]) -> None:
