@@ -112,6 +112,8 @@ PATCHES = (
             "compute_average_loss scale_regularization_loss",
             "the tutorials' loops divide by the global batch, which tfdist does already",
         ),
+        (tf.distribute.Strategy, "num_replicas_in_sync", "a step may divide by it, as tfdist does"),
+        (tf.distribute.ReplicaContext, "num_replicas_in_sync", "as for the strategy"),
         (
             keras.Model,
             "compute_loss",

@@ -660,6 +660,7 @@ PROGRAMS = {
     "masks": Program(_build_masked, (TOKENS, (TOKENS * 7 % 5).astype("int32"))),
     "own steps": Program(lambda: dense(cls=OwnSteps)),
     "own steps of a loss": Program(lambda: dense(cls=LossSteps)),
+    "a mean over replicas": Program(lambda: dense(cls=MeanOverReplicas)),
     "the tutorial's average": Program(lambda: dense(cls=TutorialSteps)),
     "the tutorial's average of a known size": Program(
         lambda: dense(cls=functools.partial(TutorialSteps, batch_size=8))
@@ -904,6 +905,22 @@ class TutorialSteps(keras.Model):
             losses = keras.losses.MeanSquaredError(reduction="none")(y, self(x, training=True))
             loss = tf.nn.compute_average_loss(losses, global_batch_size=self.batch_size)
             loss += tf.nn.scale_regularization_loss(0.1 * tf.reduce_sum(self.trainable_weights[0]))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class MeanOverReplicas(keras.Model):
+    """Divides its losses by the number of replicas, for a strategy that adds them up."""
+
+    def train_step(self, data):
+        x, y = data
+        strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
+        with tf.GradientTape() as tape:
+            losses = keras.losses.mean_squared_error(y, self(x, training=True))
+            size = tf.shape(losses)[0] * context.num_replicas_in_sync
+            loss = tf.reduce_sum(losses) / tf.cast(size, losses.dtype)
+            loss += tf.nn.l2_loss(self.trainable_weights[0]) / strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}

@@ -13,7 +13,8 @@ global batch.** A plain mean over examples obeys it. The rest is changed while t
   (`example_sums`);
 - batch normalization uses the moments of the global batch;
 - random layers draw the numbers that belong to the replica's examples (`random_layers`);
-- `tf.nn.compute_average_loss`, for replicas whose losses are added, gives a mean for this rule;
+- `tf.nn.compute_average_loss`, for replicas whose losses are added, gives a mean for this rule, and
+  the user's code, which would divide such a mean by the number of replicas, sees one replica;
 - gradients are reduced before an optimizer sees them (`optimizers`);
 - metrics count every example once (`metrics`).
 
@@ -26,6 +27,7 @@ batch. The mean over the copies is the value of the batch again.
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -53,6 +55,9 @@ from tfdist.training.replicas.random_layers import RowDraws, Rows
 from tfdist.training.replicas.reduction import SUM
 
 Function = Callable[..., Any]
+
+# The packages that ask for the number of replicas to compute on all of them.
+_COUNTING = {"keras", "tensorflow", "tfdist"}
 
 
 class Division:
@@ -159,7 +164,7 @@ class Division:
           scales_sums: whether sums over examples are scaled; see `example_sums`. A boolean scalar
             decides it in each run of what is traced.
         """
-        places: list[tuple[Any, str, Function]] = [
+        places: list[tuple[Any, str, Any]] = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
             (loss_module, "unscale_loss_for_distribution", lambda value: value),
             (TensorFlowTrainer, "_aggregate_additional_loss", self._aggregate),
@@ -177,6 +182,10 @@ class Division:
         if self._gather_outputs:
             owners = [c for c in type(self._model).__mro__ if "compute_loss" in vars(c)]
             wrapped += [(c, "compute_loss", self._compute_loss) for c in owners]
+        for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
+            count = find_function(owner, "num_replicas_in_sync")
+            own = property(functools.partial(self._count_replicas, count))
+            places.append((owner, "num_replicas_in_sync", own))
         for owner, name, method in wrapped:
             places.append((owner, name, functools.partial(method, find_function(owner, name))))
         if self._batch_norm == "global":
@@ -365,6 +374,11 @@ class Division:
             return original(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 
+    def _count_replicas(self, original: property, owner: Any) -> int:
+        """Returns one for the user's code, as on one device: its means are those of the batch."""
+        is_users = self.part is not None and _find_calling_package() not in _COUNTING
+        return 1 if is_users else original.__get__(owner)
+
     def _align(
         self, original: Function, values: tf.Tensor, weights: tf.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
@@ -405,6 +419,15 @@ class Division:
             return original(model, *args, **kwargs)
         finally:
             self._of_thread.own, self._of_thread.part = None, own
+
+
+def _find_calling_package() -> str:
+    """Returns the package of the code that reads a replaced property."""
+    frame = inspect.currentframe()
+    modules = {__name__, replaced.__module__}
+    while frame is not None and frame.f_globals.get("__name__") in modules:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).partition(".")[0] if frame else ""
 
 
 def _describe(shape: tf.TensorShape) -> str:
