@@ -26,7 +26,7 @@ class Outputs(keras.Model):
         return {
             "ragged": tf.RaggedTensor.from_tensor(x, padding=0),
             "texts": tf.RaggedTensor.from_tensor(tf.strings.as_string(x), padding="0.000000"),
-            "others": (to_sparse(x), x * 2, tf.strings.as_string(x)),
+            "others": (to_sparse(x), x * 2, tf.strings.as_string(x), tf.complex(x, -x)),
         }
 
 

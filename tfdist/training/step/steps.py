@@ -287,7 +287,7 @@ class Steps:
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
                 leaves = [summarize_rows(t) if is_composite(t) else t for t in leaves]
                 dense = [t for t in leaves if t is not None and t.dtype != tf.string]
-                return [self._division.gather(t) for t in dense]
+                return [self._division.gather(_to_real(t)) for t in dense]
 
         drawing = self._division.draws.intercept() if draws_rows else contextlib.nullcontext()
         with self._with_placement(), drawing:
@@ -499,3 +499,10 @@ def _read_clock(strategy: tf.distribute.Strategy) -> tf.Tensor:
     if is_op_determinism_enabled() or is_on(strategy, "GPU"):
         return tf.constant(math.nan, tf.float64)
     return tf.timestamp()
+
+
+def _to_real(value: tf.Tensor) -> tf.Tensor:
+    """Returns the parts of complex numbers side by side: workers can add up real ones only."""
+    if not value.dtype.is_complex:
+        return value
+    return tf.stack([tf.math.real(value), tf.math.imag(value)], -1)
