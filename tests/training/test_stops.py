@@ -119,6 +119,47 @@ def test_checkpoints_that_began_from_another_state_are_replaced(tmp_path, caplog
     assert not caplog.text
 
 
+@pytest.mark.parametrize("strategy_name", ["one_device", "mirrored-2"])
+def test_a_training_that_begins_from_the_weights_of_another_one(tmp_path, caplog, strategy_name):
+    def run(name, stop_at=0):
+        first, second = (
+            tfdist.Trainer(
+                _build,
+                strategy=zoo.STRATEGIES[strategy_name](),
+                checkpoint_dir=str(tmp_path / name / which),
+            )
+            for which in ("first", "second")
+        )
+        stop = StopAt(stop_at)
+        stop.request_stop = first.request_stop
+        first.fit(X, Y, batch_size=16, epochs=2, callbacks=[stop], verbose=0)
+        second.model.set_weights(first.model.get_weights())
+        second.fit(X, Y, batch_size=16, epochs=2, verbose=0)
+        return hash_weights(second.model), second.progress.resumed_from_step
+
+    expected = run("whole")
+    assert run("parts", stop_at=3) != expected
+    assert run("parts") == expected
+    assert "second belong to a training that began from another state of the model" in caplog.text
+    assert run("parts") == (expected[0], 8)
+
+
+def test_without_a_seed_other_weights_are_expected(tmp_path):
+    def build():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    import tensorflow as tf
+
+    for resumed_from in (None, 4):
+        tf.random.set_seed(None)
+        trainer = tfdist.Trainer(build, checkpoint_dir=str(tmp_path))
+        trainer.model.set_weights([np.random.rand(*w.shape) for w in trainer.model.get_weights()])
+        trainer.fit(X, Y, batch_size=16, verbose=0)
+        assert trainer.progress.resumed_from_step == resumed_from
+
+
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np, tfdist

@@ -31,7 +31,7 @@ from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.data_errors import explain_data_errors
 from tfdist.training.inputs.example_order import read_order
 from tfdist.training.kinds.base import StepLogs, TrainingSteps
-from tfdist.training.step.model_variables import hash_values, keeping_values
+from tfdist.training.step.model_variables import hash_changes, hash_values, keeping_values
 from tfdist.training.workers.agreement import agree, check_data
 
 
@@ -296,12 +296,12 @@ class FitLoop:
         self._model.stop_training = state["stop_training"] and same_end
 
     def _hash_beginning(self) -> str | None:
-        """Returns a hash of the state from which a further `fit` begins; None for the first.
+        """Returns a hash of the state from which `fit` begins; None if it does not matter.
 
-        The first `fit` of a new process begins from other weights than before.
+        The first `fit` of a new process may begin from other initial weights than before.
         """
         if not self._progress.num_fits:
-            return None
+            return hash_changes(self._model.weights, self._progress.initial_values)
         optimizer = self._model.optimizer
         own = optimizer.variables if optimizer is not None else []
         return hash_values([*self._model.variables, *own])

@@ -3,8 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import keras
 
@@ -26,6 +26,8 @@ class Progress:
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
+      initial_values: hashes of the initial weights, by path, if a seed decides what a program
+        makes of them before it trains.
     """
 
     step: int = 0
@@ -36,6 +38,7 @@ class Progress:
     is_epoch_open: bool = False
     was_stopped: bool = False
     num_fits: int = 0
+    initial_values: Mapping[str, str] = field(default_factory=dict)
 
     def begin_fit(self) -> None:
         """Counts the steps of a call of `fit` from 0."""

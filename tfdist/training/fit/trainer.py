@@ -14,7 +14,7 @@ from tfdist.aliases import Callbacks, KerasData
 from tfdist.data.pipeline import BatchAugmentation
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
-from tfdist.internals import array_slicing
+from tfdist.internals import array_slicing, global_seed
 from tfdist.placement.options import Placement
 from tfdist.records.durable_files import sync_to_disk, temporary_directory
 from tfdist.records.pattern_paths import check_saved_model_path
@@ -41,6 +41,7 @@ from tfdist.training.fit.single_batches import SingleBatches, on_all_workers
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.example_order import ExampleOrder, find_order, read_order
 from tfdist.training.inputs.make_adapter import check_order, find_batch_size
+from tfdist.training.step.model_variables import hash_each
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.agreement import agree_on_data
 from tfdist.training.workers.alone import alone
@@ -145,6 +146,8 @@ class Trainer(SingleBatches):
             self.recovery = Recovery(
                 self._checkpoint_dir, keep=self._keep_checkpoints, workers=workers
             )
+            if global_seed() is not None:
+                self.progress.initial_values = hash_each(self.model.weights)
 
     @run_own_first
     @on_all_workers

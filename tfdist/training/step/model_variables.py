@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -220,6 +220,18 @@ def hash_values(variables: Iterable[keras.Variable]) -> str:
     for variable in variables:
         digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
     return digest.hexdigest()
+
+
+def hash_each(variables: Iterable[keras.Variable]) -> dict[str, str]:
+    """Returns a SHA-256 of each value, by the path of its variable. All workers must call this."""
+    return {variable.path: hash_values([variable]) for variable in variables}
+
+
+def hash_changes(variables: Iterable[keras.Variable], before: Mapping[str, str]) -> str | None:
+    """Returns a hash of the values that differ from `hash_each` of before; None if none does."""
+    known = [variable for variable in variables if variable.path in before]
+    changed = [v for v in known if hash_values([v]) != before[v.path]]
+    return hash_values(changed) if changed else None
 
 
 def hash_weights(model: keras.Model) -> str:
