@@ -226,10 +226,12 @@ def test_code_that_a_step_calls():
     place = find_place(STACKS)
     assert place.is_called
     assert str(place.frame) == "load (/home/me/loader.py:5)"
-    rest = find_place(STACKS.partition("\n\n")[2])
-    assert not rest.is_called
-    assert str(rest.frame) == "<module> (/home/me/train.py:42)"
+    rest = STACKS.partition("\n\n")[2]
+    assert not find_place(rest).is_called
+    assert str(find_place(rest).frame) == "<module> (/home/me/train.py:42)"
     assert find_place("nothing").frame is None
+    of_module = f'{rest.rstrip()}\n  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+    assert str(find_place(of_module).frame) == "<module> (/home/me/train.py:42)"
 
 
 TRAINING = """

@@ -15,6 +15,8 @@ from tfdist.launch.pulse import BUSY, OUT, OWN, SERVE, STACK_SIGNAL, STEP, Pulse
 _ANSWER_S = 1.0  # for printing the stacks
 _MAX_STACKS = 1 << 18
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+# The outermost functions of the main thread: of a script, and of `python -m`.
+_MAIN = {"<module>", "_run_module_as_main"}
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _TFDIST = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ")
@@ -152,10 +154,10 @@ def find_place(text: str) -> Place:
     if called:
         # Of a function that waits for threads of its own, such as a data loader's, their code.
         frames = called[0]
-        others = [f for frames in threads if frames[-1].function != "<module>" for f in frames]
+        others = [f for frames in threads if frames[-1].function not in _MAIN for f in frames]
         user = next((frame for frame in [*frames, *others] if frame.is_users), None)
         return Place(user or frames[0], is_called=True)
-    main = next((frames for frames in threads if frames[-1].function == "<module>"), None)
+    main = next((frames for frames in threads if frames[-1].function in _MAIN), None)
     if main is None:
         return Place(None, is_called=False)
     return Place(next((frame for frame in main if frame.is_users), main[0]), is_called=False)
