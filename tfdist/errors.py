@@ -83,8 +83,9 @@ def describe_file_error(error: BaseException) -> str | None:
     return f"Cannot use {match['path']}: {match['problem']}. {advice}"
 
 
-# Keras colors the messages of its layers, and TensorFlow lists the errors of a graph.
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+# Keras colors the messages of its layers, and TensorFlow names the operation.
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\} *| *\[Op:\w+\](?: name: ?\S*)?")
+# TensorFlow lists the errors of a graph.
 _ROOT = re.compile(r"root error\(s\) found\.\n\s*\(0\) (?:[A-Z_]+: +)?(.*)")
 # In errors from a graph, Keras puts these around the line that says what is wrong.
 _OF_GRAPHS = ("Graph execution error", "Detected at node", "Original stack trace")
@@ -99,6 +100,8 @@ def shorten_error(error: BaseException) -> str:
     'Not so.'
     >>> shorten_error(ValueError("2 root error(s) found.\\n  (0) INVALID: No.\\n  (1) Late."))
     'No.'
+    >>> shorten_error(ValueError("{{function_node __wrapped__SaveV2}} a; Full [Op:SaveV2] name: "))
+    'a; Full'
     >>> shorten_error(KeyError())
     'KeyError'
     >>> shorten_error(KeyError("name"))
@@ -107,7 +110,7 @@ def shorten_error(error: BaseException) -> str:
     text = getattr(error, "message", "") or str(error)  # TensorFlow's errors have a message
     if text and isinstance(error, KeyError):
         return f"KeyError: {text}"
-    text = _COLORS.sub("", text)  # in the messages of Keras's layers
+    text = _NOISE.sub("", text)
     root = _ROOT.search(text)
     if root is not None:
         return root[1]
