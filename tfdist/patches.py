@@ -482,7 +482,7 @@ PATCHES = (
             (file_io, "_pywrap_file_io"),
             (h5py.File, "__init__"),
             (tf.data.Dataset, "cache list_files load save"),
-            (tf.io, "read_file write_file"),
+            (tf.io, "matching_files read_file write_file"),
             (tf.io.TFRecordWriter, "__init__"),
             (tf.data.TFRecordDataset, "__init__"),
             (tf.data.TextLineDataset, "__init__"),

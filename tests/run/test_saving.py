@@ -127,6 +127,15 @@ def test_names_that_a_pipeline_computes_are_found_where_this_process_wrote(tmp_p
             assert list(lines.as_numpy_iterator()) == found
             lines = tf.data.TextLineDataset(names)
             assert list(lines.as_numpy_iterator()) == found
+            assert [
+                tf.io.read_file(name) for name in tf.io.matching_files(f"{start}?.txt")
+            ] == found
+            patterns = tf.data.Dataset.from_tensors(f"{start}?.txt")
+            names = patterns.flat_map(
+                lambda pattern: tf.data.Dataset.from_tensor_slices(tf.io.matching_files(pattern))
+            )
+            assert list(names.map(tf.io.read_file).as_numpy_iterator()) == found
+        assert tf.io.matching_files(["absent*", "9*"]).shape == [0]
         nested = tf.data.Dataset.list_files(["deep[[]1]/*", "absent*", "2*"], shuffle=False)
         assert len(list(nested)) == 2
         rows = tf.data.experimental.make_csv_dataset("rows.csv", 1, num_epochs=1, label_name="b")

@@ -85,6 +85,7 @@ class Overlay:
             replace(tf.data.Dataset, "load", load)
             list_files = self._map_list_files(tf.data.Dataset.list_files)
             replace(tf.data.Dataset, "list_files", list_files)
+            replace(tf.io, "matching_files", _match_files)
             owner: Any
             find: Any
             for owner, name, place, find in (
@@ -146,7 +147,7 @@ class Overlay:
             real = tf.where(absolute, name, tf.strings.join([directory, name], "/"))
             mapped = self._root + tf.strings.regex_replace(real, r"/(\./+)+", "/")
             pattern = tf.strings.regex_replace(mapped, r"[\\*?\[\]]", r"\\\0")
-            return tf.where(tf.size(tf.io.matching_files(pattern)) > 0, mapped, name)
+            return tf.where(tf.size(tf.raw_ops.MatchingFiles(pattern=pattern)) > 0, mapped, name)
 
         return find(names) if names.shape.rank == 0 else tf.map_fn(find, names)
 
@@ -446,6 +447,21 @@ class _Entries:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+@tf.autograph.experimental.do_not_convert
+def _match_files(pattern: Any, name: str | None = None) -> tf.Tensor:
+    """Takes the place of `tf.io.matching_files`, by the mapped `tf.io.gfile.glob`."""
+
+    def match(patterns: Any) -> Any:
+        texts = map(os.fsdecode, np.ravel(patterns))
+        names = sorted(os.fsencode(name) for text in texts for name in tf.io.gfile.glob(text))
+        return np.array(names, object)
+
+    if not _is_computed(pattern):
+        return tf.constant(match(pattern), tf.string, name=name)
+    found = tf.numpy_function(match, [pattern], tf.string, name=name)
+    return tf.ensure_shape(found, [None])
 
 
 def _is_computed(names: Any) -> bool:
