@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.errors import TfdistError
@@ -49,6 +50,14 @@ BAD_FIT = [
     ({"validation_freq": "2"}, "`validation_freq=2` says no epochs"),
     ({"verbose": "yes"}, "`verbose=yes` is unknown"),
     ({"verbose": -1}, "`verbose=-1` is unknown"),
+    ({"class_weight": [1, 2]}, "`class_weight` is a list. Give a dictionary"),
+    ({"class_weight": "balanced"}, "`class_weight` is a str. Give a dictionary"),
+    ({"callbacks": "x"}, "`callbacks` contains 'x', which is not a callback"),
+    ({"callbacks": [1]}, "`callbacks` contains 1, which is not"),
+    ({"callbacks": [None]}, "`callbacks` contains None, which is not"),
+    ({"callbacks": keras.callbacks.History}, "`callbacks` contains the class History, which"),
+    ({"sample_weight": np.ones(3)}, "same number of samples"),
+    ({"sample_weight": "x"}, "Unrecognized data type"),
 ]
 
 
@@ -60,6 +69,11 @@ def test_fit_refuses_in_one_line(trainer, arguments, message):
     assert int(trainer.model.optimizer.iterations) == 0
 
 
+def test_a_validation_without_labels_is_refused_once_it_begins_as_in_keras():
+    with pytest.raises(TfdistError, match="Cannot compute the loss without labels. Give y;"):
+        tfdist.Trainer(_build).fit(X, Y, validation_data=(X,), verbose=0)
+
+
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 @pytest.mark.parametrize(
     "arguments",
@@ -69,10 +83,12 @@ def test_fit_refuses_in_one_line(trainer, arguments, message):
         {"verbose": "no"},
         {"steps": 1.5},
         {"steps": "2"},
+        {"callbacks": "x"},
+        {"callbacks": [1]},
     ],
 )
 def test_evaluate_and_predict_refuse_too(trainer, method, arguments):
-    with pytest.raises(TfdistError, match="too small|two names|unknown|not a whole"):
+    with pytest.raises(TfdistError, match="too small|two names|unknown|not a whole|not a callback"):
         getattr(trainer, method)(X, **{"verbose": 0, **arguments})
 
 
@@ -114,6 +130,23 @@ def test_a_trainer_refuses_in_one_line(arguments, message):
 def test_options_from_python_have_types(make, message):
     with pytest.raises(TfdistError, match=message):
         make()
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch", "predict_on_batch"])
+@pytest.mark.parametrize("batch", [None, 3, [[1.0]], "x", tf.data.Dataset.from_tensors(X)], ids=str)
+def test_a_single_batch_is_an_array(trainer, method, batch):
+    """Keras refuses them, too, in many lines."""
+    model = _build()
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        getattr(model, method)(batch)
+    with pytest.raises(TfdistError, match="Cannot use a .* as a batch. Give arrays"):
+        getattr(trainer, method)(batch)
+
+
+def test_what_keras_takes_for_nothing_is_taken_for_nothing():
+    options = {"verbose": None, "validation_split": None, "shuffle": []}
+    found = tfdist.Trainer(_build).fit(X, Y, **options).history
+    assert list(found) == list(_build().fit(X, Y, **options).history)
 
 
 def test_numbers_of_numpy_and_paths_are_accepted(tmp_path):

@@ -43,6 +43,17 @@ CASES = {
         (tf.data.Dataset.from_tensor_slices((X, Y)),),
         r"Call \.batch\(batch_size\) on it",
     ),
+    "examples of two sizes": (
+        _build,
+        (tf.data.Dataset.from_tensor_slices((X, np.eye(3, dtype="f4")[Y])),),
+        r"[Cc]all \.batch\((global_)?batch_size\) on (it|the dataset)",
+    ),
+    "examples without labels": (
+        _build,
+        (tf.data.Dataset.from_tensor_slices(X),),
+        r"single examples, call \.batch\(batch_size\) on the dataset",
+    ),
+    "no labels": (_build, (X,), "Cannot compute the loss without labels"),
 }
 
 
@@ -54,7 +65,8 @@ CASES = {
 def test_data_that_do_not_fit_cost_one_line(strategy_name, name):
     build, data, message = CASES[name]
     strategy = zoo.STRATEGIES[strategy_name]()
-    calls = ["fit", "evaluate"] + (["predict"] if name in ("shape", "indices") else [])
+    calls = ["fit", "evaluate"] if name != "examples without labels" else []
+    calls += ["predict"] if name in ("shape", "indices") or not calls else []
     for call in calls:
         trainer = tfdist.Trainer(build, strategy=strategy)
         with pytest.raises(TfdistError, match=message) as caught:

@@ -15,6 +15,7 @@ from tfdist.internals import NoneTensorSpec
 
 _UNEVEN = "Cannot divide a batch over replicas: its parts have different numbers of examples"
 _EVEN = "Give each part the same number, or train on one device."
+_IF_SINGLE = " If the elements are single examples, call .batch(global_batch_size) on the dataset."
 
 
 def split_rows(num_rows: int, num_replicas: int) -> list[tuple[int, int]]:
@@ -81,18 +82,22 @@ def check_batches(spec: Nested[tf.TypeSpec]) -> int | None:
             "batches. Call .batch(global_batch_size) on it."
         )
     num_rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank} - {None}
-    check_sizes(num_rows)
+    check_sizes(num_rows, advice=_IF_SINGLE)
     return num_rows.pop() if num_rows else None
 
 
-def check_sizes(sizes: Collection[int]) -> None:
+def check_sizes(sizes: Collection[int], *, advice: str = "") -> None:
     """Checks that the parts of a batch have one size.
+
+    Args:
+      advice: the end of the message.
 
     Raises:
       TfdistError: they have several.
     """
     if len(sizes) > 1:
-        raise TfdistError(f"{_UNEVEN} ({' and '.join(map(str, sorted(sizes)))}). {_EVEN}")
+        found = " and ".join(map(str, sorted(sizes)))
+        raise TfdistError(f"{_UNEVEN} ({found}). {_EVEN}{advice}")
 
 
 def split_batch(

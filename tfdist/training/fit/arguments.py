@@ -38,7 +38,7 @@ class BatchArguments(OptionGroup):
                 "examples per step, over all replicas. Give one of them."
             )
         is_number = isinstance(self.verbose, (int, bool)) and self.verbose >= 0
-        if not (is_number or self.verbose == "auto"):
+        if not (is_number or self.verbose in ("auto", None)):
             raise TfdistError(f"`verbose={self.verbose}` is unknown. Give 'auto', 0, 1 or 2.")
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tfdist.aliases import Callbacks
+from tfdist.errors import TfdistError
 
 
 class CallbackList(keras.callbacks.CallbackList):
@@ -65,10 +66,22 @@ def _overrides(callback: keras.callbacks.Callback, *names: str) -> bool:
 
 
 def list_callbacks(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that a user passed as None, one, several, or a Keras `CallbackList`."""
+    """Returns the callbacks that a user passed as None, one, several, or a Keras `CallbackList`.
+
+    Raises:
+      TfdistError: one of them is no callback.
+    """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    return list(keras.tree.flatten(callbacks)) if callbacks else []
+    chosen = list(keras.tree.flatten(callbacks)) if callbacks else []
+    for each in chosen:
+        if isinstance(each, type) or not hasattr(each, "set_model"):
+            kind = f"the class {each.__name__}" if isinstance(each, type) else repr(each)
+            raise TfdistError(
+                f"`callbacks` contains {kind}, which is not a callback. Give objects of "
+                "keras.callbacks.Callback or its subclasses."
+            )
+    return chosen
 
 
 def find_history(callbacks: Callbacks) -> keras.callbacks.History:

@@ -225,7 +225,7 @@ class SingleBatches:
     def _find_verbosity(self, verbose: int | str) -> int:
         if not self.is_chief:
             return 0
-        return 1 if verbose == "auto" else int(verbose)
+        return 1 if verbose == "auto" else int(verbose or 0)
 
     def _evaluate(
         self,

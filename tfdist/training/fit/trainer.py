@@ -218,7 +218,7 @@ class Trainer(SingleBatches):
             epochs=epochs,
             initial_epoch=initial_epoch,
             max_steps=max_steps,
-            validation_split=validation_split,
+            validation_split=validation_split or 0.0,
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
             validation_freq=validation_freq,

@@ -20,6 +20,12 @@ _SHAPE = re.compile(
 )
 
 
+_INPUT = re.compile(
+    r"Expected shape (?P<expected>\([^)]*\)), but input has incompatible shape (?P<found>\([^)]*\))"
+)
+_NO_LABELS = "None values not supported."
+
+
 @contextlib.contextmanager
 def explain_data_errors(batch_spec: Nested[tf.TypeSpec]) -> Iterator[None]:
     """Raises a TfdistError of one line in place of an error about the data, if understood."""
@@ -59,6 +65,17 @@ def _describe(text: str, batch_spec: Nested[tf.TypeSpec]) -> str | None:
             "Cannot use single examples: the elements of a dataset must be global batches. Call "
             ".batch(batch_size) on it."
         )
+    if text.strip() == _NO_LABELS and _has_no_labels(batch_spec):
+        return (
+            "Cannot compute the loss without labels. Give y; the elements of a dataset must be "
+            "(x, y), and so must validation_data."
+        )
+    if found := _INPUT.search(text):
+        return (
+            f"The data do not fit the model: an input of shape {found['expected']} got data of "
+            f"shape {found['found']}. If these are single examples, call .batch(batch_size) on the "
+            "dataset. Otherwise change the data, or the model's input."
+        )
     if found := _SHAPE.search(text):
         return (
             f"The data do not fit the model: the layer {found['layer']!r} {found['reason']}. "
@@ -73,3 +90,8 @@ def _is_single(batch_spec: Nested[tf.TypeSpec]) -> bool:
     shapes = [leaf.shape for leaf in leaves if leaf.shape.rank is not None]
     rows = {shape[0] if shape.rank else 0 for shape in shapes}
     return 0 in rows or len(rows - {None}) > 1
+
+
+def _has_no_labels(batch_spec: Nested[tf.TypeSpec]) -> bool:
+    """Returns whether the elements of data are inputs only."""
+    return not (isinstance(batch_spec, tuple) and len(batch_spec) > 1)

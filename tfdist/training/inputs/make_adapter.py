@@ -69,8 +69,15 @@ def make_data_adapter(
 
     Raises:
       TfdistError: a source's batch is too small for the replicas or the micro-batches, or the kind
-        of data is unknown.
+        of data or of class weights is unknown.
     """
+    if not isinstance(class_weight, (Mapping, type(None))):
+        raise TfdistError(
+            f"`class_weight` is a {type(class_weight).__name__}. Give a dictionary from classes, "
+            "which are whole numbers, to the weights of their examples."
+        )
+    if shuffle != "batch":
+        shuffle = bool(shuffle)
     given = [
         name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None
     ]
@@ -336,7 +343,12 @@ def find_batch_size(batch_size: int | None, x: KerasData, steps_per_epoch: int |
 def count_rows(x: KerasData) -> int:
     """Returns the number of examples in arrays."""
     leaf = _find_array(x)
-    return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else len(leaf)
+    if not getattr(leaf, "shape", ()):
+        raise TfdistError(
+            f"Cannot use a {type(leaf).__name__} as a batch. Give arrays or tensors whose first "
+            "dimension is the batch."
+        )
+    return int(leaf.shape[0])
 
 
 def _find_array(x: KerasData) -> Any:
