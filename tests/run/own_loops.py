@@ -196,6 +196,23 @@ def loss_that_cannot_be_divided():
 
 
 @program
+def only_tensor_that_is_no_batch():
+    model, optimizer = make(), keras.optimizers.SGD(0.1)
+    x = tf.constant(X)
+
+    @tf.function
+    def step(limits):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.clip_by_value(model(x), limits[0], limits[3]) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    model(x)
+    return [float(step(tf.constant([-0.5, 0.0, 0.0, 2.0], x.dtype))), *weigh(model)]
+
+
+@program
 def function_of_an_epoch():
     model, optimizer = make(), keras.optimizers.SGD(0.1)
     data = read()

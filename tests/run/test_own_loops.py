@@ -18,6 +18,7 @@ WHOLE = {
     "guide_s_class_without_a_function": "applies gradients, but is no tf.function of a batch",
     "outputs_of_examples": "returns a tensor of shape",
     "loss_that_cannot_be_divided": "Cannot divide a batch over",
+    "only_tensor_that_is_no_batch": "`limits` of shape [4] is no batch of which it can compute",
     "function_of_an_epoch": "applies gradients, but is no tf.function of a batch",
     "loop_in_the_open": "applies gradients, but is no tf.function of a batch",
 }
@@ -91,6 +92,7 @@ def test_loops_end_as_without_tfdist_and_most_are_divided(flags, expected):
     assert len(lines["divided"]) == len(DIVIDED) + 2 + 1
     assert len(lines["whole"]) == len(WHOLE) - 1 + 1
     assert "different numbers of examples (4 and 8)" in errors
+    assert WHOLE["only_tensor_that_is_no_batch"] in errors
 
 
 @pytest.mark.parametrize("name", ["guide_s_class_without_a_function"])

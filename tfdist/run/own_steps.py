@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -166,7 +167,8 @@ class _ScriptStep:
                 raise
             self._may_divide = False
             if not _find_uses(self._divided.function).isdisjoint(_UPDATES):
-                self._steps.tell_whole(name, f"is not divided: {shorten_error(error)}")
+                reason = _explain(error, self._divided.function, args, kwargs)
+                self._steps.tell_whole(name, f"is not divided: {reason}")
             return self._compute_whole(args, kwargs)
         self._has_run = True
         self._steps.tell_divided(name)
@@ -206,6 +208,27 @@ def _find_uses(function: Any) -> set[str]:
 def _describe(function: Any) -> str:
     code = function.__code__
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _explain(
+    error: Exception, function: Any, args: Sequence[object], kwargs: dict[str, Any]
+) -> str:
+    """Returns why replicas cannot divide a call, in one line."""
+    cause = error.__cause__ if isinstance(error, TfdistError) else error
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    arrays = [
+        (name, leaf.shape)
+        for name, value in given.items()
+        for leaf in tf.nest.flatten(value)
+        if len(getattr(leaf, "shape", ()))
+    ]
+    if cause is None or len(arrays) != 1:
+        return shorten_error(error)
+    ((name, shape),) = arrays
+    return (
+        f"`{name}` of shape {list(shape)} is no batch of which it can compute a part: "
+        f"{shorten_error(cause)}"
+    )
 
 
 def _find_caller() -> tuple[str, str]:
