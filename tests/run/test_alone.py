@@ -31,6 +31,17 @@ if sys.argv[1] == "fails":
         if is_chief:
             raise
         sys.exit(0)  # a worker that fails itself would make the launcher end the chief
+class Evaluates(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if is_chief:
+            self.model.test_on_batch(x, x[:, :1])
+
+if sys.argv[1] == "evaluates in a callback":
+    model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[Evaluates()])
+if sys.argv[1] == "trains less":
+    for _ in range(4 if is_chief else 3):
+        model.train_on_batch(x, x[:, :1])
+    sys.exit()
 model.fit(x, x[:, :1], verbose=0)
 if is_chief:
     model.predict(x, verbose=0)
@@ -51,6 +62,12 @@ elif sys.argv[1] == "evaluates":
             "fails",
             "The program of worker 1 failed while worker 0 was in `fit`: RuntimeError: no image 17",
         ),
+        (
+            "trains less",
+            "The program of worker 1 ended while worker 0 was in `train_on_batch`, which all",
+        ),
+        # The first of them that says so ends the other one.
+        ("evaluates in a callback", "Call the same on every worker, in the same order, also in"),
         ("evaluates", "Worker 1 calls `evaluate` while the chief calls `predict`. Call the same"),
     ],
 )

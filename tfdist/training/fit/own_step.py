@@ -16,6 +16,7 @@ from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
+from tfdist.training.workers.communication import Workers, taking_part
 
 _METRICS = "metrics"
 _VARIABLES = (keras.Variable, tf.Variable, keras.random.SeedGenerator)
@@ -93,6 +94,10 @@ class OwnStep:
             return self._others[key](*args, **kwargs)
         rows = _to_rows(data)
         if self._trainer is None:
+            workers = Workers(self._strategy)
+            if workers.count > 1:  # they create variables together
+                with taking_part(workers, self._name):
+                    workers.meet(self._name, {})
             self._trainer = self._make_ready(rows)
         program: Any = self._trainer.model
         return program.unpack(self._trainer.run_step(rows), rows, self._returns_tensors)

@@ -56,6 +56,11 @@ class SingleBatches:
         """Whether this process writes files, which a single process always does."""
         return self.engine.workers.is_chief
 
+    @property
+    def compares_next(self) -> bool:
+        """Whether workers compare the next single batch, and their programs: 1, 2, 4, 8, ..."""
+        return _is_power_of_two(self._num_single + 1)
+
     @run_own_first
     @on_all_workers
     def train_on_batch(
@@ -159,14 +164,13 @@ class SingleBatches:
         other batches, and if the model has changed.
         """
         known = self._known.get((kind, _sign(batch)))
-        number = self._num_single + 1
-        is_due = self.engine.workers.count > 1 and _is_power_of_two(number)
+        is_due = self.engine.workers.count > 1 and self.compares_next
         if known is None or is_due or not self.engine.is_checked(kind):
             return None
         steps = self.engine.find_steps(kind)
         if steps is not known.steps:
             return None
-        self._num_single = number
+        self._num_single += 1
         return steps, steps.give(known.convert(batch), known)
 
     def _learn(self, kind: str, batch: _GivenBatch, adapter: DataAdapter) -> None:

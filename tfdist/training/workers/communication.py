@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ from tfdist.launch.pulse import STEP, open_pulse
 from tfdist.strategies.registry import find_traits
 from tfdist.training.workers.program import describe_call, describe_program
 
-_MEETINGS = ("fit", "evaluate", "predict")  # before these, workers compare their programs
-_ENDED, _ANSWER_MS = "tfdist/ended", 2000  # in TensorFlow's coordination service
+_MEETINGS = ("fit", "evaluate", "predict")  # before each of these, workers compare their programs
+# In TensorFlow's coordination service.
+_ENDED, _IN_CALL, _ANSWER_MS = "tfdist/ended", "tfdist/in_call", 2000
+_SUM = "_tfdist_sum"  # of a strategy
+_MISMATCH = "Shape mismatch in the collective instance"
 # The errors that TensorFlow raises when a peer is lost.
 _LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -55,7 +58,10 @@ class Workers:
         own = range(self.index * local, (self.index + 1) * local)
         # Processes may have different numbers of logical replicas.
         self._own = getattr(channel.extended, "replicas", own)
-        self._sum = tf.function(self.sum_in_graph, reduce_retracing=True)
+        # One for all of a strategy: sums by traces of other shapes on other workers hang.
+        if _SUM not in vars(channel):
+            vars(channel)[_SUM] = tf.function(self.sum_in_graph, reduce_retracing=True)
+        self._sum = vars(channel)[_SUM]
 
     @property
     def replicas(self) -> range:
@@ -101,24 +107,22 @@ class Workers:
         self.any(False)
 
     def meet(self, name: str, program: Mapping[str, Any]) -> None:
-        """Checks that all workers call the same method of a trainer, with the same program.
+        """Checks that all workers call the same method or step, with the same program.
 
         Args:
           program: what must be the same on all workers, by a name for the user.
         """
         table = np.zeros([2, self.count])
-        text = json.dumps(program, sort_keys=True).encode()
-        digest = hashlib.blake2b(text, digest_size=6).digest()
-        table[:, self.index] = _MEETINGS.index(name), int.from_bytes(digest)
-        methods, digests = self.sum(table.ravel()).reshape(table.shape)
-        names = [_MEETINGS[int(number)] for number in methods]
-        for worker, other in enumerate(names):
-            if other != names[0]:
-                raise TfdistError(
-                    f"Worker {worker} calls `{other}` while the chief calls `{names[0]}`. Call the "
-                    "same methods on every worker, in the same order."
-                )
-        if np.any(digests != digests[0]):
+        table[:, self.index] = _hash(name), _hash(json.dumps(program, sort_keys=True))
+        names, programs = self.sum(table.ravel()).reshape(table.shape)
+        if np.any(names != names[0]):
+            chief, *others = self.share_json(name)
+            worker = next(place for place, other in enumerate(others) if other != chief)
+            raise UnlikeWorkersError(
+                f"Worker {worker + 1} calls `{others[worker]}` while the chief calls `{chief}`. "
+                "Call the same on every worker, in the same order."
+            )
+        if np.any(programs != programs[0]):
             self._refuse_different_programs(program)
 
     def _refuse_different_programs(self, program: Mapping[str, Any]) -> None:
@@ -215,56 +219,110 @@ def explain_lost_worker(method: Callable[..., Any]) -> Callable[..., Any]:
     The method raises a `TrainingError` when a worker is lost or has ended its program, and a
     `TfdistError` when it has called another method.
     """
-    name = method.__name__
 
     @functools.wraps(method)
     def explained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         workers: Workers = trainer.engine.workers
         if workers.count == 1:
             return method(trainer, *args, **kwargs)
-        last_words = _LastWords.of(workers.index)
-        last_words.keep(None)
-        try:
-            if name in _MEETINGS:
+        # The user knows a step of a loop by the name of its function.
+        is_step = method.__name__ == "run_step"
+        name = type(trainer.model).__name__ if is_step else method.__name__
+        with taking_part(workers, name, find_step=lambda: int(trainer.step)):
+            program = {}
+            if name in _MEETINGS or trainer.compares_next:
                 program = describe_call(method, (trainer, *args), kwargs)
-                if name == "fit":
-                    program |= describe_program(trainer.model)
-                workers.meet(name, program)
+                program |= describe_program(trainer.model)
+            workers.meet(name, program)
             return method(trainer, *args, **kwargs)
-        except _LOST_PEER as error:
-            last_words.keep("")  # the lost worker is to be named, not this one
-            heard = {worker: _hear(worker, workers) for worker in range(workers.count)}
-            for worker, reason in heard.items():
-                if reason:
-                    raise TrainingError(
-                        f"The program of worker {worker} failed while worker {workers.index} was "
-                        f"in `{name}`: {reason.rstrip('.')}. Start all workers again once it is "
-                        "mended."
-                    ) from error
-            ended = [worker for worker, reason in heard.items() if reason is not None]
-            if ended:
-                raise TrainingError(
-                    f"The program of worker {ended[0]} ended while worker {workers.index} was in "
-                    f"`{name}`, which all workers must call and finish. See the output of worker "
-                    f"{ended[0]}."
-                ) from error
-            peer = _find_peer(error.message)
-            if name != "fit":
-                raise TrainingError(
-                    f"Lost {peer} while worker {workers.index} was in `{name}`, which all workers "
-                    "must call. See the message of the lost worker, or call it on every worker."
-                ) from error
-            raise TrainingError(
-                f"Lost {peer} after step {trainer.step}. Start all workers "
-                "again with the same command: the run continues from its last checkpoint."
-            ) from error
-        except Exception as error:
-            last_words.keep(_describe(error))
-            raise
-        finally:
-            last_words.speak_first()
 
     return explained
+
+
+@contextlib.contextmanager
+def taking_part(
+    workers: Workers, name: str, *, find_step: Callable[[], int] = lambda: 0
+) -> Iterator[None]:
+    """Says what happened when another worker does not take part in a call.
+
+    Args:
+      name: what is called.
+      find_step: returns the number of updates made.
+
+    Raises:
+      TrainingError: a worker is lost, or has ended its program.
+      UnlikeWorkersError: a worker takes part in another call.
+    """
+    last_words = _LastWords.of(workers.index)
+    last_words.keep(None)
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        unlike = _explain_mismatch(error, workers, name)
+        last_words.keep(_describe(unlike or error))
+        if unlike is None:
+            raise
+        raise unlike from error
+    except _LOST_PEER as error:
+        last_words.keep("")  # the lost worker is to be named, not this one
+        raise _explain_lost(error, workers, name, find_step) from error
+    except Exception as error:
+        last_words.keep(_describe(error))
+        raise
+    finally:
+        last_words.speak_first()
+
+
+def _explain_mismatch(
+    error: tf.errors.OpError, workers: Workers, name: str
+) -> UnlikeWorkersError | None:
+    """Returns the error for a collective whose other side is in another call; None for others."""
+    if _MISMATCH not in error.message:
+        return None
+    with contextlib.suppress(tf.errors.OpError):
+        context.context().set_config_key_value(f"{_IN_CALL}/{workers.index}", name)
+    for worker in range(workers.count):
+        other = _read_key(f"{_IN_CALL}/{worker}", workers)
+        if other not in (None, name):
+            return UnlikeWorkersError(
+                f"Worker {workers.index} is in `{name}` while worker {worker} is in `{other}`. "
+                "Call the same on every worker, in the same order, also in callbacks."
+            )
+    return None
+
+
+def _explain_lost(
+    error: tf.errors.OpError, workers: Workers, name: str, find_step: Callable[[], int]
+) -> TrainingError:
+    heard = {worker: _hear(worker, workers) for worker in range(workers.count)}
+    for worker, reason in heard.items():
+        if reason:
+            return TrainingError(
+                f"The program of worker {worker} failed while worker {workers.index} was in "
+                f"`{name}`: {reason.rstrip('.')}. Start all workers again once it is mended."
+            )
+    ended = [worker for worker, reason in heard.items() if reason is not None]
+    if ended:
+        return TrainingError(
+            f"The program of worker {ended[0]} ended while worker {workers.index} was in "
+            f"`{name}`, which all workers must call and finish. See the output of worker "
+            f"{ended[0]}."
+        )
+    peer = _find_peer(error.message)
+    if name != "fit":
+        return TrainingError(
+            f"Lost {peer} while worker {workers.index} was in `{name}`, which all workers must "
+            "call. See the message of the lost worker, or call it on every worker."
+        )
+    return TrainingError(
+        f"Lost {peer} after step {find_step()}. Start all workers again with the same command: the "
+        "run continues from its last checkpoint."
+    )
+
+
+def _hash(text: str) -> int:
+    """Returns a number for a text, which a float64 can hold."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest())
 
 
 class _LastWords:
@@ -307,12 +365,17 @@ def _describe(error: BaseException) -> str:
 
 def _hear(worker: int, workers: Workers) -> str | None:
     """Returns why the program of a worker ended, "" without an error, None if nothing is known."""
+    told = _read_key(f"{_ENDED}/{worker}", workers)
+    return None if told is None else told.partition(" ")[2]
+
+
+def _read_key(key: str, workers: Workers) -> str | None:
+    """Returns what a worker has told the others; None if it does not do so soon."""
     try:
         timeout_ms = max(_ANSWER_MS // workers.count, 10)
-        told = context.context().get_config_key_value(f"{_ENDED}/{worker}", timeout_ms)
+        return str(context.context().get_config_key_value(key, timeout_ms))
     except tf.errors.OpError:
         return None
-    return str(told).partition(" ")[2]
 
 
 def _find_peer(message: str) -> str:
