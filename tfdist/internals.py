@@ -156,7 +156,10 @@ PRIVATE_ATTRIBUTES = {
     "tfdist.internals.Functional": (
         *("_inputs_struct", "_nodes_by_depth", "_outputs_struct", "_standardize_inputs"),
     ),
-    "tfdist.internals.CompileMetrics": ("_flat_losses", "_user_loss"),  # and of its neighbor
+    "tfdist.internals.CompileMetrics": (  # and of its neighbor
+        *("_flat_losses", "_user_loss", "_user_loss_weights", "_user_metrics"),
+        "_user_weighted_metrics",
+    ),
     "tfdist.internals.MeanMetricWrapper": ("_fn", "_fn_kwargs"),
     "keras.losses.MeanSquaredError": ("_fn_kwargs",),
     "keras.layers.BatchNormalization": ("_reduction_axes",),

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import StepOptions, Trainer, strategies
+from tfdist import Loop, StepOptions, Trainer, strategies
 from tfdist.errors import TfdistError
 
 ROWS = 24
@@ -132,6 +132,69 @@ def list_cases(index):
         setattr(part, name, value)
         trainer.fit(X, Y, **fit)
 
+    def compile_and(use, loss="mse", optimizer="sgd", **options):
+        def run(trainer):
+            trainer.compile(optimizer, loss, **options)
+            use(trainer)
+
+        return run
+
+    def fit_once(trainer):
+        trainer.fit(X, Y, **fit)
+
+    def name_otherwise(trainer):
+        """Workers that have built other models before, and functions without a name."""
+        for _ in range(3 * index):
+            keras.layers.Dense(1)
+
+        def build():
+            inner = keras.layers.TimeDistributed(keras.Sequential([keras.layers.Dense(2)]))
+            model = keras.Sequential(
+                [
+                    keras.Input((ROWS,)),
+                    keras.layers.Dense(4, activation=lambda x: 2 * x),
+                    keras.layers.Reshape((2, 2)),
+                    inner,
+                    keras.layers.Lambda(lambda x: keras.ops.mean(x, (1, 2))),
+                ]
+            )
+            rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+            model.compile(
+                keras.optimizers.SGD(rate), lambda y, found: (y - found) ** 2, metrics=["mae"]
+            )
+            return model
+
+        fit_once(Trainer(build, strategy=trainer.strategy, step_options=StepOptions(check="off")))
+        for _ in range(3 * (1 - index)):  # the names of what follows are alike again
+            keras.layers.Dense(1)
+
+    def call(*names):
+        def run(trainer):
+            for name in names:
+                given = (X[:8],) if name == "predict" else (X[:8], Y[:8])
+                getattr(trainer, f"{name}_on_batch")(*given)
+
+        return run
+
+    def step(trainer):
+        loop = Loop(strategy=trainer.strategy)
+        model, optimizer = trainer.model, trainer.model.optimizer
+
+        @loop.distribute
+        def train_step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        @loop.distribute
+        def validation_step(x, y):
+            return tf.reduce_mean((model(x) - y) ** 2)
+
+        for number in range(4):
+            (validation_step if alone and number == 3 else train_step)(X[:8], Y[:8])
+
     def train_on_drawn(trainer):
         for x, y in draw_batches():
             trainer.train_on_batch(x, y)
@@ -193,6 +256,47 @@ def list_cases(index):
             ),
         ),
         "momentum": ({}, lambda t: set_and_fit(t, t.model.optimizer, "beta_1", 0.5 + index / 10)),
+        "activation": (
+            {},
+            lambda t: set_and_fit(
+                t,
+                t.model.layers[0],
+                "activation",
+                keras.activations.get("tanh" if alone else "relu"),
+            ),
+        ),
+        "initializer": (
+            {},
+            lambda t: set_and_fit(
+                t,
+                t.model.layers[0],
+                "kernel_initializer",
+                keras.initializers.get("ones" if alone else "he_normal"),
+            ),
+        ),
+        "another optimizer": ({}, compile_and(fit_once, optimizer="sgd" if alone else "adam")),
+        "another loss": ({}, compile_and(fit_once, loss="mae" if alone else "mse")),
+        "another loss to evaluate": (
+            {},
+            compile_and(
+                lambda trainer: trainer.evaluate(X, Y, verbose=0),
+                loss=keras.losses.Huber(1.0 + index),
+            ),
+        ),
+        "other metrics": ({}, compile_and(fit_once, metrics=["mae"] if alone else ["mse"])),
+        "another schedule": (
+            {},
+            compile_and(
+                fit_once,
+                optimizer=keras.optimizers.SGD(
+                    keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9 - 0.1 * index)
+                ),
+            ),
+        ),
+        "other names": ({}, name_otherwise),
+        "train and test on batch": ({}, call("train", *(["test"] if alone else ["train"]))),
+        "one batch more": ({}, call(*["train"] * (5 + alone), *["predict"] * (1 - alone))),
+        "another step": ({}, step),
         "nothing": ({}, lambda trainer: trainer.fit(X, Y, batch_size=8, **fit)),
         "few": ({}, predict_few),
     }

@@ -1,4 +1,4 @@
-"""Workers whose programs read other data, or change weights alone, are refused."""
+"""Workers that differ in data, weights, programs or the calls they make are refused."""
 
 import json
 import os
@@ -57,7 +57,32 @@ def found(tmp_path_factory):
             "penalty",
             f"`kernel_regularizer.l2` of {DENSE} is 1.1 on worker 1 and 0.1 {PROGRAM}",
         ),
-        ("momentum", f"`beta_1` of Adam is 0.6 on worker 1 and 0.5 {PROGRAM}"),
+        ("momentum", f"`beta_1` of `optimizer` .Adam. is 0.6 on worker 1 and 0.5 {PROGRAM}"),
+        ("activation", f'`activation` of {DENSE} is "tanh" on worker 1 and "relu" {PROGRAM}'),
+        (
+            "initializer",
+            f'`kernel_initializer` of {DENSE} is "Ones" on worker 1 and "HeNormal" {PROGRAM}',
+        ),
+        ("another optimizer", f'`optimizer` is "SGD" on worker 1 and "Adam" {PROGRAM}'),
+        ("another loss", f'`loss` is "mae" on worker 1 and "mse" {PROGRAM}'),
+        (
+            "another loss to evaluate",
+            f"`delta` of `loss` .Huber. is 2.0 on worker 1 and 1.0 {PROGRAM}",
+        ),
+        ("other metrics", f'`metrics` is ."mae". on worker 1 and ."mse". {PROGRAM}'),
+        (
+            "another schedule",
+            f"`learning_rate.decay_rate` of `optimizer` .SGD. is 0.8 on worker 1 and 0.9 {PROGRAM}",
+        ),
+        (
+            "train and test on batch",
+            "Worker 1 calls `test_on_batch` while the chief calls `train_on_batch`. Call the same",
+        ),
+        (
+            "one batch more",
+            "Worker 1 calls `train_on_batch` while the chief calls `predict_on_batch`. Call the",
+        ),
+        ("another step", "Worker 1 calls `validation_step` while the chief calls `train_step`"),
     ],
 )
 def test_workers_that_differ_are_refused(found, strategy, name, message):
@@ -79,6 +104,8 @@ def test_weights_that_one_worker_changes_are_refused(found, name, message):
 
 
 @pytest.mark.parametrize("strategy", ["CollectiveAllReduceStrategy", "LocalSgdStrategy"])
-@pytest.mark.parametrize("name", ["seeded PyDataset", "augmented", "declared", "nothing", "few"])
+@pytest.mark.parametrize(
+    "name", ["seeded PyDataset", "augmented", "declared", "other names", "nothing", "few"]
+)
 def test_workers_that_agree_are_not_refused(found, strategy, name):
     assert found[f"{strategy}: {name}"] == ""

@@ -1,17 +1,27 @@
-"""What workers must have in common before they train: numbers of the call, and of the model."""
+"""What workers must have in common before they compute: the call, and the model's program."""
 
 import contextlib
+import hashlib
 import inspect
+import json
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfdist.training.replicas.optimizers import list_optimizers
+
 # Data are compared by their contents, and what only shows progress may differ.
-_NOT_COMPARED = ("x", "y", "sample_weight", "callbacks", "verbose")
-_OWN = ("name", "seed", "learning_rate")  # numbered, drawn, and compared after each step
+_NOT_COMPARED = ("x", "y", "sample_weight", "batch", "callbacks", "verbose")
+# What depends on what a worker has built, drawn or imported, and what is compared after each step.
+_NAMES = ("name", "shared_object_id", "module", "registered_name", "seed")
+_RATE = "learning_rate"
+_NUMBERED = re.compile(r"_\d+$| at 0x[0-9a-f]+")  # of a name in a text, or an object
+_MOST_CHARACTERS = 200
 
 
 def describe_call(
@@ -32,33 +42,78 @@ def describe_call(
 
 
 def describe_program(model: keras.Model) -> dict[str, Any]:
-    """Returns the numbers in the configurations of a model's layers, losses and optimizer.
+    """Returns the numbers and texts that configure what a model computes, by places for the user.
 
-    Names are left out, because they depend on what a worker has built before.
+    They are those of its layers, loss, metrics and optimizer. Names are left out, because they
+    depend on what a worker has built before.
     """
-    found = {"`steps_per_execution`": model.steps_per_execution}
-    layers = [(f"layer {i} ({type(e).__name__})", e) for i, e in enumerate(model._flatten_layers())]
-    others = [*keras.tree.flatten(getattr(model, "loss", None)), model.optimizer]
-    for place, part in [*layers, *((type(part).__name__, part) for part in others)]:
-        config = {"trainable": part.trainable} if isinstance(part, keras.Model) else {}
-        if not isinstance(part, keras.Model) and hasattr(part, "get_config"):
-            with contextlib.suppress(Exception):  # the user's own, which may not be written
-                config = part.get_config()
-        for name, number in _find_numbers(config).items():
-            found[f"`{name}` of {place}"] = number
+    found: dict[str, Any] = {"`steps_per_execution`": model.steps_per_execution}
+    loss, metrics = (getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics"))
+    first, *others = list_optimizers(model) or [None]
+    parts = {
+        "`optimizer`": first,
+        **{f"optimizer {n}": optimizer for n, optimizer in enumerate(others, 1)},
+        "`loss`": getattr(model, "loss", None),
+        "`loss_weights`": getattr(loss, "_user_loss_weights", None),
+        "`metrics`": getattr(metrics, "_user_metrics", None),
+        "`weighted_metrics`": getattr(metrics, "_user_weighted_metrics", None),
+        **{f"layer {n}": layer for n, layer in enumerate(model._flatten_layers())},
+    }
+    for name, part in parts.items():
+        place = f"{name} ({type(part).__name__})" if hasattr(part, "get_config") else name
+        for path, value in _list_values(part):
+            found[f"`{path}` of {place}" if path else name] = value
     return found
 
 
-def _find_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a configuration, and of those of initializers and the like in it."""
-    found = {}
-    for name, value in config.items():
-        inner = value.get("config") if isinstance(value, dict) else None
-        for key, number in inner.items() if isinstance(inner, dict) else [("", value)]:
-            read = None if name in _OWN or key in _OWN else _read_number(number)
-            if read is not None:
-                found[f"{name}.{key}" if key else name] = read
-    return found
+def _list_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the paths within a configuration, and the number, the text or the class there."""
+    if isinstance(value, keras.Model):  # whose layers are listed by themselves
+        value = {"class_name": type(value).__name__, "config": {"trainable": value.trainable}}
+    elif hasattr(value, "get_config"):
+        value = {"class_name": type(value).__name__, "config": _read_config(value)}
+    elif callable(value):
+        value = getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, Mapping) and {"class_name", "config"} <= value.keys():
+        kind, value = value["class_name"], value["config"]
+        yield path, kind
+        if kind == "__lambda__" or (isinstance(value, Mapping) and "layers" in value):
+            return  # code, in which the path of its file is; or a model
+        if str(kind).endswith("DTypePolicy"):
+            value = value["name"]
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _NAMES and (key != _RATE or isinstance(inner, Mapping)):
+                yield from _list_values(inner, f"{path}.{key}" if path else str(key))
+    elif (plain := _read_plain(value)) is not None:
+        yield path, plain
+    elif isinstance(value, (list, tuple)):
+        for place, inner in enumerate(value):
+            yield from _list_values(inner, f"{path}.{place}" if path else str(place))
+
+
+def _read_config(part: Any) -> Mapping[str, Any]:
+    # A user's own may not be written, and Keras warns of lambda functions.
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Keras's losses leave out what they give to their functions.
+        return {**getattr(part, "_fn_kwargs", {}), **part.get_config()}
+    return {}
+
+
+def _read_plain(value: Any) -> Any:
+    """Returns a number, a text or a list of these; None for anything else, and for paths."""
+    number = _read_number(value)
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    if number is not None or not texts or not all(isinstance(text, str) for text in texts):
+        return number
+    if any(character in text for text in texts for character in "/\\"):
+        return None
+    read = [_NUMBERED.sub("", text) for text in texts]
+    if sum(map(len, read)) > _MOST_CHARACTERS:
+        digest = hashlib.blake2b(json.dumps(read).encode(), digest_size=6).hexdigest()
+        return f"{read[0][:20]}... of {len(read)} texts with the digest {digest}"
+    return read[0] if value is texts[0] else read
 
 
 def _read_value(value: Any) -> Any:
