@@ -182,6 +182,7 @@ PRIVATE_ATTRIBUTES = {
         *("_cluster_resolver", "_num_ps", "_num_workers", "_variable_count"),
     ),
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("_autograph",),
+    "tensorflow.python.framework.ops": ("_get_function",),
     "tensorflow.python.ops.handle_data_util": ("_handle_data",),
     "tfdist.internals.CollectiveAllReduce": ("_launchers",),
     "tfdist.internals.CollectiveAllReduceExtended": (

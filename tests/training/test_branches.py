@@ -61,6 +61,45 @@ def _keep_lowest(state, x):
     return keras.ops.minimum(state, keras.ops.mean(x) - 0.75)
 
 
+def _choose_one(state, x):
+    index = tf.cast(tf.reduce_mean(x) > 0.75, tf.int32)
+    return tf.switch_case(index, [lambda: state, lambda: state + 1.0])
+
+
+def _count(state, x):
+    mean = tf.reduce_mean(x)
+    return state + tf.while_loop(lambda n: n < mean, lambda n: [n + 0.4], [0.0])[0]
+
+
+def _branch_in_loop(state, x):
+    mean = tf.reduce_mean(x)
+    return tf.while_loop(
+        lambda n, _: n < 2, lambda n, s: [n + 1, s + tf.maximum(mean, 0.75)], [0, state]
+    )[1]
+
+
+def _branch_in_function(state, x):
+    limit = tf.function(lambda mean: tf.maximum(mean, 0.75))
+    return state + limit(tf.reduce_mean(x))
+
+
+def _branch_in_branch(state, x):
+    mean = tf.reduce_mean(x)
+    return tf.cond(state < 9.0, lambda: state + tf.maximum(mean, 0.75), lambda: state)
+
+
+def _truncate(state, x):
+    return state + tf.cast(tf.cast(2.0 * tf.reduce_mean(x[:, 0]), tf.int32), tf.float32) ** 2
+
+
+def _scale_all(state, x):
+    return state + tf.reduce_mean(x * tf.where(tf.reduce_mean(x) > 0.75, 2.0, 1.0))
+
+
+def _take_largest(state, x):
+    return state + tf.reduce_max(tf.stack([tf.reduce_mean(x), 0.75]))
+
+
 @pytest.mark.parametrize(
     ("adapt", "operation"),
     [
@@ -68,12 +107,31 @@ def _keep_lowest(state, x):
         (_choose, "SelectV2"),
         (_take_branch, "If|StatelessIf"),
         (_keep_lowest, "Minimum"),
+        (_choose_one, "Case|StatelessCase"),
+        (_count, "While|StatelessWhile"),
+        (_branch_in_loop, "Maximum"),
+        (_branch_in_function, "Maximum"),
+        (_branch_in_branch, "Maximum"),
+        (_truncate, "Cast"),
+        (_scale_all, "SelectV2"),
+        (_take_largest, "Max"),
     ],
 )
 def test_a_branch_that_the_first_batch_does_not_show_is_refused(adapt, operation):
     with pytest.raises(TfdistError, match=f"state is what ({operation}) makes of a"):
         _train(adapt)
     assert _train(adapt, check="off") != _train(adapt, "one_device")
+
+
+def _loop_until_the_longest_has_ended(state, x):
+    longest = tf.cast(tf.reduce_max(3.0 * x), tf.int32)
+
+    def add(n, total):
+        is_in = tf.cast(n, tf.float32) < 3.0 * x
+        return [n + 1, total + tf.where(is_in, 1.0, 0.0)]
+
+    _, total = tf.while_loop(lambda n, _: n < longest, add, [0, tf.zeros_like(x)])
+    return state + tf.reduce_mean(total)
 
 
 def _reduce_first(state, x):
@@ -90,8 +148,16 @@ def _reduce_first(state, x):
         lambda state, x: state + tf.reduce_sum(x) / tf.cast(tf.maximum(tf.size(x), 1), x.dtype),
         lambda state, x: tf.cond(state < 9.0, lambda: state + tf.reduce_mean(x), lambda: state),
         _reduce_first,
+        _loop_until_the_longest_has_ended,
     ],
-    ids=["of each example", "of no example", "of sizes", "of a state", "of all replicas"],
+    ids=[
+        "of each example",
+        "of no example",
+        "of sizes",
+        "of a state",
+        "of all replicas",
+        "longest",
+    ],
 )
 def test_other_branches_are_equal_to_one_device(adapt):
     assert _train(adapt) == pytest.approx(_train(adapt, "one_device"), abs=1e-6)
@@ -119,6 +185,88 @@ def test_a_loss_with_a_branch_is_refused_by_what_shows_first(level, text):
     trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
     with pytest.raises(TfdistError, match=text):
         trainer.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+
+
+class Limits(keras.Model):
+    """Evaluates and predicts with numbers of a batch that has a limit."""
+
+    def __init__(self, *args, part="", **kwargs):
+        super().__init__(*args, **kwargs)
+        self.part, self.score = part, keras.metrics.Mean(name="score")
+
+    def test_step(self, data):
+        x, _ = data
+        limited = tf.maximum(tf.reduce_mean(x), 0.75)
+        if self.part == "log":
+            return {"limited": limited}
+        if self.part == "metric":
+            self.score.update_state(limited)
+            return {"limited": self.score.result()}
+        if self.part == "rows":
+            self.score.update_state(x[:, 0] * limited)
+            return {"limited": self.score.result()}
+        return super().test_step(data)
+
+    def predict_step(self, data):
+        found = super().predict_step(data)
+        mean = tf.reduce_mean(data[0] if isinstance(data, tuple) else data)
+        return found * tf.maximum(mean, 0.75) if self.part == "outputs" else found
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("log", "the log 'limited' is what Maximum makes of a"),
+        ("metric", "the metric 'score' .Mean. is what Maximum"),
+        ("rows", "the metric 'score' .Mean. is what Maximum"),
+        ("outputs", "output 0 is what Maximum"),
+    ],
+)
+def test_an_evaluation_and_a_prediction_with_a_branch_are_refused(part, text):
+    def use(strategy, **options):
+        def build():
+            model = dense(cls=Limits)
+            model.part = part
+            return model
+
+        trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES[strategy](), **options)
+        if part == "outputs":
+            return trainer.predict(X, batch_size=16)
+        return trainer.evaluate(X, Y, batch_size=16, verbose=0, return_dict=True)["limited"]
+
+    with pytest.raises(TfdistError, match=text):
+        use("mirrored-2")
+    assert not np.allclose(use("mirrored-2", check="off"), use("one_device"))
+
+
+def test_an_evaluated_loss_with_a_branch_is_refused():
+    def build():
+        model = dense(cls=Floods)
+        model.level = 0.0
+        return model
+
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="the loss is what Abs makes of a"):
+        trainer.evaluate(X, Y, batch_size=16, verbose=0)
+
+
+class Adds(keras.Model):
+    """Adds a number of the batch that has a limit to the loss."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred) + tf.maximum(tf.reduce_mean(x), 0.75)
+
+
+def test_micro_batches_of_a_loss_with_a_branch_are_refused():
+    def train(**options):
+        strategy = zoo.STRATEGIES["one_device"]()
+        trainer = zoo.make_trainer(lambda: dense(cls=Adds), strategy=strategy, **options)
+        fit = {"epochs": 1, "batch_size": 16, "shuffle": False, "verbose": 0}
+        return trainer.fit(X, Y, **fit).history["loss"]
+
+    with pytest.raises(TfdistError, match="the loss is what Maximum makes of a micro-batch's own"):
+        train(micro_batches=2)
+    assert not np.allclose(train(micro_batches=2, check="off"), train(), rtol=1e-3)
 
 
 def test_a_loss_with_branches_for_each_example_is_divided():

@@ -284,7 +284,8 @@ class Guard:
             spec = keras.tree.map_structure(_hide_rows, self._batch)
             bounds = self._to_bounds(self._parts)
             with self._explaining():
-                functions, scales = dict.fromkeys((run, run_whole)), tf.constant(False)
+                # The divided one is the last, as `steps` knows what the last trace has.
+                functions, scales = dict.fromkeys((run_whole, run)), tf.constant(False)
                 graphs = [f.get_concrete_function(spec, bounds, scales).graph for f in functions]
             nodes = [node for graph in graphs for node in list_operations(graph)]
             check_draws(nodes, self._model)
@@ -380,9 +381,10 @@ class Guard:
 
     def _refuse_branches(self) -> TfdistError:
         name, operation = next(iter(self._steps.branches.items()))
+        part = "replica" if self._strategy.num_replicas_in_sync > 1 else "micro-batch"
         return TfdistError(
             f"Cannot divide a batch {self._describe()}: {name} is what {operation} makes of a "
-            "replica's own mean, which may be on another side of a limit than that of the batch. "
+            f"{part}'s own mean, which may be on another side of a limit than that of the batch. "
             'Train on one device, or give check="off" to train anyway.'
         )
 

@@ -9,7 +9,7 @@ that a function with a kink or a jump takes.
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,17 +17,32 @@ import tensorflow as tf
 from tfdist.replacing import find_function, replaced
 
 _BRANCHES = {
-    *("Abs", "ArgMax", "ArgMin", "Ceil", "ClipByValue", "Floor", "Maximum", "Minimum"),
+    *("Abs", "ArgMax", "ArgMin", "Bucketize", "Ceil", "ClipByValue", "Elu", "Floor", "FloorDiv"),
+    *("FloorMod", "LeakyRelu", "Max", "Maximum", "Min", "Minimum", "Mod", "TopKV2"),
     *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"),
-    *("Relu", "Relu6", "Rint", "Round", "Sign"),
+    *("Relu", "Relu6", "Rint", "Round", "Selu", "Sign"),
 }
-_CONDITIONAL = {"If", "Select", "SelectV2", "StatelessIf"}  # by their first input
+_SELECTIONS = {"Select", "SelectV2"}  # by their first input
+# Operations that run functions, and the attributes that name these.
+_CONDITIONAL = {
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+}
+_LOOPS = dict.fromkeys(("While", "StatelessWhile"), ("cond", "body"))
+_CALLS = dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",))
+_FUNCTIONS = _CONDITIONAL | _LOOPS | _CALLS
 # They tell sizes, which parts of different sizes show, and whether something went wrong.
 _HARMLESS = {"IsFinite", "IsInf", "IsNan", "OnesLike", "Rank", "Shape", "Size", "ZerosLike"}
 
+# Whether a tensor depends on the replica's examples: not, only on extremes of them, or otherwise.
+# A loop may run until the longest example has ended, which changes no other one.
+_NOT, _BY_EXTREMES, _OTHERWISE = range(3)
+_EXTREMES = {"All", "Any", "Max", "Min"}
+_Found = tuple[int, str]  # that, and the type of the last branch; no text if there is none
+
 
 class Branches:
-    """The variables and losses of one trace that depend on a branch.
+    """The variables, losses and results of one trace that depend on a branch.
 
     Attributes:
       found: what depends on it -> type of the operation.
@@ -35,58 +50,154 @@ class Branches:
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
-        self._common: dict[int, tf.Tensor] = {}  # equal on all replicas, by id
+        self._search: _Search | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Remembers what replicas reduce. Opened around all replicas."""
-        self.found, self._common = {}, {}
+        self.found = {}
+        common: dict[int, _Found] = {}
+        self._search = search = _Search(common)
         original = find_function(tf.distribute.ReplicaContext, "all_reduce")
 
         @functools.wraps(original)
         def all_reduce(*args: Any, **kwargs: Any) -> Any:
             reduced = original(*args, **kwargs)
             tensors = [each for each in tf.nest.flatten(reduced) if isinstance(each, tf.Tensor)]
-            self._common |= {id(each): each for each in tensors}
+            search.hold(tensors)
+            common.update((id(each), (_NOT, "")) for each in tensors)
             return reduced
 
-        with replaced(tf.distribute.ReplicaContext, "all_reduce", all_reduce):
-            yield
+        try:
+            with replaced(tf.distribute.ReplicaContext, "all_reduce", all_reduce):
+                yield
+        finally:
+            self._search = None  # which holds the graph
 
     def look(self, name: str, value: tf.Tensor) -> None:
         """Looks at a value of a replica, unless it runs eagerly."""
-        if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
-            branch = self._find_branch(value)
+        if self._search and isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
+            _, branch = self._search.look_behind(value)
             if branch:
                 self.found.setdefault(name, branch)
 
-    def _find_branch(self, value: tf.Tensor) -> str:
-        """Returns the type of the last branch of the replica's own numbers, or nothing."""
-        depends: dict[int, bool] = {}  # whether a tensor depends on the replica's examples
-        branches: list[str] = []
+
+class _Search:
+    """Finds what the tensors of a graph depend on.
+
+    Args:
+      known: by the ids of tensors, what was found before; nothing behind them is looked at.
+    """
+
+    def __init__(self, known: Mapping[int, _Found]):
+        self._known = known
+        self._found: dict[int, _Found] = {}
+        self._inside: dict[int, Sequence[_Found]] = {}  # the outputs of operations, by their ids
+        self._held: list[tf.Tensor] = []
+
+    def hold(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Keeps tensors, so that no other one gets the id of one of them."""
+        self._held.extend(tensors)
+
+    def look_behind(self, value: tf.Tensor) -> _Found:
+        """Returns what was found for a tensor."""
         stack = [(value, False)]
         while stack:
             tensor, has_inputs = stack.pop()
-            if id(tensor) in depends and not has_inputs:
-                continue
-            op = tensor.op
             if has_inputs:
-                depends[id(tensor)] = any(depends[id(each)] for each in op.inputs)
-                is_by_condition = op.type in _CONDITIONAL and depends[id(op.inputs[0])]
-                if is_by_condition or (depends[id(tensor)] and op.type in _BRANCHES):
-                    branches.append(op.type)
-            elif id(tensor) in self._common or op.type in _HARMLESS or _is_of_one_example(op):
-                depends[id(tensor)] = False
-            elif not tensor.shape.is_fully_defined() and tensor.dtype != tf.resource:
-                depends[id(tensor)] = True
-            else:
-                depends[id(tensor)] = False  # until its inputs are known, in a loop
-                stack.append((tensor, True))
-                stack.extend((each, False) for each in op.inputs)
-        return branches[-1] if branches else ""
+                self._found[id(tensor)] = self._combine(tensor)
+            elif id(tensor) not in self._found:
+                self.hold([tensor])
+                # Nothing until its inputs are known, in a loop.
+                self._found[id(tensor)] = self._known.get(id(tensor), (_NOT, ""))
+                is_end = tensor.op.type in _HARMLESS or _is_of_one_example(tensor)
+                if not (id(tensor) in self._known or is_end):
+                    stack.append((tensor, True))
+                    stack.extend((each, False) for each in tensor.op.inputs)
+        return self._found[id(value)]
+
+    def _combine(self, tensor: tf.Tensor) -> _Found:
+        op = tensor.op
+        inputs = [self._found[id(each)] for each in op.inputs]
+        if op.type in _FUNCTIONS:
+            if id(op) not in self._inside:
+                self._inside[id(op)] = _look_inside(op, inputs)
+            depends, branch = self._inside[id(op)][tensor.value_index]
+        else:
+            depends, branch = _unite(inputs)
+            branch = op.type if _is_branch(op, inputs) else branch
+            if depends and op.type in _EXTREMES and not _is_number(op.inputs[0]):
+                depends = _BY_EXTREMES
+        if not _is_number(tensor) and tensor.dtype != tf.resource:
+            depends = _OTHERWISE
+        return depends, branch
 
 
-def _is_of_one_example(op: tf.Operation) -> bool:
-    """Returns whether an operation takes one example, which parts show, or a number repeated."""
-    is_slice = op.type == "StridedSlice"
-    return is_slice and not op.inputs[0].shape.is_fully_defined()
+def _unite(found: Sequence[_Found]) -> _Found:
+    branch = next((branch for _, branch in found if branch), "")
+    return max((depends for depends, _ in found), default=_NOT), branch
+
+
+def _is_number(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor has no examples, whose number is unknown."""
+    return bool(tensor.shape.is_fully_defined())
+
+
+def _is_branch(op: tf.Operation, inputs: Sequence[_Found]) -> bool:
+    """Returns whether an operation chooses by a number that depends on a replica's examples."""
+    chooses = [
+        bool(depends) and _is_number(each)
+        for each, (depends, _) in zip(op.inputs, inputs, strict=True)
+    ]
+    if op.type == "Cast":
+        return chooses[0] and op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+    return chooses[0] if op.type in _SELECTIONS else op.type in _BRANCHES and any(chooses)
+
+
+def _look_inside(op: tf.Operation, inputs: Sequence[_Found]) -> Sequence[_Found]:
+    """Returns what is found for the outputs of an operation that runs functions."""
+    graphs = [
+        _find_graph(op, function.name)
+        for name in _FUNCTIONS[op.type]
+        for function in tf.nest.flatten(op.get_attr(name))
+    ]
+    if op.type in _LOOPS:
+        condition, body = graphs
+        return _look_inside_loop(op, condition, body, inputs)
+    first = int(op.type in _CONDITIONAL)
+    found = [_call(graph, inputs[first:]) for graph in graphs]
+    outputs = [_unite(each) for each in zip(*found, strict=True)]
+    if first and inputs[0][0]:
+        return [(max(depends, inputs[0][0]), op.type) for depends, _ in outputs]
+    return outputs
+
+
+def _look_inside_loop(
+    op: tf.Operation, condition: Any, body: Any, inputs: Sequence[_Found]
+) -> Sequence[_Found]:
+    while True:
+        after = [_unite(each) for each in zip(inputs, _call(body, inputs), strict=True)]
+        if [depends for depends, _ in after] == [depends for depends, _ in inputs]:
+            break
+        inputs = after
+    depends, _ = _unite(_call(condition, after))
+    return [(_OTHERWISE, op.type)] * len(after) if depends == _OTHERWISE else after
+
+
+def _call(graph: Any, inputs: Sequence[_Found]) -> list[_Found]:
+    """Returns what is found for the outputs of a function, given its inputs."""
+    search = _Search({id(each): found for each, found in zip(graph.inputs, inputs, strict=True)})
+    return [search.look_behind(each) for each in graph.outputs]
+
+
+def _find_graph(op: tf.Operation, name: str) -> Any:
+    graph = op.graph
+    while graph._get_function(name) is None:
+        graph = graph.outer_graph
+    return graph._get_function(name).graph
+
+
+def _is_of_one_example(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is that of one example, which parts show, or a number repeated."""
+    op = tensor.op
+    return op.type == "StridedSlice" and _is_number(tensor) and not _is_number(op.inputs[0])

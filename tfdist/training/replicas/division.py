@@ -71,7 +71,7 @@ class Division:
     Attributes:
       draws: decides what random layers draw.
       num_sums: the sums over examples on all replicas, since `intercept` was opened.
-      branches: the branches that variables depend on, since then.
+      branches: the branches that variables, losses, metrics and results depend on.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Division:
           parts: the number of micro-batches, one of which these examples are.
         """
         whole = self._of_thread.part
-        self._of_thread.part = whole.narrow(count, parts)
+        self._of_thread.part, self._of_thread.is_narrow = whole.narrow(count, parts), True
         with self.draws.narrowed(first, count):
             yield
-        self._of_thread.part = whole
+        self._of_thread.part, self._of_thread.is_narrow = whole, False
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[tf.Tensor]]:
@@ -157,12 +157,15 @@ class Division:
         return [tf.cast(t, n.dtype) for t, n in zip(tf.unstack(total), found, strict=True)]
 
     @contextlib.contextmanager
-    def intercept(self, *, scales_sums: bool | tf.Tensor = False) -> Iterator[None]:
+    def intercept(
+        self, *, scales_sums: bool | tf.Tensor = False, finds_branches: bool = False
+    ) -> Iterator[None]:
         """Replaces Keras's functions. Must be opened once, around all replicas.
 
         Args:
           scales_sums: whether sums over examples are scaled; see `example_sums`. A boolean scalar
             decides it in each run of what is traced.
+          finds_branches: whether `branches` are looked for.
         """
         places: list[tuple[Any, str, Any]] = [
             (loss_module, "scale_loss_for_distribution", lambda value: value),
@@ -191,11 +194,12 @@ class Division:
         if self._batch_norm == "global":
             places += list_norm_replacements(lambda: self.part)
         self.num_sums, self._scales_sums = 0, scales_sums
-        places += list_sum_replacements(self._find_scale, self._look_at_loss)
+        places += list_sum_replacements(self._find_scale, functools.partial(self.look, "the loss"))
         with contextlib.ExitStack() as stack:
             for place in places:
                 stack.enter_context(replaced(*place))
-            stack.enter_context(self.branches.watching())
+            if finds_branches:
+                stack.enter_context(self.branches.watching())
             stack.enter_context(losses_by_thread(self._model))
             stack.enter_context(attributes_by_replica(self._model))
             stack.enter_context(penalties_of_global_batch(self._model, self._scale_penalty))
@@ -245,9 +249,11 @@ class Division:
         offset = tf.where(value == first, zeros, value - first)
         return first + context.all_reduce(SUM, offset * tf.cast(part.weight, value.dtype))
 
-    def _look_at_loss(self, loss: tf.Tensor) -> None:
-        if self.part is not None and self._replicas > 1 and not self._gather_outputs:
-            self.branches.look("the loss", loss)
+    def look(self, name: str, value: Any) -> None:
+        """Looks for branches in the value of a part of the batch, which are averaged over all."""
+        has_parts = self._replicas > 1 or getattr(self._of_thread, "is_narrow", False)
+        if self.part is not None and has_parts and not self._gather_outputs:
+            self.branches.look(name, value)
 
     def is_counted(self) -> tf.Tensor:
         """Returns whether this replica counts: if all have the same examples, the first does."""

@@ -271,6 +271,7 @@ class ReplicaMetrics:
                 plan[name] = metric, index
                 continue
             plan[name] = len(values)
+            self._division.look(f"the log {name!r}", leaf)
             values.append(tf.reduce_mean(tf.cast(leaf, tf.float64)))
         if not values:
             return []
@@ -285,6 +286,10 @@ class ReplicaMetrics:
                 return original(metric, *args, **kwargs)
             if id(metric) not in self._find_own():
                 self._seen[id(metric)] = metric
+            is_loss = metric is getattr(self._model, "_loss_tracker", None)
+            name = "the loss" if is_loss else f"the metric {describe_metric(metric)}"
+            for leaf in keras.tree.flatten((args, kwargs)):
+                self._division.look(name, leaf)
             self._inside.add(context)
             try:
                 update = self._update_sum if is_sum(metric) else self._update_whole

@@ -249,7 +249,7 @@ class Steps:
 
     @property
     def branches(self) -> dict[str, str]:
-        """What the last trace takes from a branch of a replica's own mean: name -> operation."""
+        """What the last trace takes from a branch of a replica's own numbers: name -> operation."""
         return self._division.branches.found
 
     def scales_sums(self, kind: str) -> bool:
@@ -287,10 +287,12 @@ class Steps:
                 leaves = keras.tree.flatten(self._model.predict_step(hide_rows(data)))
                 leaves = [summarize_rows(t) if is_composite(t) else t for t in leaves]
                 dense = [t for t in leaves if t is not None and t.dtype != tf.string]
+                for place, leaf in enumerate(dense):
+                    self._division.look(f"output {place}", leaf)
                 return [self._division.gather(_to_real(t)) for t in dense]
 
         drawing = self._division.draws.intercept() if draws_rows else contextlib.nullcontext()
-        with self._with_placement(), drawing:
+        with self._with_placement(), drawing, self._division.branches.watching():
             found = self._strategy.run(predict, args=(data, bounds))
         local = self._strategy.experimental_local_results
         return {f"output {place}": local(leaf)[0] for place, leaf in enumerate(found)}, []
@@ -405,7 +407,9 @@ class Steps:
         with contextlib.ExitStack() as stack:
             stack.enter_context(aggregating(self._division.agree, self._model))
             scales = self._scales_sums[kind] if scales_sums is None else scales_sums
-            stack.enter_context(self._division.intercept(scales_sums=scales))
+            for_guard = take is not None
+            dividing = self._division.intercept(scales_sums=scales, finds_branches=for_guard)
+            stack.enter_context(dividing)
             stack.enter_context(self.metrics.intercept())
             stack.enter_context(packing_known_shapes())
             stack.enter_context(self._with_placement())
