@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ from tfdist.training.workers.program import describe_call, describe_program
 
 _MEETINGS = ("fit", "evaluate", "predict")  # before each of these, workers compare their programs
 # In TensorFlow's coordination service.
-_ENDED, _IN_CALL, _ANSWER_MS = "tfdist/ended", "tfdist/in_call", 2000
+_ENDED, _FAILED, _IN_CALL = "tfdist/ended", "tfdist/failed", "tfdist/in_call"
+_ANSWER_MS, _ALIKE_MS = 2000, 5000  # workers fail at about the same step if they fail alike
 _SUM = "_tfdist_sum"  # of a strategy
 _MISMATCH = "Shape mismatch in the collective instance"
 # The errors that TensorFlow raises when a peer is lost.
@@ -256,7 +258,8 @@ def taking_part(
     last_words = _LastWords.of(workers.index)
     last_words.keep(None)
     try:
-        yield
+        with last_words.waking_others(workers.count):
+            yield
     except tf.errors.InvalidArgumentError as error:
         unlike = _explain_mismatch(error, workers, name)
         last_words.keep(_describe(unlike or error))
@@ -329,8 +332,11 @@ class _LastWords:
     """Tells the other workers how this process's program ends, unless it is killed."""
 
     def __init__(self, worker: int):
-        self._key = f"{_ENDED}/{worker}"
+        self._worker, self._key = worker, f"{_ENDED}/{worker}"
         self._reason: str | None = None
+        self._in_use = threading.Lock()
+        self._thread: int | None = None
+        self._calls = 0
 
     @classmethod
     @functools.cache
@@ -346,6 +352,53 @@ class _LastWords:
         """Makes the process tell before all else at its exit, which may forget the last error."""
         atexit.unregister(self._tell)
         atexit.register(self._tell)
+
+    @contextlib.contextmanager
+    def waking_others(self, count: int) -> Iterator[None]:
+        """Lets no other worker wait for ever if a method fails here alone, and the script goes on.
+
+        A second thread that would use the workers at the same time fails, too: its steps could meet
+        those of another thread elsewhere.
+        """
+        if self._thread == threading.get_ident():  # `fit` evaluates
+            yield
+            return
+        if not self._in_use.acquire(blocking=False):
+            reason = (
+                "Two threads train, evaluate or predict on several workers at the same time, and "
+                "their steps would get mixed. Let one begin when the other has ended."
+            )
+            self._abandon(reason)
+            raise TfdistError(reason)
+        self._thread = threading.get_ident()
+        self._calls += 1
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, _LOST_PEER) and not self._have_failed(count):
+                self._abandon(_describe(error))
+            raise
+        finally:
+            self._thread = None
+            self._in_use.release()
+
+    def _have_failed(self, count: int) -> bool:
+        """Returns whether all other workers fail in the same call, too, or soon do."""
+        keys = [f"{_FAILED}/{self._calls}/{worker}" for worker in range(count)]
+        service = context.context()
+        try:
+            service.set_config_key_value(keys[self._worker], "failed")
+            for key in keys:
+                service.get_config_key_value(key, _ALIKE_MS)
+        except tf.errors.OpError:
+            return False
+        return True
+
+    def _abandon(self, reason: str) -> None:
+        """Makes what the workers compute together fail for all of them, now and later."""
+        with contextlib.suppress(tf.errors.OpError):
+            context.context().set_config_key_value(self._key, f"ended {reason}")
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
     def _tell(self) -> None:
         error = getattr(sys, "last_value", None)
