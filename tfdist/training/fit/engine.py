@@ -433,7 +433,8 @@ class Engine:
         return check == "on" or (check == "auto" and is_guarded)
 
     def _check_trace(self, graph: tf.Graph) -> None:
-        is_jitted = self.model.jit_compile and self._steps.steps.is_divided
+        is_divided = self._traits.has_servers or self._steps.steps.is_divided
+        is_jitted = self.model.jit_compile and is_divided
         if self._must_check("train") or (is_jitted and self.options.check != "off"):
             check_draws(list_operations(graph), self.model, with_xla=is_jitted)
 

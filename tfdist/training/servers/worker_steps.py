@@ -1,6 +1,7 @@
 """The steps of workers with parameter servers: gradients, metrics and outputs."""
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ class WorkerSteps:
             weights = [values[id(variable)] for variable in self._trainable]
             olds = [(v, values[id(v)]) for v in self._others]
             with (
-                tf.distribute.ReplicaContext(self._strategy, 0),
+                _Alone(self._strategy, 0),
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 tf.GradientTape(persistent=True, watch_accessed_variables=False) as state_tape,
             ):
@@ -123,6 +124,7 @@ class WorkerSteps:
                 for v, gradient in zip(self._trainable, gradients, strict=True)
             ]
             _refuse_updates("train", scope, zip(self._trainable, weights, strict=True))
+            _refuse_untracked("train", scope, [*mapping, *_make_zeros(counted)])
             self.with_gradient[:] = [i for i, g in enumerate(gradients) if g is not None]
             # Slices of the same row are not added, as in Keras: an optimizer squares each one.
             clipped = clip_rows(
@@ -160,7 +162,7 @@ class WorkerSteps:
             batch = read(step, batch)
             weights = self._read_weights(seeds)
             with (
-                tf.distribute.ReplicaContext(self._strategy, 0),
+                _Alone(self._strategy, 0),
                 self._tables.looking_up(),
                 self._without_updates(weights, _make_zeros(counted)) as scope,
             ):
@@ -178,7 +180,7 @@ class WorkerSteps:
             batch = read(step, batch)
             weights = self._read_weights(seeds)
             with (
-                tf.distribute.ReplicaContext(self._strategy, 0),
+                _Alone(self._strategy, 0),
                 self._tables.looking_up(),
                 self._without_updates(weights),
             ):
@@ -208,6 +210,14 @@ class WorkerSteps:
         generated = {id(generator.state) for generator in self._generators}
         kept = [pair for pair in weights if id(pair[0]) not in generated]
         _refuse_updates("evaluate or predict", scope, kept)
+        _refuse_untracked("evaluate or predict", scope, [*weights, *others])
+
+
+class _Alone(tf.distribute.ReplicaContext):
+    """The context of a worker, which computes a whole batch, so that its sum is that of all."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return value
 
 
 def _refuse_updates(
@@ -220,6 +230,23 @@ def _refuse_updates(
                 f"Cannot {action} under ParameterServerStrategy: a layer assigns its own weight "
                 f"{variable.path}, which a worker cannot do. Use another strategy."
             )
+
+
+def _refuse_untracked(
+    action: str, scope: keras.StatelessScope, given: Iterable[tuple[keras.Variable, Any]]
+) -> None:
+    """Refuses a step that changes variables that are not the model's, as it would change nothing.
+
+    Those of a stateful recurrent layer are an example.
+    """
+    lost = scope.state_mapping.keys() - {id(variable) for variable, _ in given}
+    if lost:
+        paths = sorted(found.path for found in gc.get_objects() if id(found) in lost)
+        raise TfdistError(
+            f"Cannot {action} under ParameterServerStrategy: the variable {paths[0]} is assigned, "
+            "but is none of the model's, and a worker cannot change it. Add it to a layer with "
+            "add_weight, leave out stateful=True, or use another strategy."
+        )
 
 
 def _make_zeros(shards: Sequence[Shard]) -> Values:
