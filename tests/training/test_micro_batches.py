@@ -170,3 +170,17 @@ def test_refuses_more_parts_than_rows():
     dataset = tf.data.Dataset.from_tensor_slices(example.data).batch(5)
     with pytest.raises(TfdistError, match="batch of 2 examples into 3 micro-batches"):
         _fit(build, data=(dataset,))
+
+
+def test_sparse_examples_are_refused():
+    def build():
+        inputs = keras.Input((8,), sparse=True)
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    x = tf.sparse.from_dense(np.eye(8, dtype="float32"))
+    data = tf.data.Dataset.from_tensor_slices((x, np.ones((8, 1), "float32"))).batch(4)
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["one_device"](), micro_batches=2)
+    with pytest.raises(TfdistError, match=r"Cannot split sparse tensors.*tf.sparse.to_dense"):
+        trainer.fit(data)

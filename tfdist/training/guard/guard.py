@@ -41,6 +41,7 @@ from tfdist.training.inputs.data_errors import describe_value
 from tfdist.training.kinds.synchronous import to_numbers
 from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.step.steps import Steps
+from tfdist.training.workers.communication import LOST_PEER
 
 # So many examples per replica show the same as all of them.
 _ROWS = 8
@@ -337,7 +338,7 @@ class Guard:
         with explain_step_errors(self._model):
             try:
                 yield
-            except TfdistError:
+            except (TfdistError, *LOST_PEER):
                 raise
             except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
                 name = type(self._model).__name__

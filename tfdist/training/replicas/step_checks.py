@@ -207,7 +207,7 @@ def check_program(
     is_scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaling and _trains_apart(strategy, num_workers):
         raise TfdistError(
-            f"{name} does not support `precision=mixed_float16`: each worker would "
+            f"{name} does not support `precision=mixed_float16` or a loss scale: each worker would "
             "scale its loss independently. Use mixed_bfloat16 or float32."
         )
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.aliases import Batch, Nested
 from tfdist.data.graph_errors import assert_in_graph
+from tfdist.errors import TfdistError
 
 
 def sum_over_micro_batches(
@@ -69,7 +70,15 @@ def take_micro_batch(
 
     Args:
       batch: one replica's batch, any structure of [examples, ...] and None.
+
+    Raises:
+      TfdistError: the batch has sparse tensors, which have no slices.
     """
+    if any(isinstance(leaf, tf.SparseTensor) for leaf in keras.tree.flatten(batch)):
+        raise TfdistError(
+            "Cannot split sparse tensors into micro-batches. Convert them with tf.sparse.to_dense, "
+            "or leave out `micro_batches`."
+        )
     num_rows = _count_rows(batch)
     first = index * num_rows // micro_batches
     end = (index + 1) * num_rows // micro_batches

@@ -30,7 +30,7 @@ _ANSWER_MS, _ALIKE_MS = 2000, 5000  # workers fail at about the same step if the
 _SUM = "_tfdist_sum"  # of a strategy
 _MISMATCH = "Shape mismatch in the collective instance"
 # The errors that TensorFlow raises when a peer is lost.
-_LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class UnlikeWorkersError(TfdistError):
@@ -266,7 +266,7 @@ def taking_part(
         if unlike is None:
             raise
         raise unlike from error
-    except _LOST_PEER as error:
+    except LOST_PEER as error:
         last_words.keep("")  # the lost worker is to be named, not this one
         raise _explain_lost(error, workers, name, find_step) from error
     except Exception as error:
@@ -375,7 +375,7 @@ class _LastWords:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, _LOST_PEER) and not self._have_failed(count):
+            if not isinstance(error, LOST_PEER) and not self._have_failed(count):
                 self._abandon(_describe(error))
             raise
         finally:
