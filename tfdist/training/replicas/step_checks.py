@@ -199,7 +199,8 @@ def check_program(
             "compile(), and tf.config.run_functions_eagerly."
         )
     optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
-    if has_replicas and any(o.gradient_accumulation_steps for o in optimizers):
+    is_alone = not (has_replicas or options.changes_gradient or is_placed)
+    if not is_alone and any(o.gradient_accumulation_steps for o in optimizers):
         raise TfdistError(
             "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
             "tf.distribute. Leave it out, and give the trainer micro_batches."
