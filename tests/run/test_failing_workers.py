@@ -77,3 +77,15 @@ def test_threads_that_train_at_the_same_time_are_refused(tmp_path):
     assert done.returncode != 0
     assert "Two threads train, evaluate or predict on several workers" in done.stderr
     assert logs == [["trained 2"]] * 2
+
+
+def test_local_sgd_needs_a_trainer(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    command = [sys.executable, "-m", "tfdist.run", "--workers=2", "--strategy=local_sgd"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 2
+    assert "tfdist.run does not support --strategy=local_sgd" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -74,6 +74,12 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     cluster = processes.join_cluster(options)
     devices.configure_devices(options.strategy.virtual_devices)
     options = processes.resolve_strategy(options, cluster)
+    if options.strategy.select().traits.local_updates:
+        raise TfdistError(
+            f"tfdist.run does not support `strategy={options.strategy.select().name}`, whose "
+            "workers have another strategy to communicate. Give a tfdist.Trainer to the script, "
+            "or use multi_worker_mirrored."
+        )
     if options.strategy.select().traits.has_servers and cluster and not cluster.is_chief:
         open_pulse().show(SERVE)
         return run_server(cluster)
